@@ -1,0 +1,119 @@
+// The C interface: every call goes through `guarded`, which turns exceptions into a status and a message.
+#include "notes_ext.h"
+
+#include "notes_kv.h"
+
+#include <algorithm>
+#include <string>
+
+static thread_local std::string last_error;
+
+template<typename F>
+static int32_t guarded(F && f) {
+    try {
+        return f();
+    } catch (const notes_failure & e) {
+        last_error = e.what();
+        return e.status;
+    } catch (const std::exception & e) {
+        last_error = e.what();
+        return NOTES_E_DECODE;
+    } catch (...) {
+        last_error = "unknown error";
+        return NOTES_E_DECODE;
+    }
+}
+
+static int32_t null_argument() {
+    last_error = "a required pointer is null";
+    return NOTES_E_ARGUMENT;
+}
+
+int32_t notes_abi_version(void) {
+    return NOTES_ABI_VERSION;
+}
+
+const char * notes_upstream(void) {
+    return NOTES_UPSTREAM;
+}
+
+const char * notes_error(void) {
+    return last_error.c_str();
+}
+
+bool notes_supports(llama_context * ctx, notes_op op) {
+    if (!ctx) {
+        null_argument();
+        return false;
+    }
+    return guarded([&] {
+        const std::string why = notes_kv::refusal(*ctx, op);
+        if (!why.empty()) {
+            throw notes_failure(NOTES_E_UNSUPPORTED, why);
+        }
+        return NOTES_OK;
+    }) == NOTES_OK;
+}
+
+int32_t notes_layers(llama_context * ctx, notes_layer * out, int32_t n) {
+    if (!ctx || (!out && n > 0)) {
+        return null_argument();
+    }
+    return guarded([&] {
+        const auto layers = notes_kv(*ctx, NOTES_READ).layers();
+        std::copy_n(layers.begin(), std::min<size_t>(std::max(n, 0), layers.size()), out);
+        return (int32_t) layers.size();
+    });
+}
+
+int32_t notes_frequencies(llama_context * ctx, int32_t i, double * out, int32_t n) {
+    if (!ctx || (!out && n > 0)) {
+        return null_argument();
+    }
+    return guarded([&] {
+        const auto freq = notes_kv(*ctx, NOTES_READ).frequencies(i);
+        std::copy_n(freq.begin(), std::min<size_t>(std::max(n, 0), freq.size()), out);
+        return (int32_t) freq.size();
+    });
+}
+
+int32_t notes_splice(llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n,
+        const notes_rows * rows, int32_t n_layers, llama_pos base) {
+    if (!ctx || !tokens || !rows) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_kv(*ctx, NOTES_SPLICE).splice(seq, p0, tokens, n, rows, n_layers, base);
+        return NOTES_OK;
+    });
+}
+
+int32_t notes_read(llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n, notes_rows * rows, int32_t n_layers, llama_pos base) {
+    if (!ctx || !rows) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_kv(*ctx, NOTES_READ).read(seq, p0, n, rows, n_layers, base);
+        return NOTES_OK;
+    });
+}
+
+int32_t notes_rewrite(llama_context * ctx, llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output) {
+    if (!ctx || !positions || !tokens) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_kv(*ctx, NOTES_REWRITE).rewrite(seq, positions, tokens, n, output);
+        return NOTES_OK;
+    });
+}
+
+int32_t notes_append(llama_context * ctx, const llama_seq_id * seqs, const int32_t * n_tokens, int32_t n_seqs, const llama_token * tokens, notes_output output) {
+    if (!ctx || !seqs || !n_tokens || !tokens) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_kv::append(*ctx, seqs, n_tokens, n_seqs, tokens, output);
+        return NOTES_OK;
+    });
+}

@@ -1,0 +1,26 @@
+// notes_rows.h: the inner loops over K and V rows: turn, convert, transpose, and look for NaN on the way.
+#pragma once
+
+#include "notes_rope.h"
+
+#include "ggml.h"
+
+#include <cstddef>
+
+// A row of `n` elements of `type` (f16 or f32), consecutive rows `stride` bytes apart.
+struct notes_row_block {
+    ggml_type type;
+    char *    data;
+    size_t    stride;
+};
+
+// Copy `n_rows` rows of `n_embd` elements, turned, converting between f16 and f32. Returns false if an input element
+// is NaN or infinite (what was written until then is garbage). Blocks must not overlap.
+bool notes_rows_turn(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
+
+// The same without a turn.
+bool notes_rows_copy(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
+
+// Copy rows into columns: element j of row i goes to dst.data + j*dst.stride + i elements; and back.
+bool notes_rows_to_columns(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
+void notes_columns_to_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
