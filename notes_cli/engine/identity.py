@@ -1,0 +1,62 @@
+"""Identity: everything that decides whether a segment fits a context.
+
+Two identities are equal or they are not; where they differ, `differences` says in words what does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, fields
+
+
+# What people read stands beside what is compared: a renamed file is still the same model.
+COMPARED = ("architecture", "weights", "rope", "kv_type", "adapters")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Identity of a model as one context runs it. All strings, so that it is stored and compared as it is printed."""
+
+    model: str  # general.name of the GGUF, else its file name; for people
+    architecture: str
+    quantization: str  # e.g. "Q8_0"
+    weights: str  # sha256 of the whole GGUF file: weights and tokenizer
+    rope: str  # digest of the effective rotation: per layer its kind, frequencies and magnitude
+    rope_text: str  # the same for people, e.g. "neox base 10000 scale 1"
+    kv_type: str  # e.g. "f16/f16": K and V as the context keeps them
+    adapters: str  # digest of the adapters in use, "" without
+
+    @property
+    def key(self) -> str:
+        """Short digest of what is compared; names the file of a segment."""
+        parts = "\n".join(f"{name}={getattr(self, name)}" for name in COMPARED)
+        return hashlib.sha256(parts.encode()).hexdigest()[:12]
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, str]) -> Identity:
+        """Raise KeyError if a part is missing."""
+        return cls(**{field.name: str(data[field.name]) for field in fields(cls)})
+
+    def differences(self, other: Identity) -> list[str]:
+        """What of `other` (the context at hand) does not fit this segment, in words, the weightiest first."""
+        found = []
+        if self.architecture != other.architecture:
+            found.append(f"compiled for architecture {self.architecture}, this model is {other.architecture}")
+        elif self.weights != other.weights:
+            if self.model == other.model and self.quantization != other.quantization:
+                found.append(f"compiled with {self.model} {self.quantization}, this model is {other.quantization}")
+            else:
+                found.append(
+                    f"compiled with {self.model} {self.quantization} ({self.weights[:12]}), "
+                    f"this model is {other.model} {other.quantization} ({other.weights[:12]})"
+                )
+        elif self.rope != other.rope:
+            found.append(f"compiled with RoPE {self.rope_text}, this context uses {other.rope_text}")
+        if self.kv_type != other.kv_type:
+            found.append(f"compiled from a {self.kv_type} K/V cache, this context keeps {other.kv_type}")
+        if self.adapters != other.adapters:
+            found.append("compiled with other adapters (LoRA) than this context uses")
+        return found

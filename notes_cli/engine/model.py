@@ -1,0 +1,143 @@
+"""A GGUF model: weights, tokenizer and what its file says of itself. It knows nothing of contexts or skills."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from notes_cli.engine import native
+from notes_cli.engine.native import llama
+from notes_cli.engine.segment import Tokens
+from notes_cli.errors import ModelError
+
+# llama_ftype -> the name people know (llama.h, enum llama_ftype)
+_FILE_TYPES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
+    **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
+    **{19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL"},
+    **{26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
+    **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4"},
+}
+
+
+class Model:
+    """A loaded GGUF model. Contexts share it; close it after them (or use it as a context manager)."""
+
+    def __init__(self, path: Path, *, gpu_layers: int = -1, main_gpu: int = 0, mmap: bool = True) -> None:
+        """Load `path`. `gpu_layers`: layers to keep on the GPU, -1 for all that a GPU build can hold.
+
+        Raise ModelError if there is no such file, it is not a GGUF, or llama.cpp cannot load it.
+        """
+        self._handle: Any = None
+        self.path = path
+        _check_file(path)
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers if gpu_layers >= 0 else 0x7FFFFFFF
+        params.main_gpu = main_gpu
+        params.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
+        native.log_lines.clear()
+        self._handle = llama.llama_model_load_from_file(str(path).encode(), params)
+        if not self._handle:
+            reason = next((line for line in native.log_lines if "error" in line.lower()), "llama.cpp gives no reason")
+            raise ModelError(f"{path}: llama.cpp cannot load this model ({reason.strip()})")
+        self._vocab = llama.llama_model_get_vocab(self._handle)
+        self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
+        self.n_ctx_train = int(llama.llama_model_n_ctx_train(self._handle))
+        self.architecture = self.metadata("general.architecture") or "unknown"
+        self.name = self.metadata("general.name") or path.stem
+        file_type = int(llama.llama_model_ftype(self._handle)) & ~1024  # the bit says "guessed"
+        self.quantization = _FILE_TYPES.get(file_type, f"type {file_type}")
+
+    @property
+    def handle(self) -> Any:
+        if self._handle is None:
+            raise ModelError(f"{self.path}: this model is closed")
+        return self._handle
+
+    def close(self) -> None:
+        if self._handle is not None:
+            llama.llama_model_free(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def metadata(self, key: str) -> str | None:
+        """A metadata value of the GGUF as text; None if the file does not have it."""
+        size = llama.llama_model_meta_val_str(self.handle, key.encode(), None, 0)
+        if size < 0:
+            return None
+        buffer = ctypes.create_string_buffer(size + 1)
+        llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, size + 1)
+        return buffer.value.decode(errors="replace")
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the model's own chat template, None without one."""
+        source = llama.llama_model_chat_template(self.handle, None)
+        return source.decode(errors="replace") if source else None
+
+    def special_text(self, which: str) -> str:
+        """Text of the `bos` or `eos` token as a chat template wants it, "" if the model has none."""
+        token = {"bos": llama.llama_vocab_bos, "eos": llama.llama_vocab_eos}[which](self._vocab)
+        return self.piece(token, special=True).decode(errors="replace") if token >= 0 else ""
+
+    @property
+    def bos(self) -> int | None:
+        """The token that must open every prompt, None where the model wants none."""
+        return int(llama.llama_vocab_bos(self._vocab)) if llama.llama_vocab_get_add_bos(self._vocab) else None
+
+    def tokenize(self, text: str, *, special: bool = False) -> Tokens:
+        """Token ids of `text` alone: no BOS is added. `special`: parse control tokens such as <|im_end|> in it."""
+        data = text.encode()
+        if not data:
+            return np.zeros(0, np.int32)
+        # A text has at most one token a byte, plus what some tokenizers put before it.
+        buffer = (ctypes.c_int32 * (len(data) + 8))()
+        count = llama.llama_tokenize(self._vocab, data, len(data), buffer, len(buffer), False, special)
+        if count < 0:
+            raise ModelError(f"the tokenizer of {self.name} cannot encode this text ({len(data)} bytes)")
+        return np.array(buffer[:count], np.int32)
+
+    def tokenize_runs(self, runs: Iterable[tuple[str, bool]]) -> Tokens:
+        """Token ids of a text in runs, each tokenised apart: (text, whether control tokens in it are parsed)."""
+        parts = [self.tokenize(text, special=special) for text, special in runs]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes a token stands for; may be part of a UTF-8 character."""
+        buffer = ctypes.create_string_buffer(256)
+        size = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        if size < 0:
+            buffer = ctypes.create_string_buffer(-size)
+            size = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        return buffer.raw[:size]
+
+    def text(self, tokens: Iterable[int]) -> str:
+        return b"".join(self.piece(int(token)) for token in tokens).decode(errors="replace")
+
+    def ends(self, token: int) -> bool:
+        """Whether the token ends an answer (end of turn, end of text)."""
+        return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+
+def _check_file(path: Path) -> None:
+    """The mistakes that people make, before llama.cpp says something longer about them."""
+    if not path.exists():
+        raise ModelError(f"{path}: no such model. Name a GGUF file with -m or NOTES_MODEL")
+    if path.is_dir():
+        raise ModelError(f"{path}: is a folder. Name the GGUF file in it")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+    if magic != b"GGUF":
+        raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r}). Name a model in GGUF format")

@@ -1,0 +1,152 @@
+"""The patched llama.cpp: find it, load it before llama_cpp does, check that it is ours, and call its hooks.
+
+`llama` is the ctypes binding of llama-cpp-python over our library, `call` the hooks of native/notes_ext.h. Importing
+this module loads the library; a missing or foreign one is one EngineError that names the command to run.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import notes_cli
+from notes_cli.errors import EngineError, UnsupportedError
+
+ABI_VERSION = 1
+_MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
+
+OK, E_UNSUPPORTED = 0, -2
+OPERATIONS = {"splice": 0, "rewrite": 1, "append": 2, "read": 3}
+OUTPUT_NONE, OUTPUT_LAST, OUTPUT_ALL = 0, 1, 2
+
+
+class Layer(ctypes.Structure):
+    """struct notes_layer: shape, type and rotation of one layer of the K/V cache."""
+
+    _fields_ = [
+        ("layer", ctypes.c_int32),
+        ("n_embd_k", ctypes.c_int32),
+        ("n_embd_v", ctypes.c_int32),
+        ("type_k", ctypes.c_int32),
+        ("type_v", ctypes.c_int32),
+        ("rope", ctypes.c_int32),
+        ("n_rot", ctypes.c_int32),
+        ("freq_base", ctypes.c_float),
+        ("freq_scale", ctypes.c_float),
+        ("magnitude", ctypes.c_float),
+    ]
+
+
+class Rows(ctypes.Structure):
+    """struct notes_rows: K and V rows of one layer."""
+
+    _fields_ = [("type", ctypes.c_int32), ("k", ctypes.c_void_p), ("v", ctypes.c_void_p)]
+
+
+def library_folder() -> Path:
+    """The folder of our libllama. An editable install keeps it beside the source tree, so every package path counts."""
+    for root in notes_cli.__path__:
+        folder = Path(root) / "lib"
+        if any(folder.glob("*llama.*")):
+            return folder
+    raise EngineError(f"the native library of notes is missing. {_MEND}")
+
+
+def _load() -> tuple[Any, ctypes.CDLL]:
+    if "llama_cpp" not in sys.modules:
+        os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(library_folder()))
+    try:
+        package = importlib.import_module("llama_cpp")
+        binding = importlib.import_module("llama_cpp.llama_cpp")
+    except (OSError, RuntimeError, ImportError) as error:
+        raise EngineError(f"llama.cpp does not load: {error}. {_MEND}") from error
+    library: ctypes.CDLL = binding._lib
+    if not hasattr(library, "notes_abi_version"):
+        raise EngineError(
+            f"llama_cpp runs on {library._name}, which has no notes hooks (LLAMA_CPP_LIB_PATH, or llama_cpp was "
+            "imported before notes). Unset it, import notes first"
+        )
+    library.notes_upstream.restype = ctypes.c_char_p
+    abi, upstream = library.notes_abi_version(), library.notes_upstream().decode()
+    if abi != ABI_VERSION:
+        raise EngineError(f"the native library has interface {abi}, this notes needs {ABI_VERSION}. {_MEND}")
+    if upstream != package.__version__:
+        raise EngineError(
+            f"the native library is built from llama-cpp-python {upstream}, but {package.__version__} is installed. "
+            f"Run: pip install llama-cpp-python=={upstream}"
+        )
+    return binding, library
+
+
+llama, _library = _load()
+LIBRARY_PATH = Path(_library._name)
+UPSTREAM: str = _library.notes_upstream().decode()
+
+_int32_p = ctypes.POINTER(ctypes.c_int32)
+_signatures: dict[str, list[Any]] = {
+    "notes_supports": [ctypes.c_void_p, ctypes.c_int],
+    "notes_layers": [ctypes.c_void_p, ctypes.POINTER(Layer), ctypes.c_int32],
+    "notes_frequencies": [ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_double), ctypes.c_int32],
+    "notes_splice": [
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32),
+        *(ctypes.POINTER(Rows), ctypes.c_int32, ctypes.c_int32),
+    ],
+    "notes_read": [
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
+        *(ctypes.POINTER(Rows), ctypes.c_int32, ctypes.c_int32),
+    ],
+    "notes_rewrite": [ctypes.c_void_p, ctypes.c_int32, _int32_p, _int32_p, ctypes.c_int32, ctypes.c_int],
+    "notes_append": [ctypes.c_void_p, _int32_p, _int32_p, ctypes.c_int32, _int32_p, ctypes.c_int],
+}
+for _name, _types in _signatures.items():
+    _function = getattr(_library, _name)
+    _function.argtypes = _types
+    _function.restype = ctypes.c_bool if _name == "notes_supports" else ctypes.c_int32
+_library.notes_error.restype = ctypes.c_char_p
+
+
+def last_error() -> str:
+    """The sentence of the hook that failed last in this thread."""
+    return str(_library.notes_error().decode(errors="replace"))
+
+
+def call(name: str, *arguments: Any) -> int:
+    """Call a hook that returns a status or a count; raise what it says when it fails."""
+    result = int(getattr(_library, name)(*arguments))
+    if result == E_UNSUPPORTED:
+        raise UnsupportedError(last_error())
+    if result < OK:
+        raise EngineError(last_error())
+    return result
+
+
+def supports(context: Any, operation: str) -> str | None:
+    """None if the context can do the operation (`splice`, `rewrite`, `append`, `read`), else the reason it cannot."""
+    return None if _library.notes_supports(context, OPERATIONS[operation]) else last_error()
+
+
+# llama.cpp talks a lot. The last lines are kept for error messages; `set_verbose` lets them through to stderr.
+log_lines: collections.deque[str] = collections.deque(maxlen=50)
+_verbose = False
+
+
+@llama.llama_log_callback  # type: ignore[untyped-decorator]
+def _log(level: int, text: bytes, _data: object) -> None:
+    line = text.decode(errors="replace")
+    if _verbose:
+        sys.stderr.write(line)
+    if line.strip(" .\n"):
+        log_lines.append(line.rstrip())
+
+
+llama.llama_log_set(_log, ctypes.c_void_p(0))
+
+
+def set_verbose(on: bool) -> None:
+    global _verbose
+    _verbose = on

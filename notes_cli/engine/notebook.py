@@ -1,0 +1,169 @@
+"""A notebook: one sequence in a context, an ordered list of pieces with their tokens, positions and K/V.
+
+Pieces are text that is decoded, segments that are spliced in, errata and answers. Decoding waits until it is needed
+(a splice, or logits), so that neighbouring pieces share one pass over the weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notes_cli.engine.context import Context
+from notes_cli.engine.sampler import Sampler
+from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.errors import EngineError
+
+How = Literal["decoded", "spliced", "seam"]
+Progress = Callable[[int, int], None]  # tokens done, tokens in all
+
+# Tokens decoded between two looks at the keyboard and the progress bar.
+_STRIDE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An entry of the notebook: `tokens` tokens from `position` on, and how their rows came about."""
+
+    kind: str  # text, splice, erratum, question, answer
+    name: str
+    position: int
+    tokens: int
+    how: How
+    why: str = ""
+
+
+class Notebook:
+    """One sequence of a context. Positions are 0, 1, ..., in the order of the pieces."""
+
+    def __init__(self, context: Context, sequence: int = 0) -> None:
+        self.context = context
+        self.sequence = sequence
+        self.pieces: list[Piece] = []
+        self.seconds = {"splice": 0.0, "decode": 0.0}
+        self._tokens: list[int] = []
+        self._done = 0  # tokens that have rows; the rest waits to be decoded
+        self._logits: NDArray[np.float32] | None = None
+
+    @property
+    def tokens(self) -> Tokens:
+        return np.array(self._tokens, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def append(self, tokens: Iterable[int], kind: str = "text", name: str = "", how: How = "decoded", why: str = "") -> None:
+        """Add tokens at the end."""
+        new = [int(token) for token in tokens]
+        if not new:
+            return
+        self._check_room(len(new))
+        self.pieces.append(Piece(kind, name, len(self), len(new), how, why))
+        self._tokens += new
+        self._logits = None
+
+    def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True) -> None:
+        """Put a segment at the end: its first `seam` tokens are decoded anew, the rows of the rest are placed.
+
+        The caller has compared identities. `rotate=False` is the control that must go wrong.
+        """
+        seam = min(seam, len(segment))
+        self._check_room(len(segment))
+        if seam:
+            self.append(segment.tokens[:seam], "splice", segment.name, "seam", "recomputed: first tokens after another left context")
+        rest = len(segment) - seam
+        if not rest:
+            return
+        self.flush()
+        position = len(self)
+        layers = tuple(replace(rows, k=rows.k[seam:], v=rows.v[seam:]) for rows in segment.layers)
+        started = time.perf_counter()
+        self.context.splice(
+            self.sequence, position, segment.tokens[seam:], layers, segment.base + seam, rotate=rotate
+        )
+        self.seconds["splice"] += time.perf_counter() - started
+        moved = position - segment.base - seam
+        why = "reused as compiled" if moved == 0 else f"rotated by {moved:+d} positions"
+        self.pieces.append(Piece("splice", segment.name, position, rest, "spliced", why if rotate else "not rotated (control)"))
+        self._tokens += [int(token) for token in segment.tokens[seam:]]
+        self._done = len(self)
+        self._logits = None
+
+    def flush(self, progress: Progress | None = None) -> None:
+        """Decode what waits. Interrupted or failed, the notebook keeps what has been decoded and the rest waits on."""
+        first, total = self._done, len(self) - self._done
+        started = time.perf_counter()
+        try:
+            while self._done < len(self):
+                chunk = self._tokens[self._done : self._done + _STRIDE]
+                self.context.append({self.sequence: np.array(chunk, np.int32)})
+                self._done += len(chunk)
+                self._logits = self.context.logits() if self._done == len(self) else None
+                if progress:
+                    progress(self._done - first, total)
+        finally:
+            self.seconds["decode"] += time.perf_counter() - started
+
+    def rewrite(self, positions: list[int], tokens: Tokens) -> None:
+        """Replace tokens inside the notebook and recompute their rows, and only theirs, in place."""
+        self.flush()
+        self.context.rewrite(self.sequence, positions, tokens)
+        for position, token in zip(positions, tokens, strict=True):
+            self._tokens[position] = int(token)
+        self._logits = None
+
+    def truncate(self, length: int) -> None:
+        """Go back to the first `length` tokens."""
+        if not 0 <= length <= len(self):
+            raise EngineError(f"cannot go back to {length} tokens, the notebook has {len(self)}")
+        if length < self._done:
+            self.context.truncate(self.sequence, length)
+            self._done = length
+        del self._tokens[length:]
+        kept = [piece for piece in self.pieces if piece.position < length]
+        self.pieces = [replace(piece, tokens=min(piece.tokens, length - piece.position)) for piece in kept]
+        self._logits = None
+
+    def logits(self) -> NDArray[np.float32]:
+        """Logits after the last token, [n_vocab]. The last token must have been decoded, not spliced."""
+        self.flush()
+        if self._logits is None:
+            raise EngineError("a spliced row has no logits: append a token after it")
+        return self._logits
+
+    def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
+        """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token."""
+        self.logits()
+        start = len(self)
+        for _ in range(limit):
+            token = sampler.next(self.context)
+            if self.context.model.ends(token):
+                break
+            if len(self) == start:
+                self.append([token], "answer")
+            else:
+                self._check_room(1)
+                self._tokens.append(token)
+                self.pieces[-1] = replace(self.pieces[-1], tokens=len(self) - start)
+            yield token
+            self.flush()
+
+    def count(self, how: How) -> int:
+        """Tokens of all pieces that came about this way."""
+        return sum(piece.tokens for piece in self.pieces if piece.how == how)
+
+    def _check_room(self, count: int) -> None:
+        if len(self) + count > self.context.n_ctx:
+            raise EngineError(
+                f"the context is too small: {len(self) + count} tokens do not fit {self.context.n_ctx}. "
+                f"Ask with -c {_next_size(len(self) + count)} or more"
+            )
+
+
+def _next_size(tokens: int) -> int:
+    return -(-(tokens + 256) // 1024) * 1024

@@ -1,0 +1,65 @@
+"""A segment: tokens with their K/V rows, independent of any context.
+
+Plain data between the rooms: the notebook reads and places it, the library keeps it on disk. It knows neither
+llama.cpp nor files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notes_cli.engine.identity import Identity
+
+Tokens = NDArray[np.int32]
+Rows = NDArray[np.float16] | NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """K and V rows of one model layer, one row a token: `k` is [n_tokens, n_embd_k], `v` is [n_tokens, n_embd_v]."""
+
+    layer: int
+    k: Rows
+    v: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpan:
+    """Where a field's value stands in a segment: characters [start, end) of the text, tokens [first, last)."""
+
+    name: str
+    value: str
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A compiled skill.
+
+    The K rows are rotated to positions base, base+1, ...: `base` is where the skill stood when it was compiled, so a
+    splice at position p rotates once, by p - base, and copies bit for bit where the two agree.
+    """
+
+    name: str
+    description: str
+    text: str
+    tokens: Tokens
+    base: int
+    context: Tokens  # the tokens that stood before the skill when it was compiled: its left context
+    fields: tuple[FieldSpan, ...]
+    identity: Identity
+    layers: tuple[LayerRows, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all K and V rows."""
+        return sum(rows.k.nbytes + rows.v.nbytes for rows in self.layers)

@@ -1,0 +1,25 @@
+"""The errors of notes: each message says what, which value and what to do, in one line. The CLI prints it and exits 1."""
+
+
+class NotesError(Exception):
+    """Base of everything that notes raises on purpose."""
+
+
+class SkillError(NotesError):
+    """A skill text that cannot be read: missing, empty, broken front matter, a field that is not there."""
+
+
+class SegmentError(NotesError):
+    """A compiled segment that must not be used: damaged, of another format, or of another model."""
+
+
+class ModelError(NotesError):
+    """A model that cannot be loaded or asked."""
+
+
+class EngineError(NotesError):
+    """The engine refused or failed; the notebook is as it was before the call."""
+
+
+class UnsupportedError(EngineError):
+    """This model or context cannot do the operation; the message holds the reason."""

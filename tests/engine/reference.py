@@ -1,0 +1,47 @@
+"""The same results by other means: stock llama.cpp calls alone, none of our hooks.
+
+What the hooks do is compared with these: decoding at a position that stock llama.cpp allows (an empty sequence may start
+anywhere), and an in-place edit by parking the tail of a sequence under an unused sequence id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from notes_cli.engine.context import Context
+from notes_cli.engine.native import llama
+
+
+def nmse(found: np.ndarray, expected: np.ndarray) -> float:
+    """Normalised mean squared error."""
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+def decode(context: Context, tokens: Sequence[int], position: int, sequence: int = 0) -> np.ndarray:
+    """Stock llama_decode of tokens at a position; logits of the last one."""
+    batch = llama.llama_batch_init(len(tokens), 0, 1)
+    try:
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = int(token), position + i
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = i == len(tokens) - 1
+        batch.n_tokens = len(tokens)
+        assert llama.llama_decode(context.handle, batch) == 0
+    finally:
+        llama.llama_batch_free(batch)
+    return context.logits()
+
+
+def edit_in_place(context: Context, edits: dict[int, int]) -> None:
+    """Recompute single tokens of sequence 0, ascending, by parking what follows each of them (one-stream caches)."""
+    parked = 200  # any id at or above n_seq_max works for metadata in a one-stream cache
+    memory = llama.llama_get_memory(context.handle)
+    for position, token in sorted(edits.items()):
+        llama.llama_memory_seq_cp(memory, 0, parked, position, -1)
+        llama.llama_memory_seq_rm(memory, 0, position, -1)
+        decode(context, [token], position)
+        llama.llama_memory_seq_cp(memory, parked, 0, position + 1, -1)
+        llama.llama_memory_seq_rm(memory, parked, -1, -1)
