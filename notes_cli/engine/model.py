@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,11 @@ class Model:
 
     def text(self, tokens: Iterable[int]) -> str:
         return b"".join(self.piece(int(token)) for token in tokens).decode(errors="replace")
+
+    @cached_property
+    def end_tokens(self) -> list[int]:
+        """All tokens that end an answer."""
+        return [token for token in range(self.n_vocab) if self.ends(token)]
 
     def ends(self, token: int) -> bool:
         """Whether the token ends an answer (end of turn, end of text)."""

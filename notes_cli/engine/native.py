@@ -130,6 +130,23 @@ def supports(context: Any, operation: str) -> str | None:
     return None if _library.notes_supports(context, OPERATIONS[operation]) else last_error()
 
 
+def devices() -> list[str]:
+    """The backends' devices, as "name: description (free of total MiB)"."""
+    base = ctypes.CDLL(str(next(LIBRARY_PATH.parent.glob("*ggml-base.*"))))
+    base.ggml_backend_dev_name.restype = base.ggml_backend_dev_description.restype = ctypes.c_char_p
+    registry = ctypes.CDLL(str(next(path for path in LIBRARY_PATH.parent.iterdir() if path.stem in ("libggml", "ggml"))))
+    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
+    registry.ggml_backend_dev_get.argtypes, registry.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    found = []
+    for index in range(registry.ggml_backend_dev_count()):
+        device = ctypes.c_void_p(registry.ggml_backend_dev_get(index))
+        base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        name, description = (f(device).decode() for f in (base.ggml_backend_dev_name, base.ggml_backend_dev_description))
+        found.append(f"{name}: {description} ({free.value >> 20} of {total.value >> 20} MiB free)")
+    return found
+
+
 # llama.cpp talks a lot. The last lines are kept for error messages; `set_verbose` lets them through to stderr.
 log_lines: collections.deque[str] = collections.deque(maxlen=50)
 _verbose = False

@@ -7,7 +7,7 @@ Pieces are text that is decoded, segments that are spliced in, errata and answer
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -41,8 +41,10 @@ class Piece:
 class Notebook:
     """One sequence of a context. Positions are 0, 1, ..., in the order of the pieces."""
 
-    def __init__(self, context: Context, sequence: int = 0) -> None:
+    def __init__(self, context: Context, sequence: int = 0, *, dry: bool = False) -> None:
+        """`dry`: keep the ledger but compute nothing, to tell beforehand what would be done."""
         self.context = context
+        self.dry = dry
         self.sequence = sequence
         self.pieces: list[Piece] = []
         self.seconds = {"splice": 0.0, "decode": 0.0}
@@ -75,7 +77,7 @@ class Notebook:
         seam = min(seam, len(segment))
         self._check_room(len(segment))
         if seam:
-            self.append(segment.tokens[:seam], "splice", segment.name, "seam", "recomputed: first tokens after another left context")
+            self.append(segment.tokens[:seam], "splice", segment.name, "seam", "repaired: what stands before is not what it was compiled behind")
         rest = len(segment) - seam
         if not rest:
             return
@@ -83,12 +85,11 @@ class Notebook:
         position = len(self)
         layers = tuple(replace(rows, k=rows.k[seam:], v=rows.v[seam:]) for rows in segment.layers)
         started = time.perf_counter()
-        self.context.splice(
-            self.sequence, position, segment.tokens[seam:], layers, segment.base + seam, rotate=rotate
-        )
+        if not self.dry:
+            self.context.splice(self.sequence, position, segment.tokens[seam:], layers, segment.base + seam, rotate=rotate)
         self.seconds["splice"] += time.perf_counter() - started
         moved = position - segment.base - seam
-        why = "reused as compiled" if moved == 0 else f"rotated by {moved:+d} positions"
+        why = "reused where it was compiled" if moved == 0 else f"reused, keys rotated by {moved:+d} positions"
         self.pieces.append(Piece("splice", segment.name, position, rest, "spliced", why if rotate else "not rotated (control)"))
         self._tokens += [int(token) for token in segment.tokens[seam:]]
         self._done = len(self)
@@ -96,6 +97,8 @@ class Notebook:
 
     def flush(self, progress: Progress | None = None) -> None:
         """Decode what waits. Interrupted or failed, the notebook keeps what has been decoded and the rest waits on."""
+        if self.dry:
+            self._done = len(self)
         first, total = self._done, len(self) - self._done
         started = time.perf_counter()
         try:
@@ -135,6 +138,16 @@ class Notebook:
         if self._logits is None:
             raise EngineError("a spliced row has no logits: append a token after it")
         return self._logits
+
+    def lookahead(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits after each of these tokens if they came next, [len(tokens), n_vocab]; the notebook stays as it is."""
+        self.flush()
+        self._check_room(len(tokens))
+        self.context.append({self.sequence: np.array(tokens, np.int32)}, "all")
+        try:
+            return np.stack([self.context.logits(index) for index in range(len(tokens))])
+        finally:
+            self.context.truncate(self.sequence, len(self))
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token."""

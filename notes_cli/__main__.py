@@ -1,0 +1,5 @@
+"""`python -m notes_cli` is `notes`."""
+
+from notes_cli.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""The subcommands of `notes`, a module each: parse, call, print. No model logic."""

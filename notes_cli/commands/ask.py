@@ -1,0 +1,199 @@
+"""`notes ask`: the answer on stdout and nothing else there; what happened goes to stderr or into the JSON."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.options import model_options, open_workspace
+
+if TYPE_CHECKING:
+    from notes_cli.engine.decision import Decision
+    from notes_cli.engine.notebook import Notebook
+    from notes_cli.engine.sampler import SamplerOptions
+
+
+@click.command()
+@click.argument("question", required=False)
+@click.option("--splice", "splices", multiple=True, metavar="NAME", help="A compiled skill, a segment file, or a text. Repeatable.")
+@click.option("--erratum", "errata", multiple=True, metavar="FIELD=VALUE", help="A correction, or free text. Repeatable; the last one wins.")
+@click.option("-s", "--system", help="System text before the skills.")
+@click.option("--choices", help="Decide among these answers, separated by commas.")
+@click.option("-n", "--predict", "limit", type=click.IntRange(1), default=256, show_default=True, help="Tokens to answer with at most.")
+@click.option("--temp", type=click.FloatRange(0), default=0.0, show_default=True, help="Temperature, 0: always the likeliest token.")
+@click.option("--top-k", type=click.IntRange(0), default=40, show_default=True)
+@click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
+@click.option("--min-p", type=click.FloatRange(0, 1), default=0.05, show_default=True)
+@click.option("--repeat-penalty", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed for --temp above 0.  [default: drawn, and shown in the JSON]")
+@click.option("--seam", type=click.IntRange(0), help="Tokens to recompute where a skill stands behind another text than it was compiled behind.  [default: 1]")
+@click.option("--wording", help="How errata are worded (prompts/errata.yaml).")
+@click.option("--no-splice", is_flag=True, help="The same tokens by full prefill, for comparison.")
+@click.option("--explain", is_flag=True, help="Dry run: show each piece of the prompt, how it would be made, and why.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object: answer, probabilities, tokens, times (docs/json.md).")
+@click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
+@model_options
+def command(
+    question: str | None,
+    splices: tuple[str, ...],
+    errata: tuple[str, ...],
+    system: str | None,
+    choices: str | None,
+    limit: int,
+    temp: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repeat_penalty: float,
+    seed: int | None,
+    seam: int | None,
+    wording: str | None,
+    no_splice: bool,
+    explain: bool,
+    json_: bool,
+    no_stream: bool,
+    **model: Any,
+) -> None:
+    """Ask a question, with skills spliced in and errata appended.
+
+    Piped text comes before QUESTION. Skills stand inside the system message of the model's chat template, errata
+    after them.
+
+    \b
+    Examples:
+      notes ask "May I return this?" --splice returns
+      notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
+      echo "May I return this?" | notes ask --splice returns --choices accepted,refused --json
+    """
+    started = time.perf_counter()
+    asked = _question(question)
+    answers = [choice.strip() for choice in choices.split(",")] if choices is not None else None
+
+    from notes_cli.engine.decision import check_choices, decide
+    from notes_cli.engine.sampler import SamplerOptions
+    from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay, open_segments, parse_errata
+
+    if answers is not None:
+        check_choices(answers)
+    if seed is None:
+        seed = time.time_ns() & 0xFFFFFFFF
+    sampling = SamplerOptions(temp, top_k, top_p, min_p, repeat_penalty, seed)
+
+    with open_workspace(quiet=json_, **model) as workspace:
+        segments = open_segments(workspace, splices, output.say)
+        prompt = Prompt(asked, segments, parse_errata(errata, segments), system, wording)
+        _ = workspace.context
+        loaded = time.perf_counter()
+        notebook = lay(
+            workspace, prompt, seam=DEFAULT_SEAM if seam is None else seam, splice=not no_splice, dry=explain, room=limit
+        )
+        if explain:
+            _explain(notebook, json_)
+            return
+        tokens = _count(notebook)
+        with output.progress("reading the prompt", hidden=json_ or tokens["decoded"] < 512) as update:
+            notebook.flush(update)
+        read = time.perf_counter()
+
+        decision: Decision | None = None
+        if answers is not None:
+            decision = decide(notebook, answers)
+            answer, count, first = decision.choice, 0, time.perf_counter()
+            if not json_:
+                output.result(answer)
+        else:
+            answer, count, first = _generate(notebook, sampling, limit, stream=not (json_ or no_stream))
+            if not json_:
+                output.result(answer if no_stream else "")
+        if json_:
+            milliseconds = {
+                "load": loaded - started,
+                "splice": notebook.seconds["splice"],
+                "prompt": read - loaded,
+                "first_token": first - loaded,
+                "total": time.perf_counter() - started,
+            }
+            output.as_json(
+                {
+                    "version": 1,
+                    "answer": answer,
+                    "choice": decision.choice if decision else None,
+                    "probabilities": decision.probabilities if decision else None,
+                    "tokens": {**tokens, "answer": count},
+                    "ms": {name: round(1000 * seconds, 3) for name, seconds in milliseconds.items()},
+                    "pieces": [asdict(piece) for piece in notebook.pieces],
+                    "sampling": asdict(sampling),
+                    "identity": workspace.identity.as_dict() if segments else {"model": workspace.model.name},
+                }
+            )
+
+
+def _question(argument: str | None) -> str:
+    """Piped text, then the argument. Raise UsageError if there is neither."""
+    piped = ""
+    if argument is None and sys.stdin.isatty():
+        raise click.UsageError('there is no question. Write: notes ask "QUESTION", or pipe it in')
+    if not sys.stdin.isatty():
+        try:
+            piped = sys.stdin.buffer.read().decode().strip()
+        except UnicodeDecodeError as error:
+            raise click.UsageError(f"the piped text is not UTF-8 (byte {error.start})") from error
+    asked = "\n\n".join(part for part in (piped, (argument or "").strip()) if part)
+    if not asked:
+        raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
+    return asked
+
+
+def _generate(notebook: Notebook, options: SamplerOptions, limit: int, *, stream: bool) -> tuple[str, int, float]:
+    """The answer, its number of tokens, and when its first token was there. Streams whole characters only.
+
+    An interrupt ends the answer: what has been written stands, on a line of its own.
+    """
+    from notes_cli.engine.sampler import Sampler
+
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    parts: list[str] = []
+    count, first = 0, 0.0
+
+    def add(text: str) -> None:
+        parts.append(text)
+        if stream:
+            click.echo(text, nl=False)
+
+    try:
+        with Sampler(options) as sampler:
+            for token in notebook.generate(sampler, limit):
+                first = first or time.perf_counter()
+                count += 1
+                add(decoder.decode(notebook.context.model.piece(token)))
+    except KeyboardInterrupt:
+        if stream:
+            click.echo()
+        raise
+    add(decoder.decode(b"", final=True))
+    return "".join(parts).strip() if not stream else "".join(parts), count, first or time.perf_counter()
+
+
+def _count(notebook: Notebook) -> dict[str, int]:
+    """Tokens of the prompt by how their rows come about; a seam and an erratum are decoded too."""
+    spliced, seam = notebook.count("spliced"), notebook.count("seam")
+    errata = sum(piece.tokens for piece in notebook.pieces if piece.kind == "erratum")
+    return {"total": len(notebook), "spliced": spliced, "seam": seam, "decoded": len(notebook) - spliced, "erratum": errata}
+
+
+def _explain(notebook: Notebook, json_: bool) -> None:
+    if json_:
+        output.as_json({"version": 1, "tokens": _count(notebook), "pieces": [asdict(piece) for piece in notebook.pieces]})
+        return
+    rows = [
+        (str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, piece.why) for piece in notebook.pieces
+    ]
+    output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))
+    tokens = _count(notebook)
+    output.result(f"{tokens['total']} tokens: {tokens['spliced']} spliced, {tokens['decoded']} decoded ({tokens['seam']} of them at seams)")

@@ -1,0 +1,48 @@
+"""`notes compile`: text in, path of the compiled segment out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.options import model_options, open_workspace
+
+
+@click.command()
+@click.argument("source", type=click.Path())
+@click.option("--name", help="Name in the library.  [default: front matter, folder or file name]")
+@click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library.")
+@click.option("-f", "--force", is_flag=True, help="Compile even if nothing has changed.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the path, no progress.")
+@model_options
+def command(source: str, name: str | None, target: Path | None, force: bool, quiet: bool, **model: Any) -> None:
+    """Prefill a skill once and keep its K/V on disk.
+
+    SOURCE is a text, a SKILL.md with front matter, a folder that holds one, or - for standard input. Its fields are
+    `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to stdout. A
+    skill that has not changed is not compiled again.
+
+    \b
+    Examples:
+      notes compile skill.txt
+      notes compile skills/returns
+      cat policy.md | notes compile - --name policy
+    """
+    from notes_cli.text.skill import load_skill
+    from notes_cli.work.compiling import compile_to_library
+
+    skill = load_skill(source, name=name, stdin=sys.stdin.buffer)
+    for warning in skill.warnings:
+        output.say(f"warning: {warning}")
+    with open_workspace(quiet=quiet, **model) as workspace:
+        with output.progress(f"compiling {skill.name}", hidden=quiet) as update:
+            compiled = compile_to_library(workspace, skill, force=force, progress=update, output=target)
+        if not quiet:
+            fields = ", ".join(skill.values) or "no fields"
+            done = "; ".join(compiled.reasons) if compiled.reasons else "up to date"
+            output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done})")
+        output.result(str(compiled.path))

@@ -1,0 +1,82 @@
+"""`notes doctor`: the first thing that a bug report should hold."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import version
+
+import click
+
+from notes_cli import __version__, output
+from notes_cli.errors import NotesError
+
+
+@click.command()
+@click.option("-m", "--model", type=click.Path(), help="GGUF model.  [default: the small one that ships]")
+@click.option("--json", "json_", is_flag=True, help="One JSON object.")
+def command(model: str | None, json_: bool) -> int:
+    """Show versions, the native library, devices, CPU features, the model found, and where files are.
+
+    Exits 1 if something that notes needs is missing.
+    """
+    facts: dict[str, str] = {
+        "notes": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": platform.platform(),
+    }
+    problems: list[str] = []
+    for check in (_native, _model, _files):
+        try:
+            facts.update(check(model))
+        except NotesError as error:
+            problems.append(str(error))
+    if json_:
+        output.as_json({"version": 1, **facts, "problems": problems})
+    else:
+        for name, value in facts.items():
+            output.result(f"{name:<18} {value}")
+        for problem in problems:
+            output.result(f"{'PROBLEM':<18} {problem}")
+    return 1 if problems else 0
+
+
+def _native(_model: str | None) -> dict[str, str]:
+    from notes_cli.engine import native
+
+    return {
+        "native library": str(native.LIBRARY_PATH),
+        "native interface": f"{native.ABI_VERSION}, llama.cpp of llama-cpp-python {native.UPSTREAM}",
+        "llama-cpp-python": version("llama-cpp-python"),
+        "devices": "; ".join(native.devices()) or "none",
+        "features": native.llama.llama_print_system_info().decode().strip(" |"),
+    }
+
+
+def _model(given: str | None) -> dict[str, str]:
+    from pathlib import Path
+
+    from notes_cli import config
+    from notes_cli.engine.context import Context, ContextOptions
+    from notes_cli.engine.model import Model
+
+    path = Path(given) if given else config.shipped_model()
+    with Model(path) as model, Context(model, ContextOptions(n_ctx=256)) as context:
+        can = {operation: context.supports(operation) for operation in ("splice", "rewrite", "append", "read")}
+        return {
+            "model": f"{path} ({model.name}, {model.architecture}, {model.quantization})",
+            "model can": ", ".join(operation for operation, reason in can.items() if reason is None),
+            **{f"no {operation}": reason for operation, reason in can.items() if reason is not None},
+        }
+
+
+def _files(_model: str | None) -> dict[str, str]:
+    from notes_cli import config
+
+    paths = config.paths()
+    settings = config.load_config()
+    return {
+        "library": str(paths.library),
+        "sessions": str(paths.sessions),
+        "config": f"{paths.config}" + ("" if settings else " (not there or empty)"),
+    }

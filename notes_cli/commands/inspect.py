@@ -1,0 +1,75 @@
+"""`notes inspect`: what a compiled segment says of itself, and whether it is sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from notes_cli import output
+
+
+@click.command()
+@click.argument("name")
+@click.option("--text", is_flag=True, help="Only the text, as it was compiled.")
+@click.option("--tokens", is_flag=True, help="Only the token ids, one a line.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object a segment, in an array.")
+def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
+    """Show what is in a compiled skill: text, fields, tokens, identity, sizes. NAME may be a segment file.
+
+    Every byte of the file is checked on the way.
+    """
+    from notes_cli.config import paths
+    from notes_cli.errors import SegmentError
+    from notes_cli.library.container import open_segment, peek
+    from notes_cli.library.store import Library
+
+    library = Library(paths().library)
+    target = library.resolve(name)
+    if target.kind == "text":
+        raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {name}")
+    files = [entry.path for entry in library.entries() if entry.name == name] if target.kind == "name" else [Path(name)]
+    shown = []
+    for path in files:
+        segment = open_segment(path)  # checks every byte
+        card = peek(path)
+        if text:
+            output.result(card.text)
+        elif tokens:
+            output.result("\n".join(str(int(token)) for token in card.tokens))
+        facts = {
+            "name": card.name,
+            "description": card.description,
+            "path": str(path),
+            "bytes": card.nbytes,
+            "rows": f"{len(segment.layers)} layers, {card.dtype}",
+            "tokens": len(card.tokens),
+            "compiled_at": f"position {card.base}, behind {len(card.context)} tokens",
+            "created": f"{card.created} by {card.writer}",
+            "fields": [
+                {"name": s.name, "value": s.value, "characters": [s.start, s.end], "tokens": [s.first, s.last]}
+                for s in card.fields
+            ],
+            "identity": card.identity.as_dict(),
+        }
+        shown.append({**facts, "text": card.text})
+        if not (text or tokens or json_):
+            _print(facts, card.text)
+    if json_:
+        output.as_json(shown)
+
+
+def _print(facts: dict[str, object], text: str) -> None:
+    for key, value in facts.items():
+        if key == "fields":
+            assert isinstance(value, list)
+            for span in value:
+                first, last = span["tokens"]
+                output.result(f"field        {span['name']} = {span['value']} (tokens {first} to {last - 1})")
+        elif key == "identity":
+            assert isinstance(value, dict)
+            for part, content in value.items():
+                output.result(f"{part:<12} {content}")
+        elif value != "":
+            output.result(f"{key:<12} {value}")
+    output.result(f"\n{text}")

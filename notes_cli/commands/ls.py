@@ -1,0 +1,66 @@
+"""`notes ls`: the compiled skills of the library."""
+
+from __future__ import annotations
+
+import click
+
+from notes_cli import output
+
+
+@click.command()
+@click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
+@click.option("--json", "json_", is_flag=True, help="A JSON array.")
+def command(quiet: bool, json_: bool) -> None:
+    """List compiled skills.
+
+    \b
+    Examples:
+      notes ls
+      notes ls -q | xargs notes rm -y
+    """
+    from notes_cli.config import paths
+    from notes_cli.library.store import Library
+
+    library = Library(paths().library)
+    entries = library.entries()
+    if quiet:
+        for name in sorted({entry.name for entry in entries}):
+            output.result(name)
+        return
+    if json_:
+        output.as_json(
+            [
+                {
+                    "name": entry.name,
+                    "path": str(entry.path),
+                    "problem": entry.problem or None,
+                    **(
+                        {
+                            "tokens": len(entry.card.tokens),
+                            "fields": {span.name: span.value for span in entry.card.fields},
+                            "bytes": entry.card.nbytes,
+                            "created": entry.card.created,
+                            "identity": entry.card.identity.as_dict(),
+                        }
+                        if entry.card
+                        else {}
+                    ),
+                }
+                for entry in entries
+            ]
+        )
+        return
+    if not entries:
+        output.say(f"no compiled skills yet in {library.folder}. Compile one: notes compile FILE")
+        return
+    rows = []
+    for entry in entries:
+        if entry.card is None:
+            rows.append((entry.name, "", "", "", "", entry.problem))
+            continue
+        card = entry.card
+        model = f"{card.identity.model} {card.identity.quantization}"
+        values = ", ".join(dict.fromkeys(f"{span.name}={span.value}" for span in card.fields))
+        rows.append((entry.name, str(len(card.tokens)), output.human_size(card.nbytes), model, card.created[:10], values))
+    output.table(("name", "tokens", "size", "model", "compiled", "fields"), rows, right=("tokens", "size"))
+    output.result(f"{len(entries)} files, {output.human_size(sum(e.card.nbytes for e in entries if e.card))} in {library.folder}")

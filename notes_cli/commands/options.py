@@ -1,0 +1,74 @@
+"""Options that several commands share: which model, and how its context is made. Names are llama.cpp's own.
+
+Each can be set for good by a NOTES_* variable or in config.yaml (see cli.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from notes_cli.work.workspace import Workspace
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+KV_TYPES = ("f16", "f32")
+
+_MODEL_OPTIONS = [
+    click.option("-m", "--model", envvar="NOTES_MODEL", type=click.Path(path_type=Path), help="GGUF model.  [default: the small one that ships]"),
+    click.option("-c", "--ctx-size", envvar="NOTES_CTX_SIZE", type=click.IntRange(16), help="Context size in tokens.  [default: 4096, or what the prompt needs]"),
+    click.option("-t", "--threads", envvar="NOTES_THREADS", type=click.IntRange(1), help="Threads.  [default: physical cores]"),
+    click.option("-b", "--batch-size", envvar="NOTES_BATCH_SIZE", type=click.IntRange(1), default=2048, show_default=True, help="Logical batch."),
+    click.option("-ub", "--ubatch-size", envvar="NOTES_UBATCH_SIZE", type=click.IntRange(1), default=512, show_default=True, help="Physical batch."),
+    click.option("-ngl", "--gpu-layers", "gpu_layers", envvar="NOTES_GPU_LAYERS", type=int, default=-1, show_default=True, help="Layers on the GPU, -1: all."),
+    click.option("-fa", "--flash-attn", envvar="NOTES_FLASH_ATTN", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True, help="Flash attention."),
+    click.option("-ctk", "--cache-type-k", envvar="NOTES_CACHE_TYPE_K", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Type of K in the cache."),
+    click.option("-ctv", "--cache-type-v", envvar="NOTES_CACHE_TYPE_V", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Type of V in the cache."),
+    click.option("--rope-scaling", type=click.Choice(["none", "linear", "yarn"]), help="RoPE scaling.  [default: the model's]"),
+    click.option("--rope-freq-base", type=click.FloatRange(0, min_open=True), help="RoPE base frequency.  [default: the model's]"),
+    click.option("--rope-freq-scale", type=click.FloatRange(0, min_open=True), help="RoPE frequency scale.  [default: the model's]"),
+    click.option("--yarn-orig-ctx", type=click.IntRange(0), default=0, help="Original context size for YaRN.  [default: the model's]"),
+    click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."),
+]
+
+
+def model_options(command: Command) -> Command:
+    """Give a command the options that `open_workspace` takes."""
+    for option in reversed(_MODEL_OPTIONS):
+        command = option(command)
+    return command
+
+
+def open_workspace(*, quiet: bool = False, **given: Any) -> Workspace:
+    """The workspace that the model options describe. Takes what it knows out of `given`; the rest is the command's."""
+    from notes_cli import config, output
+    from notes_cli.engine import native
+    from notes_cli.engine.context import ContextOptions
+    from notes_cli.work.workspace import DEFAULT_CONTEXT, Workspace
+
+    native.set_verbose(given["verbose"])
+    options = ContextOptions(
+        n_ctx=given["ctx_size"] or DEFAULT_CONTEXT,
+        n_batch=given["batch_size"],
+        n_ubatch=given["ubatch_size"],
+        n_threads=given["threads"],
+        flash_attention=given["flash_attn"],
+        type_k=given["cache_type_k"],
+        type_v=given["cache_type_v"],
+        rope_scaling=given["rope_scaling"],
+        rope_freq_base=given["rope_freq_base"] or 0.0,
+        rope_freq_scale=given["rope_freq_scale"] or 0.0,
+        yarn_orig_ctx=given["yarn_orig_ctx"],
+    )
+
+    def hashing(done: int, total: int) -> None:
+        if done == total and total > 1 << 30 and not quiet:
+            output.say(f"read {output.human_size(total)} of the model to know it again (once a file)")
+
+    path = given["model"] or config.shipped_model()
+    return Workspace(
+        Path(path).expanduser(), options, fixed_size=bool(given["ctx_size"]), gpu_layers=given["gpu_layers"], hashing=hashing
+    )

@@ -1,0 +1,44 @@
+"""`notes rm`: remove compiled skills from the library; the texts they came from are not touched."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from notes_cli import output
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed.")
+def command(names: tuple[str, ...], yes: bool, dry_run: bool) -> None:
+    """Remove compiled skills, for all models they were compiled for. The texts are not touched.
+
+    \b
+    Examples:
+      notes rm returns
+      notes ls -q | xargs notes rm -y
+    """
+    from notes_cli.config import paths
+    from notes_cli.errors import SegmentError
+    from notes_cli.library.store import Library
+
+    library = Library(paths().library)
+    known = set(library.names())
+    for name in names:  # all or nothing: a typing error removes nothing
+        if name not in known:
+            raise SegmentError(f"there is no compiled skill {name!r}. See: notes ls")
+    if dry_run:
+        for entry in library.entries():
+            if entry.name in names:
+                output.result(str(entry.path))
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody is there to ask. Repeat with -y to remove without asking")
+        click.confirm(f"Remove {', '.join(names)}?", abort=True, err=True)
+    for name in dict.fromkeys(names):
+        for path in library.remove(name):
+            output.result(str(path))

@@ -1,0 +1,101 @@
+"""Where things are: the folders of this user, the config file, and the data that comes with the package.
+
+It knows neither commands nor models. Which flag wins over which setting is decided by the command line.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import notes_cli
+from notes_cli.errors import NotesError
+
+APP = "notes"
+SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The places of one user. Nothing is created until something is written there."""
+
+    library: Path  # compiled segments: derivable, so in the cache folder
+    sessions: Path  # saved conversations: not derivable
+    config: Path  # config.yaml
+    models: Path  # what is remembered of models: their digests
+
+    @classmethod
+    def under(cls, home: Path) -> Paths:
+        """Everything in one folder, as NOTES_HOME asks."""
+        return cls(home / "library", home / "sessions", home / "config.yaml", home / "models")
+
+
+def paths() -> Paths:
+    """NOTES_HOME where it is set, else the cache, state and config folders of this system."""
+    home = os.environ.get("NOTES_HOME")
+    if home:
+        return Paths.under(Path(home).expanduser().absolute())
+    import platformdirs  # 14 ms, not needed with NOTES_HOME
+
+    cache = platformdirs.user_cache_path(APP, appauthor=False)
+    return Paths(
+        library=cache / "library",
+        sessions=platformdirs.user_state_path(APP, appauthor=False) / "sessions",
+        config=platformdirs.user_config_path(APP, appauthor=False) / "config.yaml",
+        models=cache / "models",
+    )
+
+
+def load_config(path: Path | None = None) -> dict[str, Any]:
+    """The settings of config.yaml, {} without one. Raise NotesError if it cannot be read as a mapping."""
+    path = path or paths().config
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise NotesError(f"cannot read {path}: {reason}. Mend or remove the file") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise NotesError(
+            f"{path} is not valid YAML: {yaml_problem(error)}. Mend or remove the file"
+        ) from error
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
+        raise NotesError(f"{path} must hold `setting: value` lines. Mend or remove the file")
+    return settings
+
+
+def yaml_problem(error: Exception) -> str:
+    """What a YAML error says, in one line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return " ".join(str(error).split())
+
+
+def resource(name: str) -> Path:
+    """The folder `name` (prompts, skills, models) that comes with the package.
+
+    Installed, it lies inside the package. In a source checkout prompts/ and skills/ stand beside it.
+    """
+    inside = [Path(entry) for entry in notes_cli.__path__]
+    for folder in [*inside, *(entry.parent for entry in inside)]:
+        if (folder / name).is_dir():
+            return folder / name
+    raise NotesError(f"the folder {name}/ is missing from this installation of notes. Install it again")
+
+
+def shipped_model() -> Path:
+    """The small model that comes with notes. Raise NotesError if it is not there."""
+    model = resource("models") / SHIPPED_MODEL
+    if not model.is_file():
+        raise NotesError(f"{model} is missing. Install notes again, or name a model with -m")
+    return model

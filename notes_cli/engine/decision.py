@@ -1,0 +1,70 @@
+"""Decisions: which of some given answers the model prefers, read from log-probabilities.
+
+Each answer is scored whole, with and without a blank before it, and the better of the two counts: which one a model
+writes is a habit of its tokenizer. Scores of the answers are then normalised among themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notes_cli.engine.notebook import Notebook
+from notes_cli.errors import NotesError
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The preferred answer, and the probability of each answer among those given."""
+
+    choice: str
+    probabilities: dict[str, float]
+
+    @property
+    def margin(self) -> float:
+        """Distance between the best and the second probability: how close it was."""
+        ranked = sorted(self.probabilities.values(), reverse=True)
+        return ranked[0] - ranked[1]
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
+def decide(notebook: Notebook, choices: Sequence[str]) -> Decision:
+    """Score each choice as the answer at the end of the notebook, which is left as it was."""
+    check_choices(choices)
+    model = notebook.context.model
+    variants = {choice: [tuple(map(int, model.tokenize(text))) for text in (choice, " " + choice)] for choice in choices}
+    every = {tokens for options in variants.values() for tokens in options}
+    # "no" against "not sure": the shorter answer is only whole if the answer ends there.
+    ending = any(a != b and b[: len(a)] == a for a in every for b in every)
+    first = log_softmax(notebook.logits())
+    scores = {
+        choice: max(_score(notebook, tokens, first, ending) for tokens in options) for choice, options in variants.items()
+    }
+    weights = np.exp(np.array(list(scores.values())) - max(scores.values()))
+    probabilities = dict(zip(scores, (float(w) for w in weights / weights.sum()), strict=True))
+    return Decision(max(probabilities, key=lambda choice: probabilities[choice]), probabilities)
+
+
+def check_choices(choices: Sequence[str]) -> None:
+    if len(choices) < 2 or len(set(choices)) < len(choices) or not all(choices):
+        raise NotesError(f"choices must be two or more different answers, got {','.join(choices)!r}")
+
+
+def _score(notebook: Notebook, tokens: Sequence[int], first: NDArray[np.float64], ending: bool) -> float:
+    """Log-probability of the tokens as the next ones; `ending`: and of the answer ending after them."""
+    total = float(first[tokens[0]])
+    ahead = tokens if ending else tokens[:-1]
+    if not ahead:
+        return total
+    rows = [log_softmax(row) for row in notebook.lookahead(ahead)]
+    total += sum(float(row[token]) for row, token in zip(rows, tokens[1:], strict=False))
+    if ending:
+        total += float(rows[-1][notebook.context.model.end_tokens].max())
+    return total

@@ -1,0 +1,107 @@
+"""What a segment file says of itself: its metadata, written and read back.
+
+The keys stand under `notes.` in docs/format.md. It knows neither rows nor checksums.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from dataclasses import fields as fields_of
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import FieldSpan, Segment, Tokens
+from notes_cli.library.gguf import FormatError, Head
+
+FORMAT = 1  # changes when an older notes would read a newer file wrongly
+KIND = "segment"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a segment file says of itself, without the rows."""
+
+    path: Path
+    name: str
+    description: str
+    text: str
+    tokens: Tokens
+    context: Tokens
+    base: int
+    fields: tuple[FieldSpan, ...]
+    identity: Identity
+    layers: int  # how many layers have rows
+    dtype: str  # of the rows: "f16" or "f32"
+    nbytes: int  # size of the file
+    created: str  # UTC, ISO 8601
+    writer: str  # the program that wrote it, with its version
+
+
+def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
+    """Keys (without `notes.`) and values of a segment's file, its checksums apart."""
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "format": FORMAT,
+        "kind": KIND,
+        "name": segment.name,
+        "description": segment.description,
+        "text": segment.text,
+        "fields": json.dumps([asdict(span) for span in segment.fields], ensure_ascii=False),
+        "base": segment.base,
+        "created": created or now,
+        "writer": writer,
+        **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
+    }
+
+
+def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: int) -> Card:
+    """The card of a file whose head has been checked. Raise FormatError if a key is missing or does not
+    fit."""
+
+    def text(key: str) -> str:
+        value = head.metadata.get(f"notes.{key}")
+        if not isinstance(value, str):
+            raise FormatError(f"notes.{key} is missing")
+        return value
+
+    base = head.metadata.get("notes.base")
+    if not isinstance(base, int):
+        raise FormatError("notes.base is missing")
+    rows = {name: place for name, place in head.tensors.items() if name.startswith("blk.")}
+    types = {f"f{8 * place.dtype.itemsize}" for place in rows.values()}
+    return Card(
+        path=path,
+        name=text("name"),
+        description=text("description"),
+        text=text("text"),
+        tokens=tokens,
+        context=context,
+        base=base,
+        fields=_fields(text("fields"), text("text"), len(tokens)),
+        identity=Identity(**{part.name: text(f"identity.{part.name}") for part in fields_of(Identity)}),
+        layers=len({name.split(".")[1] for name in rows}),
+        dtype=types.pop() if len(types) == 1 else "mixed",
+        nbytes=nbytes,
+        created=text("created"),
+        writer=text("writer"),
+    )
+
+
+def _fields(encoded: str, text: str, n_tokens: int) -> tuple[FieldSpan, ...]:
+    try:
+        entries: list[dict[str, Any]] = json.loads(encoded)
+        spans = tuple(FieldSpan(**entry) for entry in entries)
+        sound = all(
+            0 <= span.first < span.last <= n_tokens
+            and text[span.start : span.end] == span.value
+            and span.name
+            for span in spans
+        )
+    except (TypeError, RecursionError) as error:
+        raise FormatError("its fields cannot be read") from error
+    if not sound:
+        raise FormatError("its fields do not fit its text")
+    return spans

@@ -1,0 +1,244 @@
+"""The container: one segment in one GGUF file, described byte by byte in docs/format.md.
+
+Written all or nothing, mapped on load, and no byte of it unchecked: a checksum over the head (with its own
+digits as zeros) and one over each tensor with its padding. It knows no names and no folders: see store.py.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from notes_cli.engine.segment import LayerRows, Segment, Tokens
+from notes_cli.errors import SegmentError
+from notes_cli.library.atomic import replacing
+from notes_cli.library.card import FORMAT, KIND, Card, metadata, read_card
+from notes_cli.library.gguf import MAGIC, FormatError, Head, TensorPlace, padded, read_head
+
+__all__ = ["Card", "open_segment", "peek", "write_segment"]
+
+NO_DIGEST = "0" * 32
+HEAD_SUM = "notes.checksum.head"
+LISTS = ("notes.tokens", "notes.context")
+ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv])")
+
+
+def write_segment(path: Path, segment: Segment, *, writer: str = "notes", created: str | None = None) -> None:
+    """Write the segment to `path`, all or nothing, mode 0600. Raise SegmentError if the disk refuses."""
+    import gguf  # 0.2 s, and only a compile writes
+
+    tensors = _tensors(segment)
+    out = gguf.GGUFWriter(None, "notes")
+    for key, value in metadata(segment, writer, created).items():
+        # Not add_string, which leaves out an empty one.
+        kind = gguf.GGUFValueType.UINT32 if isinstance(value, int) else gguf.GGUFValueType.STRING
+        out.add_key_value(f"notes.{key}", value, kind)
+    for name, tensor in tensors.items():
+        out.add_string(f"notes.checksum.{name}", _tensor_sum(tensor))
+        out.add_tensor(name, tensor)
+    out.add_string(HEAD_SUM, NO_DIGEST)
+    out.add_name(segment.name)
+    try:
+        with replacing(path) as temporary:
+            try:
+                out.write_header_to_file(temporary)
+                out.write_kv_data_to_file()
+                out.write_tensors_to_file()
+            finally:
+                out.close()
+            _seal(temporary)
+    except OSError as error:
+        raise SegmentError(f"cannot write {path}: {error.strerror}. Nothing was changed") from error
+
+
+def open_segment(path: Path) -> Segment:
+    """Map a segment file; its rows are read-only views of the file. Every byte is checked first.
+
+    Raise SegmentError, in one line, if the file is missing, damaged, of a newer format, or no segment.
+    """
+    with _mapped(path) as data:
+        head = _checked_head(data)
+        for name in head.tensors:
+            _check_tensor(data, head, name)
+        card = _card(path, data, head)
+        return Segment(
+            name=card.name,
+            description=card.description,
+            text=card.text,
+            tokens=card.tokens,
+            base=card.base,
+            context=card.context,
+            fields=card.fields,
+            identity=card.identity,
+            layers=_layers(data, head, len(card.tokens)),
+        )
+
+
+def peek(path: Path) -> Card:
+    """What the file says of itself; the rows are neither read nor checked. Errors as in open_segment."""
+    with _mapped(path) as data:
+        head = _checked_head(data)
+        for name in LISTS:
+            if name in head.tensors:
+                _check_tensor(data, head, name)
+        return _card(path, data, head)
+
+
+# ---- writing
+
+
+def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
+    """All tensors by name. One without elements (no left context; no V rows) has no tensor."""
+    tensors: dict[str, NDArray[Any]] = {
+        "notes.tokens": np.ascontiguousarray(segment.tokens, "<i4"),
+        "notes.context": np.ascontiguousarray(segment.context, "<i4"),
+    }
+    for rows in segment.layers:
+        for kind, values in (("k", rows.k), ("v", rows.v)):
+            if values.dtype not in (np.float16, np.float32) or values.shape[0] != len(segment):
+                raise SegmentError(
+                    f"layer {rows.layer} of {segment.name} has {kind.upper()} rows that do not fit it"
+                )
+            tensors[f"blk.{rows.layer}.{kind}"] = np.ascontiguousarray(values)
+    return {name: tensor for name, tensor in tensors.items() if tensor.size}
+
+
+def _tensor_sum(tensor: NDArray[Any]) -> str:
+    digest = xxhash.xxh3_128(tensor.reshape(-1).view(np.uint8).data)
+    digest.update(bytes(padded(tensor.nbytes) - tensor.nbytes))
+    return digest.hexdigest()
+
+
+def _seal(path: Path) -> None:
+    """Put the checksum of the head in its place. It is last, so that it covers all the others."""
+    with path.open("rb+") as file, mmap.mmap(file.fileno(), 0) as data:
+        with memoryview(data) as view:
+            head = read_head(view)
+            digest = _head_sum(view, head)
+        at = head.value_offset[HEAD_SUM]
+        data[at : at + len(digest)] = digest.encode()
+        data.flush()
+
+
+# ---- reading
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    """The bytes of the file, mapped read-only for as long as an array refers to them.
+
+    What goes wrong in the block is said with the path and a remedy.
+    """
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        yield memoryview(mapped)
+    except FileNotFoundError:
+        raise SegmentError(f"no such segment: {path}. See: notes ls") from None
+    except OSError as error:
+        raise SegmentError(f"cannot read {path}: {error.strerror}") from error
+    except _NewerError as error:
+        raise SegmentError(
+            f"{path} has segment format {error}, this notes reads {FORMAT}. Update notes"
+        ) from error
+    except _OtherKindError as error:
+        raise SegmentError(f"{path} is a GGUF file but not a compiled segment. See: notes ls") from error
+    except ValueError as error:
+        raise SegmentError(f"{path} is damaged or not a segment: {error}. Compile it again") from error
+
+
+class _NewerError(FormatError):
+    """A format that this version does not know."""
+
+
+class _OtherKindError(FormatError):
+    """A sound GGUF file of another kind, such as a model."""
+
+
+def _checked_head(data: memoryview) -> Head:
+    """The head, with its checksum found right. Only then is anything in it believed."""
+    try:
+        head = read_head(data)
+    except FormatError:
+        # Other GGUF files hold types that the reader does not know: say what such a file is.
+        if data[:4] == MAGIC and len(data) > 256 and b"notes." not in bytes(data[:256]):
+            raise _OtherKindError from None
+        raise
+    version = head.metadata.get("notes.format")
+    if isinstance(version, int) and version > FORMAT:
+        raise _NewerError(version)
+    if head.metadata.get(HEAD_SUM) != _head_sum(data, head):
+        raise FormatError("the checksum of its head is wrong")
+    if version != FORMAT or head.metadata.get("notes.kind") != KIND:
+        raise _OtherKindError
+    return head
+
+
+def _head_sum(data: memoryview, head: Head) -> str:
+    """Checksum of everything before the first tensor, with its own digits taken as zeros."""
+    at = head.value_offset.get(HEAD_SUM)
+    if at is None or len(str(head.metadata[HEAD_SUM]).encode()) != len(NO_DIGEST):
+        raise FormatError("it has no checksum")
+    digest = xxhash.xxh3_128(data[:at])
+    digest.update(NO_DIGEST.encode())
+    digest.update(data[at + len(NO_DIGEST) : head.size])
+    return digest.hexdigest()
+
+
+def _check_tensor(data: memoryview, head: Head, name: str) -> None:
+    place = head.tensors[name]
+    digest = xxhash.xxh3_128(data[place.offset : place.end]).hexdigest()
+    if head.metadata.get(f"notes.checksum.{name}") != digest:
+        raise FormatError(f"the checksum of {name} is wrong")
+
+
+def _card(path: Path, data: memoryview, head: Head) -> Card:
+    tokens, context = (_ints(data, head, name) for name in LISTS)
+    if not len(tokens):
+        raise FormatError("it has no tokens")
+    return read_card(path, head, tokens, context, len(data))
+
+
+def _ints(data: memoryview, head: Head, name: str) -> Tokens:
+    place = head.tensors.get(name)
+    if place is None:
+        return np.empty(0, np.int32)
+    if place.dtype != np.int32 or len(place.shape) != 1:
+        raise FormatError(f"{name} is not a list of token ids")
+    ids: Tokens = _array(data, place)
+    if ids.min() < 0:
+        raise FormatError(f"{name} holds a negative token id")
+    return ids
+
+
+def _array(data: memoryview, place: TensorPlace) -> NDArray[Any]:
+    """A view of the file: nothing is copied, and it cannot be written to."""
+    count = place.nbytes // place.dtype.itemsize
+    return np.frombuffer(data, place.dtype, count, place.offset).reshape(place.shape)
+
+
+def _layers(data: memoryview, head: Head, n_tokens: int) -> tuple[LayerRows, ...]:
+    """The rows of each layer, in the order of the layers. Without a V tensor, V has no columns."""
+    found: dict[int, dict[str, NDArray[Any]]] = {}
+    for name, place in head.tensors.items():
+        if name in LISTS:
+            continue
+        match = ROWS_NAME.fullmatch(name)
+        if match is None:
+            raise FormatError(f"it holds a tensor {name[:40]!r} that segments do not have")
+        if len(place.shape) != 2 or place.shape[0] != n_tokens or place.dtype.kind != "f":
+            raise FormatError(f"{name} does not have one row a token")
+        found.setdefault(int(match[1]), {})[match[2]] = _array(data, place)
+    for layer, rows in found.items():
+        if "k" not in rows:
+            raise FormatError(f"layer {layer} has no K rows")
+        rows.setdefault("v", np.empty((n_tokens, 0), rows["k"].dtype))
+    return tuple(LayerRows(layer, found[layer]["k"], found[layer]["v"]) for layer in sorted(found))

@@ -1,0 +1,187 @@
+"""The library: names of compiled skills and their files, `<name>.<key of the identity>.gguf` in one folder.
+
+One skill may be compiled for many models; which file fits is decided by identity. It knows the container only
+through its card, and no model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+import filelock
+import numpy as np
+
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Tokens
+from notes_cli.errors import SegmentError
+from notes_cli.library.atomic import leftovers
+from notes_cli.library.container import Card, peek
+
+NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+FILE = re.compile(rf"(?P<name>{NAME.pattern})\.(?P<key>[0-9a-f]{{12}})\.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of the library: its card, or why it cannot be read."""
+
+    name: str
+    path: Path
+    card: Card | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a user's word stands for: a name of the library, a segment file, or a text that is yet to be
+    compiled."""
+
+    kind: Literal["name", "segment", "text"]
+    name: str  # as the user gave it
+    path: Path | None  # none for a name: only an identity decides the file
+
+
+class Library:
+    """The compiled skills of one user. The folder appears with the first compile."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, name: str, identity: Identity) -> Path:
+        """Where the segment of that name for that identity belongs, whether it is there or not."""
+        if not NAME.fullmatch(name):
+            raise SegmentError(f"{name!r} is no name of a skill: use a-z, 0-9 and single -")
+        return self.folder / f"{name}.{identity.key}.gguf"
+
+    def names(self) -> list[str]:
+        """Names of all compiled skills."""
+        return sorted({match["name"] for match, _ in self._files()})
+
+    def entries(self) -> list[Entry]:
+        """Every file of the library, by name. A file that cannot be read is listed with its problem."""
+        return [_entry(match["name"], path) for match, path in self._files()]
+
+    def find(self, name: str, identity: Identity, remedy: str = "notes compile FILE -m MODEL") -> Path:
+        """The file of that name for that identity.
+
+        Raise SegmentError that says what differs, and `remedy`: the command that mends it.
+        """
+        path = self.path(name, identity)
+        if path.is_file():
+            return path
+        others = [entry for entry in self.entries() if entry.name == name]
+        if not others:
+            raise SegmentError(self._unknown(name))
+        # The nearest file first: the one with the fewest differences.
+        found = [entry.card.identity.differences(identity) for entry in others if entry.card is not None]
+        nearest = min((differences for differences in found if differences), key=len, default=None)
+        if nearest is None:
+            raise SegmentError(others[0].problem or f"{others[0].path} was renamed. Run: {remedy}")
+        raise SegmentError(f"{name} was {'; '.join(nearest)}. Run: {remedy}")
+
+    def remove(self, name: str, identity: Identity | None = None) -> list[Path]:
+        """Delete the files of that name, all or only the one for the identity; return them. Raise if there
+        are none."""
+        wanted = None if identity is None else self.path(name, identity)
+        files = [path for match, path in self._files() if match["name"] == name and wanted in (None, path)]
+        if not files:
+            raise SegmentError(self._unknown(name))
+        for path in files:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise SegmentError(f"cannot remove {path}: {error.strerror}") from error
+        return files
+
+    def resolve(self, word: str) -> Target:
+        """What `word` stands for. A plain name means the library first; `./name` or a suffix always means a
+        file.
+
+        Raise SegmentError, naming what is near, if it is nothing.
+        """
+        if word == "-":
+            return Target("text", word, Path("-"))
+        if NAME.fullmatch(word) and word in self.names():
+            return Target("name", word, None)
+        path = Path(word).expanduser()
+        if path.is_dir():
+            return Target("text", word, path)
+        try:
+            with path.open("rb") as file:
+                start = file.read(4)
+        except (OSError, ValueError):
+            raise SegmentError(self._unknown(word)) from None
+        return Target("segment" if start == b"GGUF" else "text", word, path)
+
+    @contextmanager
+    def compiling(self, name: str, identity: Identity, wait: float = -1) -> Iterator[Path]:
+        """Hold the lock of one segment file while it is compiled; yield its path.
+
+        `wait` is how long to wait for another process, in seconds; negative is for ever. Raise SegmentError
+        after that.
+        """
+        path = self.path(name, identity)
+        locks = self.folder / ".locks"
+        try:
+            locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with filelock.FileLock(locks / f"{path.name}.lock", timeout=wait):
+                for left in leftovers(path):  # of a compile that was killed: nobody else writes this file now
+                    left.unlink(missing_ok=True)
+                yield path
+        except filelock.Timeout:
+            raise SegmentError(f"another process is compiling {name}. Wait for it, or end it") from None
+
+    def _files(self) -> list[tuple[re.Match[str], Path]]:
+        try:
+            paths = sorted(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise SegmentError(f"cannot read the library {self.folder}: {error.strerror}") from error
+        return [(match, path) for path in paths if (match := FILE.fullmatch(path.name))]
+
+    def _unknown(self, word: str) -> str:
+        near = get_close_matches(word, self.names(), n=3)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        return f"no compiled skill and no file {word!r}.{hint} See: notes ls"
+
+
+def _entry(name: str, path: Path) -> Entry:
+    try:
+        return Entry(name, path, peek(path))
+    except SegmentError as error:
+        return Entry(name, path, None, str(error))
+
+
+def changes(
+    card: Card,
+    *,
+    text: str,
+    description: str,
+    fields: Sequence[tuple[str, str, int, int]],
+    identity: Identity,
+    context: Tokens | Sequence[int],
+) -> list[str]:
+    """What has changed since the segment was compiled, in words; empty if it is up to date.
+
+    `fields` are (name, value, start, end) of each place, `context` the tokens it would be compiled behind
+    now.
+    """
+    found = list(card.identity.differences(identity))
+    if card.text != text:
+        found.append("the text has changed")
+    elif [(span.name, span.value, span.start, span.end) for span in card.fields] != [
+        tuple(field) for field in fields
+    ]:
+        found.append("the fields have changed")
+    if card.description != description:
+        found.append("the description has changed")
+    if not np.array_equal(card.context, np.asarray(context, np.int32)):
+        found.append("it was compiled behind another left context")
+    return found

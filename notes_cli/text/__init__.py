@@ -1,0 +1,2 @@
+"""Text before tokens: skill files, errata, chat templates, the order of a prompt. Pure: no model, no
+command line."""

@@ -1,0 +1,156 @@
+"""Fields: named values in a text, and the characters where they stand.
+
+A field stands in a text in three ways:
+
+* `{{date}}`: replaced by the value that the front matter (or a line of the text) gives. Every occurrence is a
+  span. `\\{{date}}` stays as it is, without the backslash.
+* a line `date: 2026-06-01`: see FIELD_LINE for what counts as one.
+* declared in the front matter only: the one place where the value stands in the text as a whole word. With
+  more than one such place the author must say which, by `{{date}}`.
+
+It knows no files and no front matter: it gets the body of a skill and the declared values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from notes_cli.errors import SkillError
+
+FIELD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+PLACEHOLDER = re.compile(r"(\\)?\{\{[ \t]*([A-Za-z0-9_-]+)[ \t]*\}\}")
+
+# A key of one word or slug, a colon with a blank after it (so no URL and no time of day), and a value of at
+# most 80 characters on the same line that does not end as a sentence does ("Note: ask first." is not a
+# field). The line may be a list item; indented by four or more it is Markdown code.
+FIELD_LINE = re.compile(
+    r"^ {0,3}(?:[-*+] )?(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63}):[ \t]+"
+    r"(?P<value>\S(?:[^\n]{0,78}[^\s.!?:;,])?)[ \t]*$",
+    re.M,
+)
+FENCE = re.compile(r"^ {0,3}(```+|~~~+)[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)", re.M | re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One place where a field's value stands: characters [start, end) of the text."""
+
+    name: str
+    value: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Characters [start, end) to be replaced by the value of `name`; without a name by `literal`."""
+
+    start: int
+    end: int
+    name: str
+    literal: str = ""
+
+
+def clean_value(name: str, value: str) -> str:
+    """The value without blanks around it. Raise SkillError if it is empty or of several lines."""
+    value = value.strip()
+    if not value:
+        raise SkillError(f"field {name!r} has no value. Give it one: {name}=VALUE")
+    if len(value.splitlines()) > 1:
+        raise SkillError(f"the value of field {name!r} has more than one line. Write it on one line")
+    return value
+
+
+def fill(text: str, holes: Iterable[Hole], values: Mapping[str, str]) -> tuple[str, tuple[Field, ...]]:
+    """Put values into holes that do not overlap. Return the new text and where each value stands in it."""
+    parts: list[str] = []
+    fields: list[Field] = []
+    done = length = 0  # characters read of the old text, written of the new
+    for hole in sorted(holes, key=lambda hole: hole.start):
+        value = values[hole.name] if hole.name else hole.literal
+        length += hole.start - done
+        parts += [text[done : hole.start], value]
+        if hole.name:
+            fields.append(Field(hole.name, value, length, length + len(value)))
+        length += len(value)
+        done = hole.end
+    parts.append(text[done:])
+    return "".join(parts), tuple(fields)
+
+
+def find_fields(body: str, declared: Mapping[str, str]) -> tuple[str, tuple[Field, ...], list[str]]:
+    """Find the fields of a skill's body and fill its placeholders.
+
+    Return the text, its fields in the order in which they stand, and warnings. Raise SkillError for a
+    placeholder without a value, a declared value that another line contradicts, or one that stands nowhere.
+    """
+    lines, warnings = _line_fields(body, declared)
+    marks = [_placeholder(match) for match in PLACEHOLDER.finditer(body)]
+    values = dict(declared) | {
+        name: body[hole.start : hole.end] for name, found in lines.items() for hole in found
+    }
+    for mark in marks:
+        if mark.name and mark.name not in values:
+            raise SkillError(
+                f"{{{{{mark.name}}}}} stands in the text, but no such field has a value. {_known(values)}"
+            )
+    holes = [hole for found in lines.values() for hole in found]
+    placed = {hole.name for hole in [*holes, *marks]}
+    for name in declared:
+        if name not in placed:
+            only = _only_place(body, name, declared[name])
+            # A line such as "deadline: 2026-06-01" gives way to the field that the author declared.
+            holes = [hole for hole in holes if hole.end <= only.start or only.end <= hole.start]
+            holes.append(only)
+    text, fields = fill(body, [*holes, *marks], values)
+    return text, fields, warnings
+
+
+def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list[Hole]], list[str]]:
+    """Values of `key: value` lines, by name, and warnings. A name with several values is no field."""
+    code = [match.span() for match in FENCE.finditer(body)]
+    found: dict[str, list[Hole]] = {}
+    for match in FIELD_LINE.finditer(body):
+        start, end = match.span("value")
+        if PLACEHOLDER.search(body, start, end) or any(first <= start < last for first, last in code):
+            continue
+        found.setdefault(match["key"], []).append(Hole(start, end, match["key"]))
+    warnings = []
+    for name in list(found):
+        values = {body[hole.start : hole.end] for hole in found[name]}
+        if name in declared and values != {declared[name]}:
+            other = sorted(values - {declared[name]})[0]
+            raise SkillError(
+                f"the front matter says {name} is {declared[name]!r}, a line of the text says {other!r}. "
+                "Keep one of them"
+            )
+        if len(values) > 1:
+            warnings.append(
+                f"{name!r} stands with {len(values)} different values, so it is not taken as a field"
+            )
+            del found[name]
+    return found, warnings
+
+
+def _placeholder(match: re.Match[str]) -> Hole:
+    escaped = match[1] is not None
+    return Hole(match.start(), match.end(), "" if escaped else match[2], match[0][1:] if escaped else "")
+
+
+def _only_place(body: str, name: str, value: str) -> Hole:
+    """Where a declared value stands, as a whole word. Raise SkillError unless that is one place."""
+    places = [match.span() for match in re.finditer(rf"(?<![\w-]){re.escape(value)}(?![\w-])", body)]
+    if len(places) != 1:
+        often = f"{len(places)} times" if places else "nowhere"
+        raise SkillError(
+            f"field {name!r} is declared, but its value {value!r} stands {often} in the text. "
+            f"Write {{{{{name}}}}} where it belongs"
+        )
+    return Hole(*places[0], name)
+
+
+def _known(names: Iterable[str]) -> str:
+    known = ", ".join(sorted(set(names)))
+    return f"Known fields: {known}" if known else "Give it one under `fields:` in the front matter"

@@ -1,0 +1,178 @@
+"""Skills: reading a text file, a SKILL.md with YAML front matter, a folder that holds one, or standard input.
+
+The reader is lenient where a skill is still usable (an odd name, no description) and says so in
+`Skill.warnings`; it refuses what it would have to guess. Where fields stand is the business of fields.py.
+It knows no tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+from notes_cli.config import yaml_problem
+from notes_cli.errors import SkillError
+from notes_cli.text.fields import FIELD_NAME, Field, Hole, clean_value, fill, find_fields
+
+MAX_BYTES = 64 << 20  # far beyond any context; a model file named by mistake is refused, not read
+MAX_NAME = 64
+MAX_DESCRIPTION = 1024
+FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
+
+__all__ = ["Field", "Skill", "load_skill", "parse_skill", "slug", "with_values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """A text to compile. `fields` has one entry for each place where a value stands, in order."""
+
+    name: str
+    description: str
+    text: str
+    fields: tuple[Field, ...]
+    source: str  # the file it was read from, "-" for standard input
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Value of each field, by name."""
+        return {found.name: found.value for found in self.fields}
+
+
+def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO | None = None) -> Skill:
+    """Read a skill from a file, a folder with SKILL.md, or "-" (then from `stdin`).
+
+    `name` wins over the name in the front matter, that over the folder (for SKILL.md) and the file's stem.
+    Raise SkillError in one line if it cannot be read, is not UTF-8, is empty, or has broken front matter or
+    fields.
+    """
+    if str(source) == "-":
+        if stdin is None:
+            raise SkillError("nothing to read on standard input. Pipe the text in, or name a file")
+        return parse_skill(_decode(stdin.read(MAX_BYTES + 1), "-"), source="-", default="stdin", name=name)
+    path = Path(source)
+    if path.is_dir():
+        path = _skill_file(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise SkillError(f"no such skill file: {path}") from None
+    except OSError as error:
+        raise SkillError(f"cannot read {path}: {error.strerror}") from error
+    folder = path.absolute().parent.name if path.name.lower() == "skill.md" else ""
+    skill = parse_skill(_decode(data, str(path)), source=str(path), default=folder or path.stem, name=name)
+    if folder and not name and skill.name != folder:
+        warning = f"{path}: the name {skill.name!r} differs from its folder {folder!r}"
+        skill = replace(skill, warnings=(*skill.warnings, warning))
+    return skill
+
+
+def parse_skill(text: str, *, source: str, default: str, name: str | None = None) -> Skill:
+    """Make a skill of the text of a file. `default` is its name where the front matter has none."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    header: dict[str, Any] = {}
+    warnings: list[str] = []
+    if text.lstrip("\n").startswith("---\n"):
+        header, text = _split(text.lstrip("\n"), source)
+        if not _string(header, "description", source):
+            warnings.append(f"{source}: no description in the front matter")
+    body = text.strip()
+    if not body:
+        raise SkillError(f"{source} has no text. A skill needs something to say")
+    wanted = name or _string(header, "name", source) or default
+    if slug(wanted) != wanted:
+        warnings.append(
+            f"{source}: the name {wanted!r} is not of the form a-z, 0-9, -; it becomes {slug(wanted)!r}"
+        )
+    description = " ".join(_string(header, "description", source).split())
+    if len(description) > MAX_DESCRIPTION:
+        warnings.append(f"{source}: the description is longer than {MAX_DESCRIPTION} characters")
+    try:
+        body, fields, more = find_fields(body, _declared(header))
+    except SkillError as error:
+        raise SkillError(f"{source}: {error}") from None
+    warnings += [f"{source}: {warning}" for warning in more]
+    return Skill(slug(wanted), description, body, fields, source, tuple(warnings))
+
+
+def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
+    """The corrected skill: new values at every place of their fields, all spans moved. The old skill is
+    unchanged.
+
+    Raise SkillError for a field that the skill does not have, and for an empty value or one of several lines.
+    """
+    for name in values:
+        if name not in skill.values:
+            known = ", ".join(skill.values) or "none"
+            raise SkillError(f"{skill.name} has no field {name!r}. Its fields: {known}")
+    new = skill.values | {name: clean_value(name, value) for name, value in values.items()}
+    text, fields = fill(skill.text, [Hole(found.start, found.end, found.name) for found in skill.fields], new)
+    return replace(skill, text=text, fields=fields)
+
+
+def slug(name: str) -> str:
+    """The name by the rule of Agent Skills: 1 to 64 of a-z, 0-9 and -, none at an end and no two in a row."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_NAME].rstrip("-") or "skill"
+
+
+def _decode(data: bytes, source: str) -> str:
+    if len(data) > MAX_BYTES:
+        raise SkillError(f"{source} is larger than {MAX_BYTES >> 20} MiB. Is it a text?")
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise SkillError(
+            f"{source} is not UTF-8 text: invalid byte at offset {error.start}. Convert it first"
+        ) from None
+
+
+def _skill_file(folder: Path) -> Path:
+    for candidate in ("SKILL.md", "skill.md"):
+        if (folder / candidate).is_file():
+            return folder / candidate
+    raise SkillError(f"the folder {folder} holds no SKILL.md")
+
+
+def _split(text: str, source: str) -> tuple[dict[str, Any], str]:
+    """Front matter and body. All scalars stay as written: a date remains text, 012 remains 012."""
+    match = FRONT_MATTER.match(text)
+    if match is None:
+        raise SkillError(f"{source}: the front matter that line 1 opens is not closed. Add a line ---")
+    try:
+        header = yaml.load(match["yaml"], Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SkillError(f"{source}: the front matter is not valid YAML: {yaml_problem(error)}") from error
+    header = {} if header in (None, "") else header
+    if not isinstance(header, dict):
+        raise SkillError(f"{source}: the front matter must hold `key: value` lines")
+    return header, text[match.end() :]
+
+
+def _string(header: dict[str, Any], key: str, source: str) -> str:
+    value = header.get(key, "")
+    if not isinstance(value, str):
+        raise SkillError(f"{source}: {key} in the front matter must be text")
+    return value.strip()
+
+
+def _declared(header: dict[str, Any]) -> dict[str, str]:
+    """The values under `fields:` in the front matter."""
+    declared = header.get("fields", "")
+    if declared == "":
+        return {}
+    if not isinstance(declared, dict):
+        raise SkillError("fields in the front matter must be `name: value` lines")
+    for name, value in declared.items():
+        if not isinstance(name, str) or not FIELD_NAME.fullmatch(name):
+            raise SkillError(f"field name {name!r} must be a word of letters, digits, _ and -")
+        if not isinstance(value, str):
+            raise SkillError(f"the value of field {name!r} must be text or a number")
+    return {name: clean_value(name, value) for name, value in declared.items()}

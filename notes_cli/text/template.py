@@ -1,0 +1,167 @@
+"""Chat templates: messages rendered as the model was trained on them, and cut where our own texts stand.
+
+Jinja in a sandbox, with what llama.cpp and Hugging Face give to templates. `cut` renders markers in the
+place of texts and cuts the result at them: what is left is the template's own. So no text of a user ever
+passes through Jinja, is trimmed by it, or is mistaken for a special token. It knows no tokens and no
+skills.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from notes_cli.errors import ModelError
+
+Message = Mapping[str, str]  # role and content
+
+# For a model without a template: a base model, which knows no roles, reads a short text that asks for an
+# answer.
+PLAIN = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ m.content + '\n\n' }}"
+    "{% elif m.role == 'user' %}{{ 'Question: ' + m.content + '\n' }}"
+    "{% else %}{{ 'Answer: ' + m.content + '\n\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"
+)
+JOIN = "\n\n"  # between system content and question where a template has no system role
+
+
+class _Generation(Extension):
+    """`{% generation %}`: marks what a model said, for training. Here its body is simply shown."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance variable)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """The chat template of one model.
+
+    `source` is the Jinja text, empty for a model without one (then PLAIN); `bos` and `eos` are the texts of
+    those tokens; `options` are variables a template may know (such as enable_thinking); `now` fixes the
+    date that some templates print. Raise ModelError if the source is not valid Jinja.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        bos: str = "",
+        eos: str = "",
+        *,
+        options: Mapping[str, object] | None = None,
+        now: datetime | None = None,
+    ) -> None:
+        env = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        )
+        env.filters["tojson"] = _tojson
+        env.globals["raise_exception"] = _raise
+        env.globals["strftime_now"] = lambda form: (now or datetime.now()).strftime(form)
+        self._known = {
+            "tools": None,
+            "documents": None,
+            **(options or {}),
+            "bos_token": bos,
+            "eos_token": eos,
+        }
+        try:
+            self._template = env.from_string(source or PLAIN)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise ModelError(f"the model's chat template cannot be read: {_one_line(error)}") from error
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The whole conversation as text. Raise ModelError if the template refuses or fails.
+
+        A template without a system role gets the system content at the head of the first user message.
+        """
+        return self._render(_folded(messages) if self.folds_system else messages, add_generation_prompt)
+
+    def cut(self, messages: Sequence[Message], markers: Sequence[str]) -> list[str]:
+        """Render messages whose contents hold the markers; return the template's texts before, between and
+        after them.
+
+        The result has one entry more than `markers`. Raise ModelError if the template drops, changes,
+        repeats or reorders a marker.
+        """
+        return _cut(self.render(messages), markers)
+
+    @cached_property
+    def folds_system(self) -> bool:
+        """Whether system content must go into the first user message, because the template has no place for
+        it.
+
+        That is so if it raises or drops the content, and also if it moves it away from the head of the
+        conversation (as some Mistral templates do after the first turn): a spliced skill stays where it is.
+        """
+        contents = [marker(i) for i in range(4)]
+        roles = ("system", "user", "assistant", "user")
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        try:
+            _cut(self._render(messages, True), contents)
+        except ModelError:
+            # Only a fault of the system message is mended by folding it: any other is raised from here.
+            _cut(self._render(_folded(messages), True), contents)
+            return True
+        return False
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                self._known, messages=[dict(m) for m in messages], add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # a template is a program of others: whatever it raises is its own error
+            raise ModelError(f"the model's chat template failed: {_one_line(error)}") from error
+
+
+def marker(number: int) -> str:
+    """Stands for a text inside a message: letters and digits only, which no template takes apart."""
+    return f"NOTESx7Qf{number:03d}x9Zk"
+
+
+def _cut(rendered: str, markers: Sequence[str]) -> list[str]:
+    chunks: list[str] = []
+    rest = rendered
+    for mark in markers:
+        if rendered.count(mark) != 1 or mark not in rest:
+            fault = {0: "drops or changes", 1: "reorders"}.get(rendered.count(mark), "repeats")
+            raise ModelError(
+                f"the model's chat template {fault} the content of a message, so no skill can stand in it"
+            )
+        before, _, rest = rest.partition(mark)
+        chunks.append(before)
+    return [*chunks, rest]
+
+
+def _folded(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages with the content of a leading system message at the head of the first user message."""
+    if not messages or messages[0]["role"] != "system":
+        return messages
+    head, *rest = messages
+    if not rest or rest[0]["role"] != "user":
+        return [{"role": "user", "content": head["content"]}, *rest]
+    return [{"role": "user", "content": head["content"] + JOIN + rest[0]["content"]}, *rest[1:]]
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
+    """Jinja's own tojson escapes HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,119 @@
+"""Compiling: prefill a skill once, behind the left context it will mostly have, and keep its rows.
+
+Only the skill's own rows are kept: its first token is then no attention sink, and the segment fits anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import notes_cli
+from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Progress
+from notes_cli.engine.segment import FieldSpan, Segment, Tokens
+from notes_cli.errors import EngineError, SegmentError, UnsupportedError
+from notes_cli.library.container import peek, write_segment
+from notes_cli.library.store import changes
+from notes_cli.text.skill import Skill
+from notes_cli.work.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Where the segment is, how many tokens it has, and why it was compiled: nothing if it was up to date."""
+
+    path: Path
+    tokens: int
+    reasons: tuple[str, ...]
+
+
+def compile_skill(workspace: Workspace, skill: Skill, progress: Progress | None = None) -> Segment:
+    """Prefill the skill and read its rows. Raise UnsupportedError where this model's rows cannot be moved."""
+    tokens = workspace.model.tokenize(skill.text)
+    left = workspace.left_context
+    workspace.make_room(len(left) + len(tokens))
+    for operation in ("read", "splice"):
+        reason = workspace.context.supports(operation)
+        if reason:
+            raise UnsupportedError(f"{skill.name} cannot be compiled for {workspace.model.name}: {reason}")
+    identity = workspace.identity
+    notebook = workspace.notebook()
+    notebook.append(left)
+    notebook.flush()
+    notebook.append(tokens)
+    notebook.flush(progress)
+    dtype = "f32" if "f32" in identity.kv_type else "f16"
+    return Segment(
+        name=skill.name,
+        description=skill.description,
+        text=skill.text,
+        tokens=tokens,
+        base=len(left),
+        context=left,
+        fields=field_spans(workspace.model, skill, tokens),
+        identity=identity,
+        layers=workspace.context.read(0, len(left), len(tokens), base=len(left), dtype=dtype),
+    )
+
+
+def compile_to_library(
+    workspace: Workspace, skill: Skill, *, force: bool = False, progress: Progress | None = None, output: Path | None = None
+) -> Compiled:
+    """Compile the skill into the library (or to `output`) unless what is there is up to date."""
+    workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
+    with workspace.library.compiling(skill.name, workspace.identity) as place:
+        path = output or place
+        reasons = ["it was asked for"] if force else stale(workspace, skill, path)
+        if not reasons:
+            return Compiled(path, len(peek(path).tokens), ())
+        segment = compile_skill(workspace, skill, progress)
+        write_segment(path, segment, writer=f"notes {notes_cli.__version__}")
+        return Compiled(path, len(segment), tuple(reasons))
+
+
+def stale(workspace: Workspace, skill: Skill, path: Path) -> list[str]:
+    """Why the file at `path` is not this skill compiled for this workspace, in words; empty if it is."""
+    if not path.exists():
+        return ["it has not been compiled yet"]
+    try:
+        card = peek(path)
+    except SegmentError as error:
+        return [str(error)]
+    fields = [(field.name, field.value, field.start, field.end) for field in skill.fields]
+    return changes(
+        card,
+        text=skill.text,
+        description=skill.description,
+        fields=fields,
+        identity=workspace.identity,
+        context=workspace.left_context,
+    )
+
+
+def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
+    """The tokens in which each field's value stands, ends included where a token reaches beyond the value."""
+    if not skill.fields:
+        return ()
+    ends: list[int] = []  # where each token ends, in bytes of the text
+    spoken = b""
+    for token in tokens:
+        spoken += model.piece(int(token))
+        ends.append(len(spoken))
+    shift = spoken.find(skill.text.encode())  # some tokenizers put a blank before the text
+    if shift < 0:
+        raise EngineError(f"the tokenizer of {model.name} changes the text of {skill.name}: its fields cannot be located")
+    spans = []
+    for field in skill.fields:
+        start = shift + len(skill.text[: field.start].encode())
+        end = shift + len(skill.text[: field.end].encode())
+        spans.append(
+            FieldSpan(field.name, field.value, field.start, field.end, _token_at(ends, start), _token_at(ends, end - 1) + 1)
+        )
+    return tuple(spans)
+
+
+def _token_at(ends: Sequence[int], byte: int) -> int:
+    """Index of the token that holds the byte."""
+    return next(index for index, end in enumerate(ends) if end > byte)

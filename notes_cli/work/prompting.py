@@ -1,0 +1,112 @@
+"""From what a user asks to a notebook: skills by name become segments, errata become sentences, pieces become rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import NotesError
+from notes_cli.text.erratum import Erratum, parse_erratum, word
+from notes_cli.text.prompt import build
+from notes_cli.text.skill import load_skill
+from notes_cli.work.compiling import compile_to_library
+from notes_cli.work.workspace import Workspace
+
+# Tokens recomputed at the start of a skill that stands behind another left context than it was compiled behind.
+# Measured on the shipped model by bench/decisions.py; see docs/results.md.
+DEFAULT_SEAM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked: the question, the spliced segments, errata in the order given, and the system text before all."""
+
+    question: str
+    segments: Sequence[Segment] = ()
+    errata: Sequence[Erratum] = ()
+    system: str | None = None
+    wording: str | None = None
+    turns: Sequence[tuple[str, str]] = field(default=())
+
+
+def open_segments(workspace: Workspace, words: Sequence[str], say: Callable[[str], None]) -> list[Segment]:
+    """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now."""
+    segments = []
+    for given in words:
+        target = workspace.library.resolve(given)
+        if target.kind == "name":
+            path = workspace.library.find(target.name, workspace.identity)
+        elif target.kind == "segment":
+            assert target.path is not None
+            path = target.path
+        else:
+            path = _compile_text(workspace, given, say)
+        segments.append(workspace.open(path))
+    return segments
+
+
+def _compile_text(workspace: Workspace, given: str, say: Callable[[str], None]) -> Path:
+    if given == "-":
+        raise NotesError("a skill cannot be spliced from standard input. Compile it first: notes compile - --name NAME")
+    skill = load_skill(given)
+    for warning in skill.warnings:
+        say(f"warning: {warning}")
+    compiled = compile_to_library(workspace, skill)
+    if compiled.reasons:
+        say(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
+    return compiled.path
+
+
+def parse_errata(given: Sequence[str], segments: Sequence[Segment]) -> list[Erratum]:
+    """Errata as the user wrote them. Raise SkillError for a field that no spliced skill has."""
+    known = {span.name for segment in segments for span in segment.fields}
+    return [parse_erratum(text, known) for text in given]
+
+
+def lay(
+    workspace: Workspace,
+    prompt: Prompt,
+    *,
+    seam: int = DEFAULT_SEAM,
+    splice: bool = True,
+    rotate: bool = True,
+    dry: bool = False,
+    room: int = 0,
+) -> Notebook:
+    """Lay the prompt into a fresh notebook of the workspace, with room for `room` more tokens.
+
+    `splice=False` decodes the very same tokens instead: the full recompute that everything is compared with.
+    `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing.
+    """
+    by_name = {segment.name: segment for segment in prompt.segments}
+    if len(by_name) < len(prompt.segments):
+        raise NotesError("the same skill is spliced twice. Name each skill once")
+    pieces = build(
+        workspace.template,
+        question=prompt.question,
+        system=prompt.system,
+        skills=list(by_name),
+        errata=[word(erratum, prompt.wording) for erratum in prompt.errata],
+        turns=prompt.turns,
+    )
+    tokens = [by_name[piece.name].tokens if piece.kind == "splice" else workspace.tokenize(piece) for piece in pieces]
+    if pieces[0].kind != "splice":
+        tokens[0] = workspace.opened(tokens[0])
+    workspace.make_room(sum(map(len, tokens)) + room)
+
+    notebook = workspace.notebook(dry=dry)
+    for piece, ids in zip(pieces, tokens, strict=True):
+        if piece.kind != "splice":
+            notebook.append(ids, piece.kind, piece.name)
+        elif not splice:
+            notebook.append(ids, piece.kind, piece.name, why="full prefill asked for")
+        else:
+            segment = by_name[piece.name]
+            same_left = np.array_equal(notebook.tokens, segment.context)
+            notebook.splice(segment, seam=0 if same_left else seam, rotate=rotate)
+    return notebook

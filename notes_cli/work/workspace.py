@@ -1,0 +1,123 @@
+"""A workspace: one model, one context, its identity, its chat template and the user's library, opened as needed.
+
+What every command that runs a model starts from. The context grows with the prompt unless its size was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from notes_cli import config
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.errors import SegmentError
+from notes_cli.library.container import open_segment
+from notes_cli.library.digest import file_sha256
+from notes_cli.library.store import Library
+from notes_cli.text.prompt import Piece, left_context
+from notes_cli.text.template import ChatTemplate
+
+DEFAULT_CONTEXT = 4096
+
+
+class Workspace:
+    """Use as a context manager, or close it."""
+
+    def __init__(
+        self,
+        model: Path,
+        options: ContextOptions | None = None,
+        *,
+        fixed_size: bool = False,
+        gpu_layers: int = -1,
+        hashing: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`fixed_size`: the user chose n_ctx, a prompt that does not fit is an error. `hashing` gets the progress of
+        reading the model's file for its digest (bytes done, bytes in all), which happens once a file."""
+        self.options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
+        self.paths = config.paths()
+        self.library = Library(self.paths.library)
+        self._fixed_size = fixed_size
+        self._hashing = hashing
+        self._context: Context | None = None
+        self.model = Model(model, gpu_layers=gpu_layers)
+
+    def close(self) -> None:
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+        self.model.close()
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def context(self) -> Context:
+        if self._context is None:
+            self._context = Context(self.model, self.options)
+        return self._context
+
+    def make_room(self, tokens: int) -> None:
+        """See to a context of at least so many tokens. One that holds rows is replaced by an empty one."""
+        if tokens > self.options.n_ctx and not self._fixed_size:
+            if self._context is not None:
+                self._context.close()
+                self._context = None
+            self.options = replace(self.options, n_ctx=-(-tokens // 256) * 256)
+
+    def notebook(self, *, dry: bool = False) -> Notebook:
+        """An empty notebook in the context; what the context held is gone."""
+        if not dry:
+            self.context.clear()
+        return Notebook(self.context, dry=dry)
+
+    @cached_property
+    def weights(self) -> str:
+        """SHA-256 of the model's file, remembered between runs."""
+        return file_sha256(self.model.path, self.paths.models / "digests.json", self._hashing)
+
+    @property
+    def identity(self) -> Identity:
+        """Identity of this model in this context. Raise UnsupportedError where its rows cannot be moved."""
+        return self.context.identity(self.weights)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return ChatTemplate(
+            self.model.chat_template or "", self.model.special_text("bos"), self.model.special_text("eos")
+        )
+
+    @cached_property
+    def left_context(self) -> Tokens:
+        """The tokens that a skill is compiled behind: BOS and the opening of the system message."""
+        return self.opened(self.model.tokenize(left_context(self.template), special=True))
+
+    def tokenize(self, piece: Piece) -> Tokens:
+        """Tokens of a piece, apart from its neighbours."""
+        return self.model.tokenize_runs(piece.runs)
+
+    def opened(self, tokens: Tokens) -> Tokens:
+        """The first tokens of a prompt, behind the BOS that the model wants unless its template has put it there."""
+        bos = self.model.bos
+        if bos is None or (len(tokens) and tokens[0] == bos):
+            return tokens
+        return np.concatenate([np.array([bos], np.int32), tokens])
+
+    def open(self, path: Path) -> Segment:
+        """A segment from a file, checked against this model. Raise SegmentError that says what does not fit."""
+        segment = open_segment(path)
+        differences = segment.identity.differences(self.identity)
+        if differences:
+            raise SegmentError(f"{path} was {'; '.join(differences)}. Compile it for this model")
+        return segment

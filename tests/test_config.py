@@ -1,0 +1,77 @@
+"""Where things are, and what config.yaml may hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import notes_cli
+from notes_cli.config import load_config, paths, resource, shipped_model
+from notes_cli.errors import NotesError
+
+
+def test_notes_home_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One variable moves library, sessions and config; nothing is created by asking."""
+    monkeypatch.setenv("NOTES_HOME", str(tmp_path / "home"))
+    found = paths()
+    assert found.library == tmp_path / "home/library"
+    assert {found.sessions.parent, found.config.parent, found.models.parent} == {tmp_path / "home"}
+    assert not (tmp_path / "home").exists()
+
+
+def test_without_it_the_folders_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are derivable, so they lie in the cache; conversations do not."""
+    monkeypatch.delenv("NOTES_HOME", raising=False)
+    for kind in ("CACHE", "CONFIG", "STATE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
+    monkeypatch.setattr("sys.platform", "linux")
+    found = paths()
+    assert found.library.name == "library" and found.config.name == "config.yaml"
+    assert found.library.parent == found.models.parent != found.sessions.parent
+
+
+def test_settings_are_read(tmp_path: Path) -> None:
+    """No file and an empty file are no settings."""
+    path = tmp_path / "config.yaml"
+    assert load_config(path) == {}
+    path.write_text("")
+    assert load_config(path) == {}
+    path.write_text("model: a.gguf\nask:\n  temp: 0.5\n")
+    assert load_config(path) == {"model": "a.gguf", "ask": {"temp": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"model: [", "not valid YAML: line 1"),
+        (b"- a", "must hold `setting: value` lines"),
+        (b"1: a", "must hold"),
+        (b"\xff", "not UTF-8"),
+        (b"[" * 5000, "nested too deeply"),
+        (b"!!python/object:os.system {}", "not valid YAML"),
+    ],
+)
+def test_a_bad_config_is_one_line(tmp_path: Path, data: bytes, message: str) -> None:
+    """It names the file and what to do, and runs nothing."""
+    path = tmp_path / "config.yaml"
+    path.write_bytes(data)
+    with pytest.raises(NotesError, match=message) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_data_folders_are_found_beside_and_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout has prompts/ beside the package, an installation inside it; inside wins."""
+    monkeypatch.setattr(notes_cli, "__path__", [str(tmp_path / "notes_cli")])
+    (tmp_path / "prompts").mkdir()
+    assert resource("prompts") == tmp_path / "prompts"
+    (tmp_path / "notes_cli/prompts").mkdir(parents=True)
+    assert resource("prompts") == tmp_path / "notes_cli/prompts"
+    with pytest.raises(NotesError, match="folder models/ is missing"):
+        shipped_model()
+    (tmp_path / "notes_cli/models").mkdir()
+    with pytest.raises(NotesError, match="name a model with -m"):
+        shipped_model()
+    (tmp_path / "notes_cli/models/notes-tiny-q8_0.gguf").touch()
+    assert shipped_model().name == "notes-tiny-q8_0.gguf"

@@ -1,0 +1,78 @@
+"""Errata: what is a field, what is free text, and how both are worded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from notes_cli.errors import NotesError, SkillError
+from notes_cli.text.erratum import Erratum, load_wordings, parse_erratum, shipped_wordings, word
+
+KNOWN = {"date", "tier"}
+
+
+def test_a_known_field() -> None:
+    """The value is everything after the first equals sign."""
+    assert parse_erratum(" date = a=b ", KNOWN) == Erratum("date", "a=b", "date = a=b")
+
+
+@pytest.mark.parametrize("text", ["The shop moved.", "We now say x=1 everywhere.", "1+1=2"])
+def test_free_text(text: str) -> None:
+    """Words with an equals sign in them are still words."""
+    assert parse_erratum(text, KNOWN) == Erratum(None, None, text)
+
+
+def test_an_unknown_field_names_the_known() -> None:
+    """A typo is not taken for a sentence."""
+    with pytest.raises(SkillError, match="no spliced skill has a field 'data'. Known fields: date, tier"):
+        parse_erratum("data=2026-07-01", KNOWN)
+    with pytest.raises(SkillError, match="Known fields: none"):
+        parse_erratum("data=1", ())
+
+
+@pytest.mark.parametrize("text", ["", "  ", "date=", "date= ", "date=a\nb"])
+def test_empty_and_many_lined_values_are_refused(text: str) -> None:
+    """A correction says something, and a value is one line."""
+    with pytest.raises(SkillError):
+        parse_erratum(text, KNOWN)
+
+
+def test_the_default_wording() -> None:
+    """The sentence that the shipped model is trained on, word for word."""
+    erratum = parse_erratum("date=2026-07-01", KNOWN)
+    sentence = "Correction: the date is now 2026-07-01. This replaces the earlier date."
+    assert word(erratum) == word(erratum, "now") == sentence
+    assert word(parse_erratum("We moved.", KNOWN)) == "Correction: We moved."
+
+
+def test_braces_of_a_user_stay() -> None:
+    """Nothing in a value is filled in again."""
+    assert word(Erratum("date", "{field}{0}{text}", ""), "line") == "Correction. date: {field}{0}{text}"
+    assert word(Erratum(None, None, "{text} {value}")) == "Correction: {text} {value}"
+
+
+def test_an_unknown_wording_names_the_known() -> None:
+    """The names are those of prompts/errata.yaml."""
+    with pytest.raises(SkillError, match="no erratum wording 'loud'. Known wordings: now, changed"):
+        word(Erratum("a", "b", ""), "loud")
+    assert all(word(Erratum("a", "b", ""), name) for name in shipped_wordings().forms)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "not valid YAML"),
+        ("a: 1", "must hold default, wordings and free"),
+        ("default: x\nwordings: {y: '{field} {value}'}\nfree: '{text}'", "default must name"),
+        ("default: x\nwordings: {x: '{field}'}\nfree: '{text}'", "'x' must hold"),
+    ],
+)
+def test_a_broken_wordings_file_is_said(tmp_path: Path, text: str, message: str) -> None:
+    """One line that names the file."""
+    path = tmp_path / "errata.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(NotesError, match=message):
+        load_wordings(path)
+    with pytest.raises(NotesError, match="cannot read"):
+        load_wordings(tmp_path / "none.yaml")

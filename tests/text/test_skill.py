@@ -1,0 +1,160 @@
+"""Reading skills: files, folders, standard input, and everything that is wrong with them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notes_cli.config import resource
+from notes_cli.errors import SkillError
+from notes_cli.text.skill import load_skill, parse_skill, slug, with_values
+
+FRONT = "---\nname: returns\ndescription: About returns.\nfields:\n  date: 2026-06-01\n  amount: 120\n---\n"
+
+
+def write(folder: Path, name: str, text: str | bytes) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_a_plain_text_file(tmp_path: Path) -> None:
+    """Name from the stem, newlines normalised, byte order mark dropped, blanks around it gone."""
+    skill = load_skill(write(tmp_path, "skill.txt", b"\xef\xbb\xbf\r\n# A\r\ndate: 2026-06-01\r\n\r\n"))
+    assert (skill.name, skill.text, skill.values) == ("skill", "# A\ndate: 2026-06-01", {"date": "2026-06-01"})
+    assert skill.warnings == ()
+
+
+def test_front_matter_values_stay_as_written(tmp_path: Path) -> None:
+    """YAML would make a date and a number of them; the text keeps what the author wrote."""
+    skill = load_skill(write(tmp_path, "returns/SKILL.md", FRONT + "By {{date}}, up to {{amount}}.\n"))
+    assert skill.text == "By 2026-06-01, up to 120."
+    assert skill.values == {"date": "2026-06-01", "amount": "120"}
+    assert (skill.name, skill.description, skill.warnings) == ("returns", "About returns.", ())
+
+
+def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
+    """A folder in the layout of Agent Skills works as input, and lends its name."""
+    write(tmp_path, "pdf-tools/SKILL.md", "---\ndescription: d\n---\nRead it.")
+    assert load_skill(tmp_path / "pdf-tools").name == "pdf-tools"
+    with pytest.raises(SkillError, match=r"holds no SKILL\.md"):
+        load_skill(tmp_path)
+
+
+def test_standard_input() -> None:
+    """A dash reads the given stream; a name may be given with it."""
+    assert load_skill("-", stdin=io.BytesIO(b"plan: gold")).name == "stdin"
+    assert load_skill("-", name="Plans", stdin=io.BytesIO(b"plan: gold")).name == "plans"
+    with pytest.raises(SkillError, match="nothing to read on standard input"):
+        load_skill("-")
+
+
+def test_lenient_with_warnings(tmp_path: Path) -> None:
+    """An odd name, another folder and a missing description are told, not refused."""
+    skill = load_skill(write(tmp_path, "folder/SKILL.md", "---\nname: My Skill!\n---\nText."))
+    assert skill.name == "my-skill"
+    assert [part in "".join(skill.warnings) for part in ("no description", "'My Skill!'", "its folder")] == [True] * 3
+
+
+@pytest.mark.parametrize("text", ["", " \n\n", "---\nname: a\n---\n", "\ufeff"])
+def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
+    """There is nothing to compile in an empty text."""
+    with pytest.raises(SkillError, match="has no text"):
+        load_skill(write(tmp_path, "empty.md", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"caf\xe9", "not UTF-8 text: invalid byte at offset 3"),
+        ("---\nname: a\n", "is not closed"),
+        ("---\na: [\n---\nx", "not valid YAML"),
+        ("---\n" + "[" * 5000 + "\n---\nx", "not valid YAML"),
+        ("---\njust words\n---\nx", "must hold `key: value` lines"),
+        ("---\nname: [a]\n---\nx", "name in the front matter must be text"),
+        ("---\nfields: [a]\n---\nx", "fields in the front matter must be"),
+        ("---\nfields:\n  a b: 1\n---\nx", "field name 'a b' must be a word"),
+        ("---\nfields:\n  a: {b: 1}\n---\nx", "the value of field 'a' must be text"),
+        ("---\nfields:\n  a:\n---\nx", "field 'a' has no value"),
+        ('---\nfields:\n  a: "1\\n2"\n---\nx', "more than one line"),
+        ("{{date}}", "no such field has a value"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+    """The message names the file and what is wrong with it."""
+    path = write(tmp_path, "bad.md", text)
+    with pytest.raises(SkillError, match=message) as caught:
+        load_skill(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    """No traceback for a typo."""
+    with pytest.raises(SkillError, match="no such skill file"):
+        load_skill(tmp_path / "no.txt")
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model named by mistake does not fill the memory."""
+    monkeypatch.setattr("notes_cli.text.skill.MAX_BYTES", 10)
+    with pytest.raises(SkillError, match="Is it a text"):
+        load_skill(write(tmp_path, "model.gguf", b"x" * 11))
+
+
+def test_with_values_moves_every_span() -> None:
+    """A corrected skill is a new text, with all spans where they now are."""
+    skill = parse_skill(FRONT + "{{date}}: {{amount}} until {{date}}", source="s", default="s")
+    new = with_values(skill, {"date": " 1 July 2026 "})
+    assert new.text == "1 July 2026: 120 until 1 July 2026"
+    assert [new.text[f.start : f.end] for f in new.fields] == ["1 July 2026", "120", "1 July 2026"]
+    assert skill.text == "2026-06-01: 120 until 2026-06-01"
+    assert with_values(new, {"date": "2026-06-01"}) == skill
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"data": "1"}, "has no field 'data'. Its fields: date, amount"), ({"date": " "}, "no value"), ({"date": "a\nb"}, "line")],
+)
+def test_with_values_refuses_what_it_cannot_place(values: dict[str, str], message: str) -> None:
+    """An unknown field names the known ones; a value is one line."""
+    skill = parse_skill(FRONT + "{{date}} {{amount}}", source="s", default="s")
+    with pytest.raises(SkillError, match=message):
+        with_values(skill, values)
+
+
+@given(st.text(max_size=200))
+def test_slugs_follow_the_rule(name: str) -> None:
+    """Any name at all becomes one that is a legal file name everywhere; a legal one stays."""
+    short = slug(name)
+    assert 1 <= len(short) <= 64 and set(short) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert not short.startswith("-") and not short.endswith("-") and "--" not in short
+    assert slug(short) == short
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text breaks the reader, and every span holds its value."""
+    try:
+        skill = parse_skill(text, source="s", default="s")
+    except SkillError:
+        return
+    assert all(skill.text[f.start : f.end] == f.value for f in skill.fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("returns", {"date": "2026-06-01", "tier": "gold", "amount": "120"}),
+        ("support", {"plan": "family", "status": "active", "renewal": "2026-09-10"}),
+        ("shipping.txt", {"region": "north", "weight": "240", "season": "winter"}),
+    ],
+)
+def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
+    """The skills that come with notes have their fields and nothing to warn of."""
+    skill = load_skill(resource("skills") / name)
+    assert (skill.name, skill.values, skill.warnings) == (name.removesuffix(".txt"), fields, ())

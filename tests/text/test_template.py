@@ -1,0 +1,124 @@
+"""Chat templates: rendering, cutting at markers, and templates that make trouble."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+
+from notes_cli.errors import ModelError
+from notes_cli.text.template import ChatTemplate, marker
+
+
+TALK = [
+    {"role": "system", "content": "SYS"},
+    {"role": "user", "content": "U1"},
+    {"role": "assistant", "content": "A1"},
+    {"role": "user", "content": "U2"},
+]
+DAY = datetime(2026, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "folds", "rendered"),
+    [
+        (
+            "CHATML",
+            False,
+            "<|im_start|>system\nSYS<|im_end|>\n<|im_start|>user\nU1<|im_end|>\n"
+            "<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "QWEN",
+            False,
+            "<|im_start|>system\nSYS<|im_end|>\n<|im_start|>user\nU1<|im_end|>\n"
+            "<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "LLAMA3",
+            False,
+            "<s><|start_header_id|>system<|end_header_id|>\n\nToday: 01 Jun 2026\n\nSYS<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nU1<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\nA1<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nU2<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            "GEMMA",
+            True,
+            "<s><start_of_turn>user\nSYS\n\nU1<end_of_turn>\n<start_of_turn>model\nA1<end_of_turn>\n"
+            "<start_of_turn>user\nU2<end_of_turn>\n<start_of_turn>model\n",
+        ),
+        ("DROPS", True, "[INST] SYS\n\nU1 [/INST] A1</s>[INST] U2 [/INST]"),
+        ("MISTRAL", True, "<s>[INST] SYS\n\nU1[/INST] A1</s>[INST] U2[/INST]"),
+        ("", False, "<s>SYS\n\nQuestion: U1\nAnswer: A1\n\nQuestion: U2\nAnswer:"),
+    ],
+)
+def test_templates_in_the_wild(templates: SimpleNamespace, source: str, folds: bool, rendered: str) -> None:
+    """Each is rendered as its model knows it; without a system role the text goes to the first user message."""
+    template = ChatTemplate(getattr(templates, source) if source else "", bos="<s>", eos="</s>", now=DAY)
+    assert template.folds_system is folds
+    assert template.render(TALK) == rendered
+
+
+@pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
+def test_cut_gives_the_templates_own_words(templates: SimpleNamespace, source: str) -> None:
+    """Chunks and markers put together are the rendered text."""
+    template = ChatTemplate(getattr(templates, source), bos="<s>", now=DAY)
+    messages = [{"role": m["role"], "content": marker(i)} for i, m in enumerate(TALK)]
+    chunks = template.cut(messages, [marker(i) for i in range(4)])
+    texts = [part for i, chunk in enumerate(chunks[:-1]) for part in (chunk, marker(i))]
+    assert "".join([*texts, chunks[-1]]) == template.render(messages)
+
+
+def test_without_a_generation_prompt(templates: SimpleNamespace) -> None:
+    """The text may end after the last message."""
+    template = ChatTemplate(templates.CHATML)
+    assert template.render(TALK[:1], add_generation_prompt=False) == "<|im_start|>system\nSYS<|im_end|>\n"
+
+
+def test_options_reach_the_template(templates: SimpleNamespace) -> None:
+    """Thinking can be switched off where the template knows how."""
+    template = ChatTemplate(templates.QWEN, options={"enable_thinking": False})
+    assert template.render(TALK[:2]).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
+    """tojson without HTML escapes, loop controls, generation blocks, tools that are none."""
+    source = (
+        "{{ {'a': '<é>'} | tojson }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ tools is none }}"
+    )
+    env = ChatTemplate(source)
+    assert env._render(TALK, False) == '{"a": "<é>"}SYSTrue'
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for %}", "cannot be read"),
+        ("{{ raise_exception('No thanks') }}", "failed: No thanks"),
+        ("{{ messages[9].content }}", "failed"),
+        ("{{ 1 // 0 }}", "failed"),
+        ("no content", "drops or changes the content"),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "drops or changes"),
+        ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "repeats"),
+        ("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", "reorders"),
+    ],
+)
+def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> None:
+    """Its fault is told in one line, never a traceback and never a wrong prompt."""
+    with pytest.raises(ModelError, match=message) as caught:
+        ChatTemplate(source).render(TALK)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}", "{{ messages.append(1) }}"],
+)
+def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
+    """A model file is data from strangers; its template reaches nothing but the messages."""
+    with pytest.raises(ModelError):
+        ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}").render(TALK)
