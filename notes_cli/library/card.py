@@ -94,14 +94,22 @@ def _fields(encoded: str, text: str, n_tokens: int) -> tuple[FieldSpan, ...]:
     try:
         entries: list[dict[str, Any]] = json.loads(encoded)
         spans = tuple(FieldSpan(**entry) for entry in entries)
-        sound = all(
-            0 <= span.first < span.last <= n_tokens
-            and text[span.start : span.end] == span.value
-            and span.name
-            for span in spans
-        )
+        sound = all(_fits(span, text, n_tokens) for span in spans)
     except (TypeError, RecursionError) as error:
         raise FormatError("its fields cannot be read") from error
     if not sound:
         raise FormatError("its fields do not fit its text")
     return spans
+
+
+def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:
+    """JSON may hold anything: types are checked too."""
+    numbers = (span.start, span.end, span.first, span.last)
+    return (
+        isinstance(span.name, str)
+        and span.name != ""
+        and all(type(number) is int for number in numbers)
+        and 0 <= span.start < span.end
+        and 0 <= span.first < span.last <= n_tokens
+        and text[span.start : span.end] == span.value
+    )

@@ -39,8 +39,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a user's word stands for: a name of the library, a segment file, or a text that is yet to be
-    compiled."""
+    """What a user's word stands for: a name of the library, a segment file, or a text yet to be compiled."""
 
     kind: Literal["name", "segment", "text"]
     name: str  # as the user gave it
@@ -86,8 +85,10 @@ class Library:
         raise SegmentError(f"{name} was {'; '.join(nearest)}. Run: {remedy}")
 
     def remove(self, name: str, identity: Identity | None = None) -> list[Path]:
-        """Delete the files of that name, all or only the one for the identity; return them. Raise if there
-        are none."""
+        """Delete the files of that name, all or the one for the identity; return them.
+
+        Raise SegmentError if there are none.
+        """
         wanted = None if identity is None else self.path(name, identity)
         files = [path for match, path in self._files() if match["name"] == name and wanted in (None, path)]
         if not files:
@@ -100,8 +101,7 @@ class Library:
         return files
 
     def resolve(self, word: str) -> Target:
-        """What `word` stands for. A plain name means the library first; `./name` or a suffix always means a
-        file.
+        """What `word` stands for: a name of the library first; `./name` is always a file or folder.
 
         Raise SegmentError, naming what is near, if it is nothing.
         """
@@ -124,18 +124,23 @@ class Library:
         """Hold the lock of one segment file while it is compiled; yield its path.
 
         `wait` is how long to wait for another process, in seconds; negative is for ever. Raise SegmentError
-        after that.
+        after that, or if the folder cannot be written to.
         """
         path = self.path(name, identity)
-        locks = self.folder / ".locks"
+        lock = filelock.FileLock(self.folder / ".locks" / f"{path.name}.lock")
         try:
-            locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with filelock.FileLock(locks / f"{path.name}.lock", timeout=wait):
-                for left in leftovers(path):  # of a compile that was killed: nobody else writes this file now
-                    left.unlink(missing_ok=True)
-                yield path
+            Path(lock.lock_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock.acquire(timeout=wait)
         except filelock.Timeout:
             raise SegmentError(f"another process is compiling {name}. Wait for it, or end it") from None
+        except OSError as error:
+            raise SegmentError(f"cannot write to the library {self.folder}: {error.strerror}") from error
+        try:
+            for left in leftovers(path):  # of a compile that was killed: nobody else writes this file now
+                left.unlink(missing_ok=True)
+            yield path
+        finally:
+            lock.release()
 
     def _files(self) -> list[tuple[re.Match[str], Path]]:
         try:
@@ -170,15 +175,13 @@ def changes(
 ) -> list[str]:
     """What has changed since the segment was compiled, in words; empty if it is up to date.
 
-    `fields` are (name, value, start, end) of each place, `context` the tokens it would be compiled behind
-    now.
+    `fields` are (name, value, start, end) of each place (Skill.fields are such), `context` the tokens that
+    it would be compiled behind now.
     """
     found = list(card.identity.differences(identity))
     if card.text != text:
         found.append("the text has changed")
-    elif [(span.name, span.value, span.start, span.end) for span in card.fields] != [
-        tuple(field) for field in fields
-    ]:
+    elif [(span.name, span.value, span.start, span.end) for span in card.fields] != list(fields):
         found.append("the fields have changed")
     if card.description != description:
         found.append("the description has changed")

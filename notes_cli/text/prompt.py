@@ -51,8 +51,9 @@ def build(
     """The pieces of a prompt, up to where the model's answer begins.
 
     `skills` are names; `errata` are sentences that stand after all skills; `turns` are earlier (question,
-    answer) pairs of the same conversation, which come before `question`. Texts are stripped. Raise
-    ModelError if the model's template leaves no place for them.
+    answer) pairs of the same conversation, which come before `question`. Texts are stripped, but for the
+    answers: they are what the model said, a leading blank too. Raise ModelError if the model's template
+    leaves no place for them.
     """
     if turns:
         (first, answer), *later = turns

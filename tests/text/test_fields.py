@@ -86,7 +86,7 @@ def test_a_backslash_keeps_braces() -> None:
 
 def test_a_declared_value_is_found_where_it_stands() -> None:
     """Front matter alone is enough if the value stands once in the text, as a whole word."""
-    text, fields, _ = find_fields("Pay 120 euros, not 1200.", {"amount": "120"})
+    _, fields, _ = find_fields("Pay 120 euros, not 1200.", {"amount": "120"})
     assert fields == (Field("amount", "120", 4, 7),)
 
 

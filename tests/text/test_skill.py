@@ -26,7 +26,11 @@ def write(folder: Path, name: str, text: str | bytes) -> Path:
 def test_a_plain_text_file(tmp_path: Path) -> None:
     """Name from the stem, newlines normalised, byte order mark dropped, blanks around it gone."""
     skill = load_skill(write(tmp_path, "skill.txt", b"\xef\xbb\xbf\r\n# A\r\ndate: 2026-06-01\r\n\r\n"))
-    assert (skill.name, skill.text, skill.values) == ("skill", "# A\ndate: 2026-06-01", {"date": "2026-06-01"})
+    assert (skill.name, skill.text, skill.values) == (
+        "skill",
+        "# A\ndate: 2026-06-01",
+        {"date": "2026-06-01"},
+    )
     assert skill.warnings == ()
 
 
@@ -58,7 +62,9 @@ def test_lenient_with_warnings(tmp_path: Path) -> None:
     """An odd name, another folder and a missing description are told, not refused."""
     skill = load_skill(write(tmp_path, "folder/SKILL.md", "---\nname: My Skill!\n---\nText."))
     assert skill.name == "my-skill"
-    assert [part in "".join(skill.warnings) for part in ("no description", "'My Skill!'", "its folder")] == [True] * 3
+    assert [part in "".join(skill.warnings) for part in ("no description", "'My Skill!'", "its folder")] == [
+        True
+    ] * 3
 
 
 @pytest.mark.parametrize("text", ["", " \n\n", "---\nname: a\n---\n", "\ufeff"])
@@ -118,7 +124,11 @@ def test_with_values_moves_every_span() -> None:
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"data": "1"}, "has no field 'data'. Its fields: date, amount"), ({"date": " "}, "no value"), ({"date": "a\nb"}, "line")],
+    [
+        ({"data": "1"}, "has no field 'data'. Its fields: date, amount"),
+        ({"date": " "}, "no value"),
+        ({"date": "a\nb"}, "line"),
+    ],
 )
 def test_with_values_refuses_what_it_cannot_place(values: dict[str, str], message: str) -> None:
     """An unknown field names the known ones; a value is one line."""

@@ -10,7 +10,6 @@ import pytest
 from notes_cli.errors import ModelError
 from notes_cli.text.template import ChatTemplate, marker
 
-
 TALK = [
     {"role": "system", "content": "SYS"},
     {"role": "user", "content": "U1"},
@@ -56,7 +55,7 @@ DAY = datetime(2026, 6, 1)
     ],
 )
 def test_templates_in_the_wild(templates: SimpleNamespace, source: str, folds: bool, rendered: str) -> None:
-    """Each is rendered as its model knows it; without a system role the text goes to the first user message."""
+    """Each is rendered as its model knows it; without a system role the first user message takes the text."""
     template = ChatTemplate(getattr(templates, source) if source else "", bos="<s>", eos="</s>", now=DAY)
     assert template.folds_system is folds
     assert template.render(TALK) == rendered
@@ -116,7 +115,11 @@ def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> Non
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}", "{{ messages.append(1) }}"],
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ messages.append(1) }}",
+    ],
 )
 def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
     """A model file is data from strangers; its template reaches nothing but the messages."""

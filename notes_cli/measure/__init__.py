@@ -1,0 +1,1 @@
+"""Measuring: two notebooks compared. Nothing here prints."""

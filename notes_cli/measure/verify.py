@@ -1,0 +1,169 @@
+"""Verifying: does a spliced and corrected prompt decide as a full recompute does, on this model?
+
+Every case is laid out four ways with the same tokens: spliced; recomputed (the reference); spliced without rotation (the
+control, which must be worse); and, where errata change fields, the corrected text recomputed without errata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from notes_cli.engine.decision import decide
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import NotesError
+from notes_cli.measure.compare import cosine, divergence, same_top
+from notes_cli.text.erratum import Erratum
+from notes_cli.text.fields import Field
+from notes_cli.text.skill import Skill, with_values
+from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay
+from notes_cli.work.workspace import Workspace
+
+COSINE = 0.99  # a mean below this fails
+ANSWER = 24  # tokens of an answer that are compared where no choices are given
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question, measured. Decisions are the chosen answer, or the greedy answer's text without choices.
+
+    `corrected` is the decision of the corrected text recomputed; None where no erratum changes a field. `margin` is
+    the distance between the two best choices in the reference, None without choices.
+    """
+
+    question: str
+    errata: tuple[str, ...]
+    cosine: float
+    kl: float
+    same_top: bool
+    decision: str
+    reference: str
+    margin: float | None
+    corrected: str | None
+    control_cosine: float
+    control_decision: str
+    spliced: int
+    moved: bool  # whether any row was rotated; if not, the control is the splice itself
+
+    @property
+    def same_decision(self) -> bool:
+        return self.decision == self.reference
+
+    @property
+    def right(self) -> bool:
+        """Decides as the reference, and as the corrected text where there is one."""
+        return self.same_decision and self.corrected in (None, self.decision)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All cases of one verification."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def cosine(self) -> float:
+        return fmean(case.cosine for case in self.cases)
+
+    @property
+    def kl(self) -> float:
+        return fmean(case.kl for case in self.cases)
+
+    @property
+    def control_cosine(self) -> float:
+        return fmean(case.control_cosine for case in self.cases)
+
+    @property
+    def passed(self) -> bool:
+        return self.cosine >= COSINE and all(case.right for case in self.cases)
+
+
+def verify(
+    workspace: Workspace,
+    segments: Sequence[Segment],
+    questions: Sequence[str],
+    errata: Sequence[Erratum],
+    *,
+    choices: Sequence[str] | None = None,
+    system: str | None = None,
+    seam: int = DEFAULT_SEAM,
+    wording: str | None = None,
+) -> Report:
+    """Measure every question as it stands and, if there are errata, with them."""
+    if not questions:
+        raise NotesError("there is nothing to verify: no question, and no field to ask for. Give --question")
+    corrections: list[Sequence[Erratum]] = [(), errata] if errata else [()]
+    cases = [
+        _measure(workspace, Prompt(question, segments, correction, system, wording), choices, seam)
+        for correction in corrections
+        for question in questions
+    ]
+    return Report(tuple(cases))
+
+
+def field_questions(segments: Sequence[Segment]) -> list[str]:
+    """What can be asked of any skill: the value of each of its fields."""
+    names = dict.fromkeys(span.name for segment in segments for span in segment.fields)
+    return [f"What is the {name.replace('_', ' ').replace('-', ' ')}?" for name in names]
+
+
+def corrected_segment(segment: Segment, values: dict[str, str], workspace: Workspace) -> Segment:
+    """The segment of the text with new values: tokens only, to be recomputed. Fields it does not have are skipped."""
+    mine = {name: value for name, value in values.items() if any(span.name == name for span in segment.fields)}
+    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
+    skill = with_values(Skill(segment.name, segment.description, segment.text, fields, ""), mine)
+    return replace(segment, text=skill.text, tokens=workspace.model.tokenize(skill.text), fields=(), layers=())
+
+
+def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, seam: int) -> Case:
+    reference = lay(workspace, prompt, splice=False, room=ANSWER)
+    wanted = reference.logits()
+    reference_decision, margin = _decide(reference, choices)
+
+    spliced = lay(workspace, prompt, seam=seam, room=ANSWER)
+    found = spliced.logits()
+    decision, _ = _decide(spliced, choices)
+    rotated = [piece for piece in spliced.pieces if piece.how == "spliced" and "rotated" in piece.why]
+    count = spliced.count("spliced")
+
+    control = lay(workspace, prompt, seam=seam, rotate=False, room=ANSWER)
+    unrotated = control.logits()
+    control_decision, _ = _decide(control, choices)
+
+    return Case(
+        question=prompt.question,
+        errata=tuple(erratum.text for erratum in prompt.errata),
+        cosine=cosine(found, wanted),
+        kl=divergence(found, wanted),
+        same_top=same_top(found, wanted),
+        decision=decision,
+        reference=reference_decision,
+        margin=margin,
+        corrected=_corrected_decision(workspace, prompt, choices),
+        control_cosine=cosine(unrotated, wanted),
+        control_decision=control_decision,
+        spliced=count,
+        moved=bool(rotated),
+    )
+
+
+def _corrected_decision(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None) -> str | None:
+    values = {erratum.field: erratum.value for erratum in prompt.errata if erratum.field and erratum.value}
+    if not values:
+        return None
+    free = [erratum for erratum in prompt.errata if erratum.field is None]
+    segments = [corrected_segment(segment, values, workspace) for segment in prompt.segments]
+    notebook = lay(workspace, replace(prompt, segments=segments, errata=free), splice=False, room=ANSWER)
+    return _decide(notebook, choices)[0]
+
+
+def _decide(notebook: Notebook, choices: Sequence[str] | None) -> tuple[str, float | None]:
+    """The decision at the end of a notebook, and its margin where there are choices."""
+    if choices:
+        decision = decide(notebook, choices)
+        return decision.choice, decision.margin
+    with Sampler(SamplerOptions(temperature=0.0)) as sampler:
+        return notebook.context.model.text(notebook.generate(sampler, ANSWER)).strip(), None

@@ -1,0 +1,190 @@
+"""The library: names, files, and what a user's word stands for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import SegmentError
+from notes_cli.library.container import peek, write_segment
+from notes_cli.library.store import Library, changes
+
+MakeSegment = Callable[..., Segment]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+@pytest.fixture
+def filled(library: Library, identity: Identity, make_segment: MakeSegment) -> Library:
+    """A library with `returns` and `support` for one model."""
+    for name in ("returns", "support"):
+        write_segment(library.path(name, identity), make_segment(name=name))
+    return library
+
+
+def test_an_empty_library_is_no_error(library: Library) -> None:
+    """The folder appears with the first compile."""
+    assert library.names() == [] and library.entries() == []
+
+
+def test_names_and_entries(filled: Library, identity: Identity) -> None:
+    """Other files in the folder are not ours and not shown; a damaged one is shown with its problem."""
+    (filled.folder / "readme.txt").touch()
+    (filled.folder / f"broken.{identity.key}.gguf").write_bytes(b"GGUF")
+    assert filled.names() == ["broken", "returns", "support"]
+    broken, returns, _ = filled.entries()
+    assert broken.card is None and "Compile it again" in broken.problem
+    assert returns.card is not None and returns.card.name == "returns"
+
+
+def test_find_wants_the_same_identity(filled: Library, identity: Identity) -> None:
+    """The name of a file for people may differ, the weights may not."""
+    assert filled.find("returns", replace(identity, model="renamed")) == filled.path("returns", identity)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": "cd" * 32, "quantization": "Q4_0"}, "compiled with tiny Q8_0, this model is Q4_0"),
+        ({"weights": "cd" * 32, "model": "other"}, "this model is other Q8_0"),
+        ({"architecture": "llama"}, "compiled for architecture qwen2, this model is llama"),
+        (
+            {"rope": "x", "rope_text": "yarn 4"},
+            "compiled with RoPE neox base 10000, this context uses yarn 4",
+        ),
+        ({"kv_type": "q8_0/q8_0"}, "f16/f16 K/V cache, this context keeps q8_0/q8_0"),
+        ({"adapters": "l"}, "other adapters"),
+    ],
+)
+def test_what_differs_is_said_with_the_remedy(
+    filled: Library, identity: Identity, change: dict[str, str], message: str
+) -> None:
+    """One line: which skill, what differs, which command mends it."""
+    with pytest.raises(SegmentError, match=message) as caught:
+        filled.find("returns", replace(identity, **change), remedy="notes compile x")
+    assert str(caught.value).startswith("returns was compiled")
+    assert str(caught.value).endswith("Run: notes compile x")
+
+
+def test_the_nearest_file_is_named(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:
+    """Of several files for other models, the one with the fewest differences."""
+    far = replace(identity, weights="ee" * 32, kv_type="f32/f32")
+    write_segment(filled.path("returns", far), make_segment(identity=far))
+    with pytest.raises(SegmentError) as caught:
+        filled.find("returns", replace(identity, kv_type="q8_0/q8_0"))
+    assert "this model is" not in str(caught.value)
+
+
+def test_an_unknown_name_gets_suggestions(filled: Library, identity: Identity) -> None:
+    """A typo costs one look."""
+    with pytest.raises(SegmentError, match=r"no file 'retruns'. Did you mean returns\?"):
+        filled.find("retruns", identity)
+    with pytest.raises(SegmentError, match=r"'zzz'\. See: notes ls"):
+        filled.resolve("zzz")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "a--b", ".", "a.b"])
+def test_a_name_never_leaves_the_folder(library: Library, identity: Identity, name: str) -> None:
+    """Names are words, not paths."""
+    with pytest.raises(SegmentError, match="is no name of a skill"):
+        library.path(name, identity)
+
+
+def test_remove(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:
+    """All files of a name go, or the one of an identity; the rest stays."""
+    other = replace(identity, weights="cd" * 32)
+    write_segment(filled.path("returns", other), make_segment(identity=other))
+    assert filled.remove("returns", other) == [filled.path("returns", other)]
+    assert filled.remove("returns") == [filled.path("returns", identity)]
+    assert filled.names() == ["support"]
+    with pytest.raises(SegmentError, match="no compiled skill"):
+        filled.remove("returns")
+
+
+def test_resolve(
+    filled: Library, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is looked up first; a path is a segment or a text by its first bytes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "returns").mkdir()
+    (tmp_path / "other").write_text("hello")
+    segment = filled.path("returns", identity)
+    assert filled.resolve("returns").kind == "name"
+    assert filled.resolve("./returns").kind == "text"
+    assert filled.resolve("other").kind == "text"
+    assert filled.resolve(str(segment)).kind == "segment"
+    assert filled.resolve("-").kind == "text"
+    with pytest.raises(SegmentError, match="no file"):
+        filled.resolve("a\0b")
+
+
+def test_one_compile_at_a_time(library: Library, identity: Identity) -> None:
+    """A second process waits, or says what it would wait for; leftovers of a killed one are removed."""
+    with library.compiling("returns", identity) as path:
+        assert path == library.path("returns", identity)
+        caught: list[BaseException] = []
+
+        def second() -> None:
+            try:
+                with library.compiling("returns", identity, wait=0.05):
+                    pass
+            except SegmentError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+        assert "another process is compiling returns" in str(caught[0])
+        left = library.folder / f".{path.name}.abc.tmp"
+        left.touch()
+    with library.compiling("returns", identity):
+        assert not left.exists()
+
+
+def test_an_error_while_compiling_frees_the_lock(library: Library, identity: Identity) -> None:
+    """The next compile need not wait."""
+    with pytest.raises(RuntimeError), library.compiling("returns", identity):
+        raise RuntimeError
+    with library.compiling("returns", identity, wait=0):
+        pass
+
+
+def test_changes(filled: Library, identity: Identity) -> None:
+    """Each thing that asks for a new compile is named; nothing if it is up to date."""
+    card = peek(filled.path("returns", identity))
+    now: dict[str, Any] = {
+        "text": card.text,
+        "description": card.description,
+        "fields": [("date", "1é", 6, 8)],
+        "identity": identity,
+        "context": np.array([7, 8], np.int32),
+    }
+    assert changes(card, **now) == []
+    for part, value, word in [
+        ("text", "other", "text"),
+        ("description", "other", "description"),
+        ("fields", [], "fields"),
+        ("identity", replace(identity, kv_type="f32/f32"), "f32/f32"),
+        ("context", [7], "left context"),
+    ]:
+        (change,) = changes(card, **(now | {part: value}))
+        assert word in change
+
+
+def test_a_library_that_cannot_be_written_to(tmp_path: Path, identity: Identity) -> None:
+    """One line, before anything is computed."""
+    (tmp_path / "file").touch()
+    library = Library(tmp_path / "file")
+    with pytest.raises(SegmentError, match="cannot write to the library"), library.compiling("a", identity):
+        pass
