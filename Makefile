@@ -1,0 +1,50 @@
+# Everything that is set up lives in .venv/ and build/ of this folder. `make help` lists the targets.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(CURDIR)/$(VENV)/bin
+READY  := $(VENV)/.ready
+
+# The llama.cpp of llama-cpp-python itself is not built: ours, patched, takes its place. Options of your own, such as
+# CMAKE_ARGS=-DGGML_CUDA=on, are passed on.
+export CMAKE_ARGS := -DLLAMA_BUILD=OFF $(CMAKE_ARGS)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint train bench decisions clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Make .venv, build the patched llama.cpp once, install notes into it
+
+$(READY): pyproject.toml native/CMakeLists.txt native/prepare.py native/LLAMA_CPP_PYTHON $(wildcard native/*.h native/*.cpp native/*.c native/patches/*)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "notes needs Python 3.10 or newer; $(PYTHON) is `$(PYTHON) -V`. Name another: make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Building the patched llama.cpp (about 3 minutes on two cores, once) ..."
+	@$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## The main job: compile, ask, ask with an erratum, verify, on the model that ships
+	@PATH="$(BIN):$$PATH" NOTES_HOME="$(CURDIR)/build/demo" sh bench/demo.sh
+
+test: $(READY) ## Run all tests
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/pytest
+
+lint: $(READY) ## Check style and types, and mend what can be mended
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+	@$(BIN)/mypy
+
+decisions: $(READY) ## Accuracy and agreement over held-out decisions (docs/results.md)
+	@$(BIN)/python -m bench.decisions
+
+bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
+	@$(BIN)/python -m bench.speed
+
+train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about 90 minutes on two cores)
+	@$(BIN)/python -m pip install -q -e '.[dev,train]'
+	@$(BIN)/python -m training.train
+
+clean: ## Remove what was built and set up
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
