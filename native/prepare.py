@@ -1,8 +1,9 @@
 """Put the patched llama.cpp sources into a folder: find the pinned sdist, check it, unpack it, patch it.
 
-Run by CMakeLists.txt at configure time: `python prepare.py DESTINATION`. Prints one sentence and exits 1 when it cannot.
-The sdist of llama-cpp-python is looked for in NOTES_SDIST (the file, or a folder holding it), else `pip download` fetches
-the exact version from the user's index. What was prepared once from the same sdist and patches is left as it is.
+Run by CMakeLists.txt at configure time: `python prepare.py DESTINATION`. Prints one sentence and exits 1 when it
+cannot. The sdist of llama-cpp-python is looked for in NOTES_SDIST (the file, or a folder holding it), else
+`pip download` fetches the exact version from the user's index. What was prepared once from the same sdist and
+patches is left as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def find_sdist(scratch: Path) -> Path:
     command += ["--no-binary", "llama-cpp-python", "--dest", str(scratch), f"llama-cpp-python=={VERSION}"]
     environment = {name: value for name, value in os.environ.items() if name != "CMAKE_ARGS"}
     if subprocess.run(command, env=environment).returncode:
-        fail(f"pip could not download llama-cpp-python=={VERSION}. Download {SDIST} elsewhere and set NOTES_SDIST to it.")
+        fail(
+            f"pip could not download llama-cpp-python=={VERSION}. Download {SDIST} elsewhere and set NOTES_SDIST to it."
+        )
     return scratch / SDIST
 
 

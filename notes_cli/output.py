@@ -61,7 +61,9 @@ def progress(label: str, unit: str = "tokens", hidden: bool = False) -> Iterator
 
         def update(done: int, total: int) -> None:
             speed = bar.tasks[0].speed
-            state = f"{amount(done, unit)}/{amount(total, unit)} {unit}" + (f" {speed:,.0f}/s" if speed and unit == "tokens" else "")
+            state = f"{amount(done, unit)}/{amount(total, unit)} {unit}" + (
+                f" {speed:,.0f}/s" if speed and unit == "tokens" else ""
+            )
             bar.update(task, completed=done, total=total, state=state)
 
         yield update

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 
-
 MakeModel = Callable[..., Path]
 
 

@@ -21,22 +21,58 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("question", required=False)
-@click.option("--splice", "splices", multiple=True, metavar="NAME", help="A compiled skill, a segment file, or a text. Repeatable.")
-@click.option("--erratum", "errata", multiple=True, metavar="FIELD=VALUE", help="A correction, or free text. Repeatable; the last one wins.")
+@click.option(
+    "--splice",
+    "splices",
+    multiple=True,
+    metavar="NAME",
+    help="A compiled skill, a segment file, or a text. Repeatable.",
+)
+@click.option(
+    "--erratum",
+    "errata",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="A correction, or free text. Repeatable; the last one wins.",
+)
 @click.option("-s", "--system", help="System text before the skills.")
 @click.option("--choices", help="Decide among these answers, separated by commas.")
-@click.option("-n", "--predict", "limit", type=click.IntRange(1), default=256, show_default=True, help="Tokens to answer with at most.")
-@click.option("--temp", type=click.FloatRange(0), default=0.0, show_default=True, help="Temperature, 0: always the likeliest token.")
+@click.option(
+    "-n",
+    "--predict",
+    "limit",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Tokens to answer with at most.",
+)
+@click.option(
+    "--temp",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Temperature, 0: always the likeliest token.",
+)
 @click.option("--top-k", type=click.IntRange(0), default=40, show_default=True)
 @click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
 @click.option("--min-p", type=click.FloatRange(0, 1), default=0.05, show_default=True)
 @click.option("--repeat-penalty", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Seed for --temp above 0.  [default: drawn, and shown in the JSON]")
-@click.option("--seam", type=click.IntRange(0), help="Tokens to recompute where a skill stands behind another text than it was compiled behind.  [default: 1]")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    help="Seed for --temp above 0.  [default: drawn, and shown in the JSON]",
+)
+@click.option(
+    "--seam",
+    type=click.IntRange(0),
+    help="Tokens to recompute where a skill stands behind another text than it was compiled behind.  [default: 1]",
+)
 @click.option("--wording", help="How errata are worded (prompts/errata.yaml).")
 @click.option("--no-splice", is_flag=True, help="The same tokens by full prefill, for comparison.")
 @click.option("--explain", is_flag=True, help="Dry run: show each piece of the prompt, how it would be made, and why.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object: answer, probabilities, tokens, times (docs/json.md).")
+@click.option(
+    "--json", "json_", is_flag=True, help="One JSON object: answer, probabilities, tokens, times (docs/json.md)."
+)
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
 @model_options
 def command(
@@ -91,7 +127,12 @@ def command(
         _ = workspace.context
         loaded = time.perf_counter()
         notebook = lay(
-            workspace, prompt, seam=DEFAULT_SEAM if seam is None else seam, splice=not no_splice, dry=explain, room=limit
+            workspace,
+            prompt,
+            seam=DEFAULT_SEAM if seam is None else seam,
+            splice=not no_splice,
+            dry=explain,
+            room=limit,
         )
         if explain:
             _explain(notebook, json_)
@@ -184,16 +225,27 @@ def _count(notebook: Notebook) -> dict[str, int]:
     """Tokens of the prompt by how their rows come about; a seam and an erratum are decoded too."""
     spliced, seam = notebook.count("spliced"), notebook.count("seam")
     errata = sum(piece.tokens for piece in notebook.pieces if piece.kind == "erratum")
-    return {"total": len(notebook), "spliced": spliced, "seam": seam, "decoded": len(notebook) - spliced, "erratum": errata}
+    return {
+        "total": len(notebook),
+        "spliced": spliced,
+        "seam": seam,
+        "decoded": len(notebook) - spliced,
+        "erratum": errata,
+    }
 
 
 def _explain(notebook: Notebook, json_: bool) -> None:
     if json_:
-        output.as_json({"version": 1, "tokens": _count(notebook), "pieces": [asdict(piece) for piece in notebook.pieces]})
+        output.as_json(
+            {"version": 1, "tokens": _count(notebook), "pieces": [asdict(piece) for piece in notebook.pieces]}
+        )
         return
     rows = [
-        (str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, piece.why) for piece in notebook.pieces
+        (str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, piece.why)
+        for piece in notebook.pieces
     ]
     output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))
     tokens = _count(notebook)
-    output.result(f"{tokens['total']} tokens: {tokens['spliced']} spliced, {tokens['decoded']} decoded ({tokens['seam']} of them at seams)")
+    output.result(
+        f"{tokens['total']} tokens: {tokens['spliced']} spliced, {tokens['decoded']} decoded ({tokens['seam']} of them at seams)"
+    )

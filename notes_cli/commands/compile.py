@@ -15,7 +15,9 @@ from notes_cli.commands.options import model_options, open_workspace
 @click.command()
 @click.argument("source", type=click.Path())
 @click.option("--name", help="Name in the library.  [default: front matter, folder or file name]")
-@click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library.")
+@click.option(
+    "-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library."
+)
 @click.option("-f", "--force", is_flag=True, help="Compile even if nothing has changed.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the path, no progress.")
 @model_options

@@ -61,6 +61,10 @@ def command(quiet: bool, json_: bool) -> None:
         card = entry.card
         model = f"{card.identity.model} {card.identity.quantization}"
         values = ", ".join(dict.fromkeys(f"{span.name}={span.value}" for span in card.fields))
-        rows.append((entry.name, str(len(card.tokens)), output.human_size(card.nbytes), model, card.created[:10], values))
+        rows.append(
+            (entry.name, str(len(card.tokens)), output.human_size(card.nbytes), model, card.created[:10], values)
+        )
     output.table(("name", "tokens", "size", "model", "compiled", "fields"), rows, right=("tokens", "size"))
-    output.result(f"{len(entries)} files, {output.human_size(sum(e.card.nbytes for e in entries if e.card))} in {library.folder}")
+    output.result(
+        f"{len(entries)} files, {output.human_size(sum(e.card.nbytes for e in entries if e.card))} in {library.folder}"
+    )

@@ -18,19 +18,95 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 KV_TYPES = ("f16", "f32")
 
 _MODEL_OPTIONS = [
-    click.option("-m", "--model", envvar="NOTES_MODEL", type=click.Path(path_type=Path), help="GGUF model.  [default: the small one that ships]"),
-    click.option("-c", "--ctx-size", envvar="NOTES_CTX_SIZE", type=click.IntRange(16), help="Context size in tokens.  [default: 4096, or what the prompt needs]"),
-    click.option("-t", "--threads", envvar="NOTES_THREADS", type=click.IntRange(1), help="Threads.  [default: physical cores]"),
-    click.option("-b", "--batch-size", envvar="NOTES_BATCH_SIZE", type=click.IntRange(1), default=2048, show_default=True, help="Logical batch."),
-    click.option("-ub", "--ubatch-size", envvar="NOTES_UBATCH_SIZE", type=click.IntRange(1), default=512, show_default=True, help="Physical batch."),
-    click.option("-ngl", "--gpu-layers", "gpu_layers", envvar="NOTES_GPU_LAYERS", type=int, default=-1, show_default=True, help="Layers on the GPU, -1: all."),
-    click.option("-fa", "--flash-attn", envvar="NOTES_FLASH_ATTN", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True, help="Flash attention."),
-    click.option("-ctk", "--cache-type-k", envvar="NOTES_CACHE_TYPE_K", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Type of K in the cache."),
-    click.option("-ctv", "--cache-type-v", envvar="NOTES_CACHE_TYPE_V", type=click.Choice(KV_TYPES), default="f16", show_default=True, help="Type of V in the cache."),
-    click.option("--rope-scaling", type=click.Choice(["none", "linear", "yarn"]), help="RoPE scaling.  [default: the model's]"),
-    click.option("--rope-freq-base", type=click.FloatRange(0, min_open=True), help="RoPE base frequency.  [default: the model's]"),
-    click.option("--rope-freq-scale", type=click.FloatRange(0, min_open=True), help="RoPE frequency scale.  [default: the model's]"),
-    click.option("--yarn-orig-ctx", type=click.IntRange(0), default=0, help="Original context size for YaRN.  [default: the model's]"),
+    click.option(
+        "-m",
+        "--model",
+        envvar="NOTES_MODEL",
+        type=click.Path(path_type=Path),
+        help="GGUF model.  [default: the small one that ships]",
+    ),
+    click.option(
+        "-c",
+        "--ctx-size",
+        envvar="NOTES_CTX_SIZE",
+        type=click.IntRange(16),
+        help="Context size in tokens.  [default: 4096, or what the prompt needs]",
+    ),
+    click.option(
+        "-t", "--threads", envvar="NOTES_THREADS", type=click.IntRange(1), help="Threads.  [default: physical cores]"
+    ),
+    click.option(
+        "-b",
+        "--batch-size",
+        envvar="NOTES_BATCH_SIZE",
+        type=click.IntRange(1),
+        default=2048,
+        show_default=True,
+        help="Logical batch.",
+    ),
+    click.option(
+        "-ub",
+        "--ubatch-size",
+        envvar="NOTES_UBATCH_SIZE",
+        type=click.IntRange(1),
+        default=512,
+        show_default=True,
+        help="Physical batch.",
+    ),
+    click.option(
+        "-ngl",
+        "--gpu-layers",
+        "gpu_layers",
+        envvar="NOTES_GPU_LAYERS",
+        type=int,
+        default=-1,
+        show_default=True,
+        help="Layers on the GPU, -1: all.",
+    ),
+    click.option(
+        "-fa",
+        "--flash-attn",
+        envvar="NOTES_FLASH_ATTN",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        show_default=True,
+        help="Flash attention.",
+    ),
+    click.option(
+        "-ctk",
+        "--cache-type-k",
+        envvar="NOTES_CACHE_TYPE_K",
+        type=click.Choice(KV_TYPES),
+        default="f16",
+        show_default=True,
+        help="Type of K in the cache.",
+    ),
+    click.option(
+        "-ctv",
+        "--cache-type-v",
+        envvar="NOTES_CACHE_TYPE_V",
+        type=click.Choice(KV_TYPES),
+        default="f16",
+        show_default=True,
+        help="Type of V in the cache.",
+    ),
+    click.option(
+        "--rope-scaling", type=click.Choice(["none", "linear", "yarn"]), help="RoPE scaling.  [default: the model's]"
+    ),
+    click.option(
+        "--rope-freq-base", type=click.FloatRange(0, min_open=True), help="RoPE base frequency.  [default: the model's]"
+    ),
+    click.option(
+        "--rope-freq-scale",
+        type=click.FloatRange(0, min_open=True),
+        help="RoPE frequency scale.  [default: the model's]",
+    ),
+    click.option(
+        "--yarn-orig-ctx",
+        type=click.IntRange(0),
+        default=0,
+        help="Original context size for YaRN.  [default: the model's]",
+    ),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."),
 ]
 
@@ -70,5 +146,9 @@ def open_workspace(*, quiet: bool = False, **given: Any) -> Workspace:
 
     path = given["model"] or config.shipped_model()
     return Workspace(
-        Path(path).expanduser(), options, fixed_size=bool(given["ctx_size"]), gpu_layers=given["gpu_layers"], hashing=hashing
+        Path(path).expanduser(),
+        options,
+        fixed_size=bool(given["ctx_size"]),
+        gpu_layers=given["gpu_layers"],
+        hashing=hashing,
     )

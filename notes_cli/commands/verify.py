@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--question", "questions", multiple=True, help="Repeatable.  [default: the value of each field]")
-@click.option("--erratum", "errata", multiple=True, metavar="FIELD=VALUE", help="Verify with this correction, too. Repeatable.")
+@click.option(
+    "--erratum", "errata", multiple=True, metavar="FIELD=VALUE", help="Verify with this correction, too. Repeatable."
+)
 @click.option("--choices", help="Decide among these answers, separated by commas.  [default: the greedy answer]")
-@click.option("-s", "--system", help="System text before the skills.  [default: a few sentences, so that the skills move]")
+@click.option(
+    "-s", "--system", help="System text before the skills.  [default: a few sentences, so that the skills move]"
+)
 @click.option("--seam", type=click.IntRange(0), help="Tokens to recompute where a skill begins.  [default: 1]")
 @click.option("--wording", help="How errata are worded (prompts/errata.yaml).")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")

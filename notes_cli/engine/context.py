@@ -164,7 +164,14 @@ class Context:
         native.call("notes_rewrite", self.handle, sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
 
     def splice(
-        self, sequence: int, position: int, tokens: Tokens, layers: Sequence[LayerRows], base: int, *, rotate: bool = True
+        self,
+        sequence: int,
+        position: int,
+        tokens: Tokens,
+        layers: Sequence[LayerRows],
+        base: int,
+        *,
+        rotate: bool = True,
     ) -> None:
         """Place rows at [position, position + len(tokens)), K turned by position - base.
 
@@ -209,7 +216,7 @@ class Context:
         pointer = llama.llama_get_logits_ith(self.handle, index)
         if not pointer:
             raise EngineError(f"there are no logits for output {index}")
-        return np.ctypeslib.as_array(pointer, (self.model.n_vocab,)).copy()
+        return np.array(np.ctypeslib.as_array(pointer, (self.model.n_vocab,)), np.float32)
 
     def _check_layers(self, layers: Sequence[LayerRows], count: int) -> None:
         """The hook trusts the shapes it is told; this is where they are known."""
@@ -218,7 +225,9 @@ class Context:
         for rows, layer in zip(layers, self.layers, strict=True):
             expected = (count, layer.n_embd_k), (count, layer.n_embd_v)
             if (rows.k.shape, rows.v.shape) != expected or rows.k.dtype != rows.v.dtype:
-                raise EngineError(f"rows of layer {rows.layer} are {rows.k.shape} and {rows.v.shape}, expected {expected}")
+                raise EngineError(
+                    f"rows of layer {rows.layer} are {rows.k.shape} and {rows.v.shape}, expected {expected}"
+                )
             if rows.k.dtype not in _ROW_TYPES:
                 raise EngineError(f"rows of layer {rows.layer} are {rows.k.dtype}, expected float16 or float32")
 

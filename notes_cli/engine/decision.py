@@ -39,13 +39,16 @@ def decide(notebook: Notebook, choices: Sequence[str]) -> Decision:
     """Score each choice as the answer at the end of the notebook, which is left as it was."""
     check_choices(choices)
     model = notebook.context.model
-    variants = {choice: [tuple(map(int, model.tokenize(text))) for text in (choice, " " + choice)] for choice in choices}
+    variants = {
+        choice: [tuple(map(int, model.tokenize(text))) for text in (choice, " " + choice)] for choice in choices
+    }
     every = {tokens for options in variants.values() for tokens in options}
     # "no" against "not sure": the shorter answer is only whole if the answer ends there.
     ending = any(a != b and b[: len(a)] == a for a in every for b in every)
     first = log_softmax(notebook.logits())
     scores = {
-        choice: max(_score(notebook, tokens, first, ending) for tokens in options) for choice, options in variants.items()
+        choice: max(_score(notebook, tokens, first, ending) for tokens in options)
+        for choice, options in variants.items()
     }
     weights = np.exp(np.array(list(scores.values())) - max(scores.values()))
     probabilities = dict(zip(scores, (float(w) for w in weights / weights.sum()), strict=True))

@@ -134,7 +134,9 @@ def devices() -> list[str]:
     """The backends' devices, as "name: description (free of total MiB)"."""
     base = ctypes.CDLL(str(next(LIBRARY_PATH.parent.glob("*ggml-base.*"))))
     base.ggml_backend_dev_name.restype = base.ggml_backend_dev_description.restype = ctypes.c_char_p
-    registry = ctypes.CDLL(str(next(path for path in LIBRARY_PATH.parent.iterdir() if path.stem in ("libggml", "ggml"))))
+    registry = ctypes.CDLL(
+        str(next(path for path in LIBRARY_PATH.parent.iterdir() if path.stem in ("libggml", "ggml")))
+    )
     registry.ggml_backend_dev_count.restype = ctypes.c_size_t
     registry.ggml_backend_dev_get.argtypes, registry.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -142,7 +144,9 @@ def devices() -> list[str]:
     for index in range(registry.ggml_backend_dev_count()):
         device = ctypes.c_void_p(registry.ggml_backend_dev_get(index))
         base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        name, description = (f(device).decode() for f in (base.ggml_backend_dev_name, base.ggml_backend_dev_description))
+        name, description = (
+            f(device).decode() for f in (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
+        )
         found.append(f"{name}: {description} ({free.value >> 20} of {total.value >> 20} MiB free)")
     return found
 

@@ -59,7 +59,9 @@ class Notebook:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def append(self, tokens: Iterable[int], kind: str = "text", name: str = "", how: How = "decoded", why: str = "") -> None:
+    def append(
+        self, tokens: Iterable[int], kind: str = "text", name: str = "", how: How = "decoded", why: str = ""
+    ) -> None:
         """Add tokens at the end."""
         new = [int(token) for token in tokens]
         if not new:
@@ -77,7 +79,13 @@ class Notebook:
         seam = min(seam, len(segment))
         self._check_room(len(segment))
         if seam:
-            self.append(segment.tokens[:seam], "splice", segment.name, "seam", "repaired: what stands before is not what it was compiled behind")
+            self.append(
+                segment.tokens[:seam],
+                "splice",
+                segment.name,
+                "seam",
+                "repaired: what stands before is not what it was compiled behind",
+            )
         rest = len(segment) - seam
         if not rest:
             return
@@ -86,11 +94,15 @@ class Notebook:
         layers = tuple(replace(rows, k=rows.k[seam:], v=rows.v[seam:]) for rows in segment.layers)
         started = time.perf_counter()
         if not self.dry:
-            self.context.splice(self.sequence, position, segment.tokens[seam:], layers, segment.base + seam, rotate=rotate)
+            self.context.splice(
+                self.sequence, position, segment.tokens[seam:], layers, segment.base + seam, rotate=rotate
+            )
         self.seconds["splice"] += time.perf_counter() - started
         moved = position - segment.base - seam
         why = "reused where it was compiled" if moved == 0 else f"reused, keys rotated by {moved:+d} positions"
-        self.pieces.append(Piece("splice", segment.name, position, rest, "spliced", why if rotate else "not rotated (control)"))
+        self.pieces.append(
+            Piece("splice", segment.name, position, rest, "spliced", why if rotate else "not rotated (control)")
+        )
         self._tokens += [int(token) for token in segment.tokens[seam:]]
         self._done = len(self)
         self._logits = None

@@ -5,7 +5,6 @@ Only the skill's own rows are kept: its first token is then no attention sink, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +12,11 @@ import notes_cli
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Progress
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
-from notes_cli.errors import EngineError, SegmentError, UnsupportedError
+from notes_cli.errors import SegmentError, UnsupportedError
 from notes_cli.library.container import peek, write_segment
 from notes_cli.library.store import changes
 from notes_cli.text.skill import Skill
+from notes_cli.text.spans import token_span
 from notes_cli.work.workspace import Workspace
 
 
@@ -59,7 +59,12 @@ def compile_skill(workspace: Workspace, skill: Skill, progress: Progress | None 
 
 
 def compile_to_library(
-    workspace: Workspace, skill: Skill, *, force: bool = False, progress: Progress | None = None, output: Path | None = None
+    workspace: Workspace,
+    skill: Skill,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    output: Path | None = None,
 ) -> Compiled:
     """Compile the skill into the library (or to `output`) unless what is there is up to date."""
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
@@ -81,39 +86,17 @@ def stale(workspace: Workspace, skill: Skill, path: Path) -> list[str]:
         card = peek(path)
     except SegmentError as error:
         return [str(error)]
-    fields = [(field.name, field.value, field.start, field.end) for field in skill.fields]
     return changes(
         card,
         text=skill.text,
         description=skill.description,
-        fields=fields,
+        fields=skill.fields,
         identity=workspace.identity,
         context=workspace.left_context,
     )
 
 
 def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
-    """The tokens in which each field's value stands, ends included where a token reaches beyond the value."""
-    if not skill.fields:
-        return ()
-    ends: list[int] = []  # where each token ends, in bytes of the text
-    spoken = b""
-    for token in tokens:
-        spoken += model.piece(int(token))
-        ends.append(len(spoken))
-    shift = spoken.find(skill.text.encode())  # some tokenizers put a blank before the text
-    if shift < 0:
-        raise EngineError(f"the tokenizer of {model.name} changes the text of {skill.name}: its fields cannot be located")
-    spans = []
-    for field in skill.fields:
-        start = shift + len(skill.text[: field.start].encode())
-        end = shift + len(skill.text[: field.end].encode())
-        spans.append(
-            FieldSpan(field.name, field.value, field.start, field.end, _token_at(ends, start), _token_at(ends, end - 1) + 1)
-        )
-    return tuple(spans)
-
-
-def _token_at(ends: Sequence[int], byte: int) -> int:
-    """Index of the token that holds the byte."""
-    return next(index for index, end in enumerate(ends) if end > byte)
+    """The tokens in which each field's value stands. Raise SkillError where they do not give the text back."""
+    pieces = [model.piece(int(token)) for token in tokens]
+    return tuple(FieldSpan(*field, *token_span(skill.text, pieces, field.start, field.end)) for field in skill.fields)

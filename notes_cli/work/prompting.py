@@ -40,7 +40,9 @@ def open_segments(workspace: Workspace, words: Sequence[str], say: Callable[[str
     for given in words:
         target = workspace.library.resolve(given)
         if target.kind == "name":
-            path = workspace.library.find(target.name, workspace.identity)
+            path = workspace.library.find(
+                target.name, workspace.identity, f"notes compile FILE --name {target.name} -m {workspace.model.path}"
+            )
         elif target.kind == "segment":
             assert target.path is not None
             path = target.path

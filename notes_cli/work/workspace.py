@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -94,14 +95,20 @@ class Workspace:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        return ChatTemplate(
-            self.model.chat_template or "", self.model.special_text("bos"), self.model.special_text("eos")
-        )
+        return self._template()
 
     @cached_property
     def left_context(self) -> Tokens:
-        """The tokens that a skill is compiled behind: BOS and the opening of the system message."""
-        return self.opened(self.model.tokenize(left_context(self.template), special=True))
+        """The tokens that a skill is compiled behind: BOS and the opening of the system message.
+
+        Some templates print today's date there. It is held still, or every skill would be out of date tomorrow.
+        """
+        opening = left_context(self._template(datetime(2026, 1, 1)))
+        return self.opened(self.model.tokenize(opening, special=True))
+
+    def _template(self, now: datetime | None = None) -> ChatTemplate:
+        bos, eos = self.model.special_text("bos"), self.model.special_text("eos")
+        return ChatTemplate(self.model.chat_template or "", bos, eos, now=now)
 
     def tokenize(self, piece: Piece) -> Tokens:
         """Tokens of a piece, apart from its neighbours."""

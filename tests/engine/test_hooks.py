@@ -43,16 +43,23 @@ def load(make_model: Callable[..., Path]) -> Iterator[Callable[..., Model]]:
 
 
 def context(model: Model, kv: str = "f16", flash: str = "off", **options: object) -> Context:
-    return Context(model, ContextOptions(n_ctx=512, n_threads=1, type_k=kv, type_v=kv, flash_attention=flash, **options))  # type: ignore[arg-type]
+    return Context(
+        model, ContextOptions(n_ctx=512, n_threads=1, type_k=kv, type_v=kv, flash_attention=flash, **options)
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
 @pytest.mark.parametrize("kv", ["f32", "f16"])
 @pytest.mark.parametrize("scaling", [None, "yarn", "linear"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_splice_is_position_exact(load: Callable[..., Model], kind: str, scaling: str | None, kv: str, flash: str) -> None:
+def test_splice_is_position_exact(
+    load: Callable[..., Model], kind: str, scaling: str | None, kv: str, flash: str
+) -> None:
     """Rows compiled at 0 and spliced at 100 give the logits and the rows of decoding at 100; unrotated ones do not."""
-    with context(load(kind, scaling=scaling), kv, flash) as ours, context(load(kind, scaling=scaling), kv, flash) as stock:
+    with (
+        context(load(kind, scaling=scaling), kv, flash) as ours,
+        context(load(kind, scaling=scaling), kv, flash) as stock,
+    ):
         decode(stock, SKILL, TARGET)
         expected_rows = stock.read(0, TARGET, len(SKILL), base=TARGET, dtype=kv)
         expected = decode(stock, QUESTION, TARGET + len(SKILL))
@@ -133,7 +140,9 @@ def test_read_returns_what_splice_placed(load: Callable[..., Model]) -> None:
 @pytest.mark.parametrize("flash", ["on", "off"])
 @pytest.mark.parametrize("count", [1, 16])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_rewrite_equals_the_same_edit_by_other_means(load: Callable[..., Model], kind: str, count: int, flash: str) -> None:
+def test_rewrite_equals_the_same_edit_by_other_means(
+    load: Callable[..., Model], kind: str, count: int, flash: str
+) -> None:
     """Scattered tokens rewritten in one pass equal them recomputed one by one with the tail parked."""
     where = sorted(int(p) for p in random.choice(np.arange(2, len(SKILL) - 1), count, replace=False))
     new = random.integers(0, 256, count).astype(np.int32)
