@@ -37,7 +37,7 @@ lint: $(READY) ## Check style and types, and mend what can be mended
 	@$(BIN)/mypy
 
 decisions: $(READY) ## Accuracy and agreement over held-out decisions (docs/results.md)
-	@$(BIN)/python -m bench.decisions
+	@$(BIN)/python -m bench.decisions --write docs/results.md
 
 bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
 	@$(BIN)/python -m bench.speed

@@ -1,4 +1,7 @@
-"""The errors of notes: each message says what, which value and what to do, in one line. The CLI prints it and exits 1."""
+"""The errors of notes: each message says in one line what, which value and what to do.
+
+The command line prints it and exits 1.
+"""
 
 
 class NotesError(Exception):

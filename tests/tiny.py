@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-TEMPLATE = (
+TEMPLATE = (  # ChatML
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )

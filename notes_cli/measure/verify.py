@@ -1,7 +1,7 @@
 """Verifying: does a spliced and corrected prompt decide as a full recompute does, on this model?
 
-Every case is laid out four ways with the same tokens: spliced; recomputed (the reference); spliced without rotation (the
-control, which must be worse); and, where errata change fields, the corrected text recomputed without errata.
+Every case is laid out four ways: spliced; recomputed from the same tokens (the reference); spliced without rotation
+(the control, which must be worse); and, where errata change fields, the corrected text recomputed without errata.
 """
 
 from __future__ import annotations

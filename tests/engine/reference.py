@@ -1,7 +1,7 @@
 """The same results by other means: stock llama.cpp calls alone, none of our hooks.
 
-What the hooks do is compared with these: decoding at a position that stock llama.cpp allows (an empty sequence may start
-anywhere), and an in-place edit by parking the tail of a sequence under an unused sequence id.
+What the hooks do is compared with these: decoding at a position that stock llama.cpp allows (an empty sequence may
+start anywhere), and an in-place edit by parking the tail of a sequence under an unused sequence id.
 """
 
 from __future__ import annotations

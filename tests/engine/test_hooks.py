@@ -243,7 +243,7 @@ def test_failed_calls_leave_the_sequence_as_it_was(load: Callable[..., Model]) -
             ctx.rewrite(0, [3, 60], np.array([1, 2], np.int32))
         with pytest.raises(EngineError, match="must ascend"):
             ctx.rewrite(0, [3, 3], np.array([1, 2], np.int32))
-        with pytest.raises(EngineError, match="outside the vocabulary|llama_decode failed"):
+        with pytest.raises(EngineError, match=r"outside the vocabulary|llama_decode failed"):
             ctx.rewrite(0, [3], np.array([99999], np.int32))
         with pytest.raises(EngineError, match="outside the vocabulary"):
             ctx.append({0: np.array([-4], np.int32)})
