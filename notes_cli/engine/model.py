@@ -80,6 +80,15 @@ class Model:
         return buffer.value.decode(errors="replace")
 
     @property
+    def files(self) -> list[Path]:
+        """All files of the model: a split one (name-00001-of-00003.gguf) has several."""
+        count = int(self.metadata("split.count") or 0)
+        if count < 2:
+            return [self.path]
+        stem = self.path.name.rsplit("-", 3)[0]
+        return [self.path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja source of the model's own chat template, None without one."""
         source = llama.llama_model_chat_template(self.handle, None)

@@ -101,6 +101,10 @@ def lay(
         tokens[0] = workspace.opened(tokens[0])
     workspace.make_room(sum(map(len, tokens)) + room)
 
+    if splice:
+        for segment in prompt.segments:  # again: a larger context may rotate otherwise (LongRoPE)
+            workspace.check(segment)
+
     notebook = workspace.notebook(dry=dry)
     for piece, ids in zip(pieces, tokens, strict=True):
         if piece.kind != "splice":

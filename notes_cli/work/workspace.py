@@ -5,6 +5,7 @@ What every command that runs a model starts from. The context grows with the pro
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -85,8 +86,10 @@ class Workspace:
 
     @cached_property
     def weights(self) -> str:
-        """SHA-256 of the model's file, remembered between runs."""
-        return file_sha256(self.model.path, self.paths.models / "digests.json", self._hashing)
+        """SHA-256 of the model's file (of the digests of its files, if it is split), remembered between runs."""
+        memory = self.paths.models / "digests.json"
+        digests = [file_sha256(path, memory, self._hashing) for path in self.model.files]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
     @property
     def identity(self) -> Identity:
@@ -124,7 +127,11 @@ class Workspace:
     def open(self, path: Path) -> Segment:
         """A segment from a file, checked against this model. Raise SegmentError that says what does not fit."""
         segment = open_segment(path)
+        self.check(segment)
+        return segment
+
+    def check(self, segment: Segment) -> None:
+        """Raise SegmentError, saying what differs, unless the segment fits the context as it is now."""
         differences = segment.identity.differences(self.identity)
         if differences:
-            raise SegmentError(f"{path} was {'; '.join(differences)}. Compile it for this model")
-        return segment
+            raise SegmentError(f"{segment.name} was {'; '.join(differences)}. Compile it for this model")
