@@ -6,6 +6,7 @@ Settings come from flags, then NOTES_* variables, then config.yaml, then default
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -77,14 +78,34 @@ def cli(ctx: click.Context) -> None:
     """
     from notes_cli.config import load_config
 
-    settings = {str(key).replace("-", "_"): value for key, value in load_config().items()}
-    ctx.default_map = dict.fromkeys(COMMANDS, settings)
+    name = ctx.invoked_subcommand
+    command = cli.get_command(ctx, name) if name else None
+    if name and command:
+        ctx.default_map = {name: _defaults(command, load_config(), name)}
+
+
+def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The settings of config.yaml for one command, by parameter. A setting is called as its flag is: `ctx-size: 8192`;
+    what stands under the name of the command goes before what stands for all."""
+    own = config.get(name)
+    settings = {**config, **(own if isinstance(own, dict) else {})}
+    settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
+    found = {}
+    for parameter in command.params:
+        for flag in parameter.opts:
+            key = flag.lstrip("-").replace("-", "_")
+            if key in settings and parameter.name and isinstance(parameter, click.Option):
+                found[parameter.name] = settings[key]
+    return found
 
 
 def main() -> NoReturn:
     """Run `notes` and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `notes ls | head -1` ends quietly
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file name or a text that this terminal cannot show ends nothing
+            stream.reconfigure(errors="surrogateescape" if stream.encoding == "utf-8" else "replace")
     sys.exit(run(sys.argv[1:]))
 
 
@@ -92,11 +113,16 @@ def run(arguments: list[str]) -> int:
     """Run with these arguments; return the exit status."""
     try:
         outcome: Any = cli.main(arguments, prog_name="notes", standalone_mode=False)
-    except click.UsageError as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "notes"
+        message = " ".join(error.format_message().split())
+        click.echo(f"notes: {message}{'' if message.endswith(('.', '?', ')')) else '.'} See: {path} --help", err=True)
+        return 2
     except click.ClickException as error:
-        error.show()
+        click.echo(f"notes: {error.format_message()}", err=True)
         return error.exit_code
     except NotesError as error:
         if os.environ.get("NOTES_DEBUG"):
@@ -104,9 +130,20 @@ def run(arguments: list[str]) -> int:
         click.echo(f"notes: {error}", err=True)
         return 1
     except (KeyboardInterrupt, click.Abort):
-        click.echo("\nnotes: interrupted", err=True)
+        click.echo("notes: interrupted", err=True)
         return 130
     except MemoryError:
         click.echo("notes: out of memory. Use a smaller context (-c) or model", err=True)
+        return 1
+    except UnicodeEncodeError as error:
+        if os.environ.get("NOTES_DEBUG"):
+            raise
+        click.echo(f"notes: {error.object[:40]!r} is not UTF-8 text. Convert it first", err=True)
+        return 2
+    except OSError as error:
+        if os.environ.get("NOTES_DEBUG"):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"notes: {where}{error.strerror or error}", err=True)
         return 1
     return outcome if isinstance(outcome, int) else 0

@@ -23,6 +23,10 @@ ARCHITECTURES = {
     "qwen2": {"head": 16, "bias": True, "norm": False, "base": 1000000.0},
     "qwen3": {"head": 32, "bias": False, "norm": True, "base": 1000000.0},
     "gemma": {"head": 32, "bias": False, "norm": False, "base": 10000.0},
+    # Q, K, V in one tensor, and rotary factors that change where a context is larger than 4096 (LongRoPE).
+    "phi3": {"head": 16, "bias": False, "norm": False, "base": 10000.0, "fused": True, "long": 4096},
+    # Of llama's shape, but not among the architectures whose rotation has been verified: refused.
+    "internlm2": {"head": 16, "bias": False, "norm": False, "base": 10000.0},
 }
 
 
@@ -38,7 +42,7 @@ def byte_tokens() -> list[str]:
     return [table[byte] for byte in range(256)]
 
 
-def write_tokenizer(writer: gguf.GGUFWriter, template: str | None = TEMPLATE) -> int:
+def write_tokenizer(writer: gguf.GGUFWriter, template: str | None = TEMPLATE, bos: bool = False) -> int:
     """A byte-level tokenizer without merges and three control tokens; returns the vocabulary's size."""
     tokens = [*byte_tokens(), *SPECIAL]
     kinds = [gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * len(SPECIAL)
@@ -49,7 +53,9 @@ def write_tokenizer(writer: gguf.GGUFWriter, template: str | None = TEMPLATE) ->
     writer.add_token_merges(["a b"])  # llama.cpp wants the key; no text here makes use of it
     writer.add_eos_token_id(258)
     writer.add_pad_token_id(256)
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(bos)
+    if bos:
+        writer.add_bos_token_id(256)
     if template:
         writer.add_chat_template(template)
     return len(tokens)
@@ -68,6 +74,7 @@ def write_model(
     scaling: str | None = None,
     factor: float = 4.0,
     template: str | None = TEMPLATE,
+    bos: bool = False,
     quantization: gguf.GGMLQuantizationType | None = None,
 ) -> Path:
     """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`."""
@@ -92,7 +99,9 @@ def write_model(
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
         writer.add_rope_scaling_factor(factor)
         writer.add_rope_scaling_orig_ctx_len(256)
-    n_vocab = write_tokenizer(writer, template)
+    if "long" in spec:
+        writer.add_rope_scaling_orig_ctx_len(spec["long"])
+    n_vocab = write_tokenizer(writer, template, bos)
 
     def tensor(name: str, *shape: int, scale: float = 1.0) -> None:
         data = (random.standard_normal(shape) * scale / np.sqrt(shape[-1])).astype(np.float32)
@@ -108,11 +117,17 @@ def write_model(
     norm("output_norm.weight", embd)
     if arch != "gemma":
         tensor("output.weight", n_vocab, embd, scale=4.0)
+    if "long" in spec:
+        writer.add_tensor("rope_factors_short.weight", np.linspace(1, 2, head // 2, dtype=np.float32))
+        writer.add_tensor("rope_factors_long.weight", np.linspace(2, 9, head // 2, dtype=np.float32))
     for i in range(layers):
         norm(f"blk.{i}.attn_norm.weight", embd)
-        tensor(f"blk.{i}.attn_q.weight", heads * head, embd)
-        tensor(f"blk.{i}.attn_k.weight", kv_heads * head, embd)
-        tensor(f"blk.{i}.attn_v.weight", kv_heads * head, embd)
+        if spec.get("fused"):
+            tensor(f"blk.{i}.attn_qkv.weight", (heads + 2 * kv_heads) * head, embd)
+        else:
+            tensor(f"blk.{i}.attn_q.weight", heads * head, embd)
+            tensor(f"blk.{i}.attn_k.weight", kv_heads * head, embd)
+            tensor(f"blk.{i}.attn_v.weight", kv_heads * head, embd)
         tensor(f"blk.{i}.attn_output.weight", embd, heads * head)
         if spec["bias"]:
             tensor(f"blk.{i}.attn_q.bias", heads * head)
@@ -122,8 +137,11 @@ def write_model(
             norm(f"blk.{i}.attn_q_norm.weight", head)
             norm(f"blk.{i}.attn_k_norm.weight", head)
         norm(f"blk.{i}.ffn_norm.weight", embd)
-        tensor(f"blk.{i}.ffn_gate.weight", ff, embd)
-        tensor(f"blk.{i}.ffn_up.weight", ff, embd)
+        if spec.get("fused"):
+            tensor(f"blk.{i}.ffn_up.weight", 2 * ff, embd)
+        else:
+            tensor(f"blk.{i}.ffn_gate.weight", ff, embd)
+            tensor(f"blk.{i}.ffn_up.weight", ff, embd)
         tensor(f"blk.{i}.ffn_down.weight", embd, ff)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import model_options, open_workspace
+from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
 
 if TYPE_CHECKING:
     from notes_cli.engine.decision import Decision
@@ -35,44 +35,46 @@ if TYPE_CHECKING:
     metavar="FIELD=VALUE",
     help="A correction, or free text. Repeatable; the last one wins.",
 )
-@click.option("-s", "--system", help="System text before the skills.")
-@click.option("--choices", help="Decide among these answers, separated by commas.")
+@click.option("-s", "--system", metavar="TEXT", help="System text before the skills.")
+@click.option("--choices", metavar="A,B,...", help="Decide among these answers.")
 @click.option(
-    "-n",
-    "--predict",
-    "limit",
-    type=click.IntRange(1),
+    *("-n", "--predict", "limit"),
+    type=Number(1),
     default=256,
     show_default=True,
     help="Tokens to answer with at most.",
 )
 @click.option(
     "--temp",
-    type=click.FloatRange(0),
+    type=Number(0, kind=float),
     default=0.0,
     show_default=True,
     help="Temperature, 0: always the likeliest token.",
 )
-@click.option("--top-k", type=click.IntRange(0), default=40, show_default=True)
-@click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
-@click.option("--min-p", type=click.FloatRange(0, 1), default=0.05, show_default=True)
-@click.option("--repeat-penalty", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
+@click.option("--top-k", type=Number(0), default=40, show_default=True, help="Draw among the k likeliest, 0: all.")
 @click.option(
-    "--seed",
-    type=click.IntRange(0, 2**32 - 1),
-    help="Seed for --temp above 0.  [default: drawn, and shown in the JSON]",
+    "--top-p", type=Number(0, 1, kind=float), default=0.95, show_default=True, help="Draw among the likeliest p."
 )
+@click.option(
+    "--min-p", type=Number(0, 1, kind=float), default=0.05, show_default=True, help="At least p of the likeliest."
+)
+@click.option(
+    "--repeat-penalty",
+    type=Number(0, above=True, kind=float),
+    default=1.0,
+    show_default=True,
+    help="Against repeating, 1: none.",
+)
+@click.option("--seed", type=Number(0, 2**32 - 1), help="Seed for --temp above 0.  [default: drawn, shown in the JSON]")
 @click.option(
     "--seam",
-    type=click.IntRange(0),
-    help="Tokens to recompute where a skill stands behind another text than it was compiled behind.  [default: 1]",
+    type=Number(0),
+    help="Tokens to recompute where a skill stands behind another text than when it was compiled.  [default: 1]",
 )
-@click.option("--wording", help="How errata are worded (prompts/errata.yaml).")
-@click.option("--no-splice", is_flag=True, help="The same tokens by full prefill, for comparison.")
-@click.option("--explain", is_flag=True, help="Dry run: show each piece of the prompt, how it would be made, and why.")
-@click.option(
-    "--json", "json_", is_flag=True, help="One JSON object: answer, probabilities, tokens, times (docs/json.md)."
-)
+@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
+@click.option("--no-splice", is_flag=True, help="The same tokens by full prefill, to compare.")
+@click.option("--explain", is_flag=True, help="Dry run: each piece of the prompt, how it would be made, and why.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
 @model_options
 def command(
@@ -105,24 +107,22 @@ def command(
     Examples:
       notes ask "May I return this?" --splice returns
       notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
-      echo "May I return this?" | notes ask --splice returns --choices accepted,refused --json
+      echo "May I return this?" | notes ask --splice returns --choices yes,no
     """
     started = time.perf_counter()
     asked = _question(question)
-    answers = [choice.strip() for choice in choices.split(",")] if choices is not None else None
+    answers = answers_of(choices)
 
-    from notes_cli.engine.decision import check_choices, decide
+    from notes_cli.engine.decision import decide
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay, open_segments, parse_errata
 
-    if answers is not None:
-        check_choices(answers)
     if seed is None:
         seed = time.time_ns() & 0xFFFFFFFF
     sampling = SamplerOptions(temp, top_k, top_p, min_p, repeat_penalty, seed)
 
     with open_workspace(quiet=json_, **model) as workspace:
-        segments = open_segments(workspace, splices, output.say)
+        segments = open_segments(workspace, splices, output.say, dry=explain)
         prompt = Prompt(asked, segments, parse_errata(errata, segments), system, wording)
         _ = workspace.context
         loaded = time.perf_counter()
@@ -178,9 +178,10 @@ def command(
 def _question(argument: str | None) -> str:
     """Piped text, then the argument. Raise UsageError if there is neither."""
     piped = ""
-    if argument is None and sys.stdin.isatty():
+    piping = sys.stdin is not None and not sys.stdin.isatty()  # None where a script has closed it
+    if argument is None and not piping:
         raise click.UsageError('there is no question. Write: notes ask "QUESTION", or pipe it in')
-    if not sys.stdin.isatty():
+    if piping:
         try:
             piped = sys.stdin.buffer.read().decode().strip()
         except UnicodeDecodeError as error:
@@ -194,7 +195,7 @@ def _question(argument: str | None) -> str:
 def _generate(notebook: Notebook, options: SamplerOptions, limit: int, *, stream: bool) -> tuple[str, int, float]:
     """The answer, its number of tokens, and when its first token was there. Streams whole characters only.
 
-    An interrupt ends the answer: what has been written stands, on a line of its own.
+    An interrupt or an error ends the answer: what has been written stands, on a line of its own.
     """
     from notes_cli.engine.sampler import Sampler
 
@@ -213,8 +214,8 @@ def _generate(notebook: Notebook, options: SamplerOptions, limit: int, *, stream
                 first = first or time.perf_counter()
                 count += 1
                 add(decoder.decode(notebook.context.model.piece(token)))
-    except KeyboardInterrupt:
-        if stream:
+    except BaseException:
+        if stream and parts:
             click.echo()
         raise
     add(decoder.decode(b"", final=True))
@@ -247,5 +248,6 @@ def _explain(notebook: Notebook, json_: bool) -> None:
     output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))
     tokens = _count(notebook)
     output.result(
-        f"{tokens['total']} tokens: {tokens['spliced']} spliced, {tokens['decoded']} decoded ({tokens['seam']} of them at seams)"
+        f"{tokens['total']} tokens: {tokens['spliced']} spliced, {tokens['decoded']} decoded "
+        f"({tokens['seam']} of them at seams)"
     )

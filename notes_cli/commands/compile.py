@@ -14,7 +14,7 @@ from notes_cli.commands.options import model_options, open_workspace
 
 @click.command()
 @click.argument("source", type=click.Path())
-@click.option("--name", help="Name in the library.  [default: front matter, folder or file name]")
+@click.option("--name", metavar="NAME", help="Name in the library.  [default: front matter, folder or file name]")
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library."
 )
@@ -37,7 +37,9 @@ def command(source: str, name: str | None, target: Path | None, force: bool, qui
     from notes_cli.text.skill import load_skill
     from notes_cli.work.compiling import compile_to_library
 
-    skill = load_skill(source, name=name, stdin=sys.stdin.buffer)
+    if source == "-" and sys.stdin is not None and sys.stdin.isatty():
+        output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
+    skill = load_skill(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
     for warning in skill.warnings:
         output.say(f"warning: {warning}")
     with open_workspace(quiet=quiet, **model) as workspace:

@@ -13,8 +13,13 @@ from notes_cli.errors import NotesError
 
 
 @click.command()
-@click.option("-m", "--model", type=click.Path(), help="GGUF model.  [default: the small one that ships]")
-@click.option("--json", "json_", is_flag=True, help="One JSON object.")
+@click.option(
+    *("-m", "--model"),
+    envvar="NOTES_MODEL",
+    type=click.Path(),
+    help="GGUF model.  [default: the small one that ships]",
+)
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 def command(model: str | None, json_: bool) -> int:
     """Show versions, the native library, devices, CPU features, the model found, and where files are.
 
@@ -60,7 +65,7 @@ def _model(given: str | None) -> dict[str, str]:
     from notes_cli.engine.context import Context, ContextOptions
     from notes_cli.engine.model import Model
 
-    path = Path(given) if given else config.shipped_model()
+    path = Path(given).expanduser() if given else config.shipped_model()
     with Model(path) as model, Context(model, ContextOptions(n_ctx=256)) as context:
         can = {operation: context.supports(operation) for operation in ("splice", "rewrite", "append", "read")}
         return {

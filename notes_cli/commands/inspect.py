@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from notes_cli import output
@@ -13,12 +11,19 @@ from notes_cli import output
 @click.argument("name")
 @click.option("--text", is_flag=True, help="Only the text, as it was compiled.")
 @click.option("--tokens", is_flag=True, help="Only the token ids, one a line.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object a segment, in an array.")
+@click.option("--json", "json_", is_flag=True, help="An array, one object a file (docs/json.md).")
 def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     """Show what is in a compiled skill: text, fields, tokens, identity, sizes. NAME may be a segment file.
 
     Every byte of the file is checked on the way.
+
+    \b
+    Examples:
+      notes inspect returns
+      notes inspect returns --text
     """
+    if text + tokens + json_ > 1:
+        raise click.UsageError("--text, --tokens and --json exclude each other. Give one of them")
     from notes_cli.config import paths
     from notes_cli.errors import SegmentError
     from notes_cli.library.container import open_segment, peek
@@ -28,7 +33,7 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     target = library.resolve(name)
     if target.kind == "text":
         raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {name}")
-    files = [entry.path for entry in library.entries() if entry.name == name] if target.kind == "name" else [Path(name)]
+    files = [entry.path for entry in library.entries() if entry.name == name] if target.path is None else [target.path]
     shown = []
     for path in files:
         segment = open_segment(path)  # checks every byte

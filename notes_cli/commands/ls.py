@@ -9,7 +9,7 @@ from notes_cli import output
 
 @click.command()
 @click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
-@click.option("--json", "json_", is_flag=True, help="A JSON array.")
+@click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
 def command(quiet: bool, json_: bool) -> None:
     """List compiled skills.
 
@@ -65,6 +65,5 @@ def command(quiet: bool, json_: bool) -> None:
             (entry.name, str(len(card.tokens)), output.human_size(card.nbytes), model, card.created[:10], values)
         )
     output.table(("name", "tokens", "size", "model", "compiled", "fields"), rows, right=("tokens", "size"))
-    output.result(
-        f"{len(entries)} files, {output.human_size(sum(e.card.nbytes for e in entries if e.card))} in {library.folder}"
-    )
+    count = "1 file" if len(entries) == 1 else f"{len(entries)} files"
+    output.result(f"{count}, {output.human_size(sum(e.card.nbytes for e in entries if e.card))} in {library.folder}")

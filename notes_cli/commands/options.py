@@ -17,95 +17,112 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 KV_TYPES = ("f16", "f32")
 
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A finite number from `low` (`above`: not `low` itself) to `high`; help shows it as N."""
+
+    name = "n"
+
+    def __init__(
+        self, low: float, high: float = 2**31 - 1, *, above: bool = False, kind: type[int] | type[float] = int
+    ) -> None:
+        self.low, self.high, self.above, self.kind = low, high, above, kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        what = "a whole number" if self.kind is int else "a number"
+        try:
+            number = self.kind(value)
+        except (ValueError, TypeError, OverflowError):
+            self.fail(f"{value!r} is not {what}", param, ctx)
+        if isinstance(value, (bool, float)) and self.kind is int:
+            self.fail(f"{value!r} is not {what}", param, ctx)
+        # not (a <= b), so that NaN is refused
+        if not self.low <= number <= self.high or (self.above and number == self.low):
+            self.fail(
+                f"{value} is not {what} {'above' if self.above else 'from'} {self.low:g} to {self.high:,}", param, ctx
+            )
+        return number
+
+
 _MODEL_OPTIONS = [
     click.option(
-        "-m",
-        "--model",
+        *("-m", "--model"),
         envvar="NOTES_MODEL",
         type=click.Path(path_type=Path),
         help="GGUF model.  [default: the small one that ships]",
     ),
     click.option(
-        "-c",
-        "--ctx-size",
+        *("-c", "--ctx-size"),
         envvar="NOTES_CTX_SIZE",
-        type=click.IntRange(16),
-        help="Context size in tokens.  [default: 4096, or what the prompt needs]",
+        type=Number(16),
+        help="Context in tokens.  [default: 4096, or what is needed]",
     ),
     click.option(
-        "-t", "--threads", envvar="NOTES_THREADS", type=click.IntRange(1), help="Threads.  [default: physical cores]"
+        *("-t", "--threads"), envvar="NOTES_THREADS", type=Number(1, 512), help="Threads.  [default: physical cores]"
     ),
     click.option(
-        "-b",
-        "--batch-size",
+        *("-b", "--batch-size"),
         envvar="NOTES_BATCH_SIZE",
-        type=click.IntRange(1),
+        type=Number(1),
         default=2048,
         show_default=True,
         help="Logical batch.",
     ),
     click.option(
-        "-ub",
-        "--ubatch-size",
+        *("-ub", "--ubatch-size"),
         envvar="NOTES_UBATCH_SIZE",
-        type=click.IntRange(1),
+        type=Number(1),
         default=512,
         show_default=True,
         help="Physical batch.",
     ),
     click.option(
-        "-ngl",
-        "--gpu-layers",
-        "gpu_layers",
+        *("-ngl", "--gpu-layers"),
         envvar="NOTES_GPU_LAYERS",
-        type=int,
+        type=Number(-1),
         default=-1,
         show_default=True,
         help="Layers on the GPU, -1: all.",
     ),
     click.option(
-        "-fa",
-        "--flash-attn",
+        *("-fa", "--flash-attn"),
         envvar="NOTES_FLASH_ATTN",
         type=click.Choice(["auto", "on", "off"]),
         default="auto",
+        metavar="WHEN",
         show_default=True,
-        help="Flash attention.",
+        help="Flash attention: auto, on, off.",
     ),
     click.option(
-        "-ctk",
-        "--cache-type-k",
+        *("-ctk", "--cache-type-k"),
         envvar="NOTES_CACHE_TYPE_K",
         type=click.Choice(KV_TYPES),
         default="f16",
+        metavar="TYPE",
         show_default=True,
-        help="Type of K in the cache.",
+        help="Type of K in the cache: f16, f32.",
     ),
     click.option(
-        "-ctv",
-        "--cache-type-v",
+        *("-ctv", "--cache-type-v"),
         envvar="NOTES_CACHE_TYPE_V",
         type=click.Choice(KV_TYPES),
         default="f16",
+        metavar="TYPE",
         show_default=True,
-        help="Type of V in the cache.",
+        help="Type of V in the cache: f16, f32.",
     ),
     click.option(
-        "--rope-scaling", type=click.Choice(["none", "linear", "yarn"]), help="RoPE scaling.  [default: the model's]"
+        "--rope-scaling",
+        type=click.Choice(["none", "linear", "yarn"]),
+        metavar="KIND",
+        help="none, linear, yarn.  [default: the model's]",
+    ),
+    click.option("--rope-freq-base", type=Number(0, above=True, kind=float), help="RoPE base.  [default: the model's]"),
+    click.option(
+        "--rope-freq-scale", type=Number(0, above=True, kind=float), help="RoPE scale.  [default: the model's]"
     ),
     click.option(
-        "--rope-freq-base", type=click.FloatRange(0, min_open=True), help="RoPE base frequency.  [default: the model's]"
-    ),
-    click.option(
-        "--rope-freq-scale",
-        type=click.FloatRange(0, min_open=True),
-        help="RoPE frequency scale.  [default: the model's]",
-    ),
-    click.option(
-        "--yarn-orig-ctx",
-        type=click.IntRange(0),
-        default=0,
-        help="Original context size for YaRN.  [default: the model's]",
+        "--yarn-orig-ctx", type=Number(0), default=0, help="Context YaRN starts from.  [default: the model's]"
     ),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."),
 ]
@@ -116,6 +133,16 @@ def model_options(command: Command) -> Command:
     for option in reversed(_MODEL_OPTIONS):
         command = option(command)
     return command
+
+
+def answers_of(choices: str | None) -> list[str] | None:
+    """The answers that --choices lists. Raise UsageError unless they are two or more different ones."""
+    if choices is None:
+        return None
+    answers = [choice.strip() for choice in choices.split(",")]
+    if len(answers) < 2 or len(set(answers)) < len(answers) or not all(answers):
+        raise click.UsageError(f"--choices must be two or more different answers, got {choices!r}")
+    return answers
 
 
 def open_workspace(*, quiet: bool = False, **given: Any) -> Workspace:

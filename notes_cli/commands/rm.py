@@ -10,10 +10,10 @@ from notes_cli import output
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
-def command(names: tuple[str, ...], yes: bool, dry_run: bool) -> None:
+def command(names: tuple[str, ...], yes: bool, dry_run: bool) -> int:
     """Remove compiled skills, for all models they were compiled for. The texts are not touched.
 
     \b
@@ -34,11 +34,14 @@ def command(names: tuple[str, ...], yes: bool, dry_run: bool) -> None:
         for entry in library.entries():
             if entry.name in names:
                 output.result(str(entry.path))
-        return
+        return 0
     if not yes:
-        if not sys.stdin.isatty():
+        if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError("nobody is there to ask. Repeat with -y to remove without asking")
-        click.confirm(f"Remove {', '.join(names)}?", abort=True, err=True)
+        if not click.confirm(f"Remove {', '.join(names)}?", err=True):
+            output.say("nothing was removed")
+            return 1
     for name in dict.fromkeys(names):
         for path in library.remove(name):
             output.result(str(path))
+    return 0

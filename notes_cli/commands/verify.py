@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import model_options, open_workspace
+from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
 
 if TYPE_CHECKING:
     from notes_cli.measure.verify import Report
@@ -16,16 +16,24 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--question", "questions", multiple=True, help="Repeatable.  [default: the value of each field]")
+@click.option(
+    "--question",
+    "questions",
+    multiple=True,
+    metavar="TEXT",
+    help="A question. Repeatable.  [default: the value of each field]",
+)
 @click.option(
     "--erratum", "errata", multiple=True, metavar="FIELD=VALUE", help="Verify with this correction, too. Repeatable."
 )
-@click.option("--choices", help="Decide among these answers, separated by commas.  [default: the greedy answer]")
+@click.option("--choices", metavar="A,B,...", help="Decide among these answers.  [default: the greedy answer]")
 @click.option(
-    "-s", "--system", help="System text before the skills.  [default: a few sentences, so that the skills move]"
+    *("-s", "--system"),
+    metavar="TEXT",
+    help="System text before the skills.  [default: a few sentences, so that the skills move]",
 )
-@click.option("--seam", type=click.IntRange(0), help="Tokens to recompute where a skill begins.  [default: 1]")
-@click.option("--wording", help="How errata are worded (prompts/errata.yaml).")
+@click.option("--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: 1]")
+@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
 def command(
@@ -48,16 +56,14 @@ def command(
     \b
     Examples:
       notes verify returns
-      notes verify returns --question "May I return this?" --choices accepted,refused --erratum "date=2026-07-01"
+      notes verify returns --question "May I return this?" --choices yes,no
+      notes verify returns --erratum "date=2026-07-01" --json
     """
-    from notes_cli.engine.decision import check_choices
     from notes_cli.measure.verify import field_questions, verify
     from notes_cli.text.wording import verify_system
     from notes_cli.work.prompting import DEFAULT_SEAM, open_segments, parse_errata
 
-    answers = [choice.strip() for choice in choices.split(",")] if choices is not None else None
-    if answers is not None:
-        check_choices(answers)
+    answers = answers_of(choices)
     with open_workspace(quiet=json_, **model) as workspace:
         segments = open_segments(workspace, names, output.say)
         report = verify(

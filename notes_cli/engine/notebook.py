@@ -51,6 +51,7 @@ class Notebook:
         self._tokens: list[int] = []
         self._done = 0  # tokens that have rows; the rest waits to be decoded
         self._logits: NDArray[np.float32] | None = None
+        self._looked = False  # whether the context's last output is that of a lookahead, not of the last token
 
     @property
     def tokens(self) -> Tokens:
@@ -119,8 +120,13 @@ class Notebook:
                 self.context.append({self.sequence: np.array(chunk, np.int32)})
                 self._done += len(chunk)
                 self._logits = self.context.logits() if self._done == len(self) else None
+                self._looked = False
                 if progress:
                     progress(self._done - first, total)
+        except BaseException:
+            if not self.dry:  # an interrupt comes after the call that it waited for: those rows are there
+                self._done = self.context.length(self.sequence)
+            raise
         finally:
             self.seconds["decode"] += time.perf_counter() - started
 
@@ -155,6 +161,7 @@ class Notebook:
         """Logits after each of these tokens if they came next, [len(tokens), n_vocab]; the notebook stays as it is."""
         self.flush()
         self._check_room(len(tokens))
+        self._looked = True
         self.context.append({self.sequence: np.array(tokens, np.int32)}, "all")
         try:
             return np.stack([self.context.logits(index) for index in range(len(tokens))])
@@ -164,6 +171,10 @@ class Notebook:
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token."""
         self.logits()
+        if self._looked:  # the sampler reads the context's last output
+            self.context.truncate(self.sequence, len(self) - 1)
+            self._done = len(self) - 1
+            self.flush()
         start = len(self)
         for _ in range(limit):
             token = sampler.next(self.context)
@@ -186,7 +197,7 @@ class Notebook:
         if len(self) + count > self.context.n_ctx:
             raise EngineError(
                 f"the context is too small: {len(self) + count} tokens do not fit {self.context.n_ctx}. "
-                f"Ask with -c {_next_size(len(self) + count)} or more"
+                f"Give it -c {_next_size(len(self) + count)} or more"
             )
 
 

@@ -34,10 +34,7 @@ def compile_skill(workspace: Workspace, skill: Skill, progress: Progress | None 
     tokens = workspace.model.tokenize(skill.text)
     left = workspace.left_context
     workspace.make_room(len(left) + len(tokens))
-    for operation in ("read", "splice"):
-        reason = workspace.context.supports(operation)
-        if reason:
-            raise UnsupportedError(f"{skill.name} cannot be compiled for {workspace.model.name}: {reason}")
+    check_support(workspace, skill.name)
     identity = workspace.identity
     notebook = workspace.notebook()
     notebook.append(left)
@@ -58,6 +55,26 @@ def compile_skill(workspace: Workspace, skill: Skill, progress: Progress | None 
     )
 
 
+def plan(workspace: Workspace, skill: Skill) -> Segment:
+    """What compiling the skill would give, without its rows: enough to lay out a dry run."""
+    tokens, left = workspace.model.tokenize(skill.text), workspace.left_context
+    workspace.make_room(len(left) + len(tokens))
+    check_support(workspace, skill.name)
+    fields = field_spans(workspace.model, skill, tokens)
+    return Segment(
+        *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
+        layers=(),
+    )
+
+
+def check_support(workspace: Workspace, name: str) -> None:
+    """Raise UnsupportedError where this model's rows cannot be moved."""
+    for operation in ("read", "splice"):
+        reason = workspace.context.supports(operation)
+        if reason:
+            raise UnsupportedError(f"{name} cannot be compiled for {workspace.model.name}: {reason}")
+
+
 def compile_to_library(
     workspace: Workspace,
     skill: Skill,
@@ -66,16 +83,37 @@ def compile_to_library(
     progress: Progress | None = None,
     output: Path | None = None,
 ) -> Compiled:
-    """Compile the skill into the library (or to `output`) unless what is there is up to date."""
+    """Compile the skill into the library (or to `output`) unless what is there is up to date.
+
+    Raise SegmentError if `output` is a file that is no segment, unless `force` says to write over it.
+    """
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
-    with workspace.library.compiling(skill.name, workspace.identity) as place:
-        path = output or place
-        reasons = ["it was asked for"] if force else stale(workspace, skill, path)
-        if not reasons:
-            return Compiled(path, len(peek(path).tokens), ())
-        segment = compile_skill(workspace, skill, progress)
-        write_segment(path, segment, writer=f"notes {notes_cli.__version__}")
-        return Compiled(path, len(segment), tuple(reasons))
+    if output is not None:
+        if output.exists() and not force:
+            _check_is_segment(output)
+        return _compile_to(workspace, skill, output, force, progress)
+    check_support(workspace, skill.name)
+    with workspace.library.compiling(skill.name, workspace.identity) as path:
+        return _compile_to(workspace, skill, path, force, progress)
+
+
+def _compile_to(workspace: Workspace, skill: Skill, path: Path, force: bool, progress: Progress | None) -> Compiled:
+    reasons = ["it was asked for"] if force else stale(workspace, skill, path)
+    if not reasons:
+        return Compiled(path, len(peek(path).tokens), ())
+    segment = compile_skill(workspace, skill, progress)
+    write_segment(path, segment, writer=f"notes {notes_cli.__version__}")
+    return Compiled(path, len(segment), tuple(reasons))
+
+
+def _check_is_segment(path: Path) -> None:
+    """A model or a text that is named as the output by mistake must not be lost."""
+    try:
+        peek(path)
+    except SegmentError as error:
+        raise SegmentError(
+            f"{path} is there and is no sound segment. Choose another file, or write over it with -f"
+        ) from error
 
 
 def stale(workspace: Workspace, skill: Skill, path: Path) -> list[str]:

@@ -13,8 +13,8 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.text.erratum import Erratum, parse_erratum, word
 from notes_cli.text.prompt import build
-from notes_cli.text.skill import load_skill
-from notes_cli.work.compiling import compile_to_library
+from notes_cli.text.skill import Skill, load_skill
+from notes_cli.work.compiling import compile_to_library, plan, stale
 from notes_cli.work.workspace import Workspace
 
 # Tokens recomputed at the start of a skill that stands behind another left context than it was compiled behind.
@@ -34,8 +34,13 @@ class Prompt:
     turns: Sequence[tuple[str, str]] = field(default=())
 
 
-def open_segments(workspace: Workspace, words: Sequence[str], say: Callable[[str], None]) -> list[Segment]:
-    """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now."""
+def open_segments(
+    workspace: Workspace, words: Sequence[str], say: Callable[[str], None], *, dry: bool = False
+) -> list[Segment]:
+    """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now.
+
+    `dry`: a text is not compiled; its segment has no rows.
+    """
     segments = []
     for given in words:
         target = workspace.library.resolve(given)
@@ -47,17 +52,26 @@ def open_segments(workspace: Workspace, words: Sequence[str], say: Callable[[str
             assert target.path is not None
             path = target.path
         else:
-            path = _compile_text(workspace, given, say)
+            skill = _read_text(given, say)
+            if dry and stale(workspace, skill, workspace.library.path(skill.name, workspace.identity)):
+                say(f"{given} would be compiled first, as {skill.name}")
+                segments.append(plan(workspace, skill))
+                continue
+            path = _compile_text(workspace, given, skill, say)
         segments.append(workspace.open(path))
     return segments
 
 
-def _compile_text(workspace: Workspace, given: str, say: Callable[[str], None]) -> Path:
+def _read_text(given: str, say: Callable[[str], None]) -> Skill:
     if given == "-":
         raise NotesError("a skill cannot be spliced from standard input. Compile it first: notes compile - --name NAME")
     skill = load_skill(given)
     for warning in skill.warnings:
         say(f"warning: {warning}")
+    return skill
+
+
+def _compile_text(workspace: Workspace, given: str, skill: Skill, say: Callable[[str], None]) -> Path:
     compiled = compile_to_library(workspace, skill)
     if compiled.reasons:
         say(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
@@ -97,15 +111,17 @@ def lay(
         turns=prompt.turns,
     )
     tokens = [by_name[piece.name].tokens if piece.kind == "splice" else workspace.tokenize(piece) for piece in pieces]
+    opening = workspace.opened(np.zeros(0, np.int32))  # BOS, where a template without words of its own begins
     if pieces[0].kind != "splice":
-        tokens[0] = workspace.opened(tokens[0])
-    workspace.make_room(sum(map(len, tokens)) + room)
+        tokens[0], opening = workspace.opened(tokens[0]), opening[:0]
+    workspace.make_room(len(opening) + sum(map(len, tokens)), room)
 
     if splice:
         for segment in prompt.segments:  # again: a larger context may rotate otherwise (LongRoPE)
             workspace.check(segment)
 
     notebook = workspace.notebook(dry=dry)
+    notebook.append(opening)
     for piece, ids in zip(pieces, tokens, strict=True):
         if piece.kind != "splice":
             notebook.append(ids, piece.kind, piece.name)

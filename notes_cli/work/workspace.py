@@ -70,8 +70,12 @@ class Workspace:
             self._context = Context(self.model, self.options)
         return self._context
 
-    def make_room(self, tokens: int) -> None:
-        """See to a context of at least so many tokens. One that holds rows is replaced by an empty one."""
+    def make_room(self, tokens: int, spare: int = 0) -> None:
+        """See to a context of at least so many tokens. One that holds rows is replaced by an empty one.
+
+        `spare` tokens more are for an answer, as far as the model was made for contexts of that size.
+        """
+        tokens += min(spare, max(256, self.model.n_ctx_train - tokens))
         if tokens > self.options.n_ctx and not self._fixed_size:
             if self._context is not None:
                 self._context.close()

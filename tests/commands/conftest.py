@@ -1,0 +1,117 @@
+"""Running `notes`: in this process, which is quick, or in one of its own where signals, pipes and exits matter."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.cli import run
+
+TEXT = """# Returns
+
+date: 2026-06-01
+tier: gold
+
+Returns before 2026-06-15 are accepted, later ones are refused.
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exit status, stdout and stderr of one run."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Notes = Callable[..., Outcome]
+
+
+class _Pipe(io.TextIOWrapper):
+    """A text stream over bytes in memory; not a terminal."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        super().__init__(io.BytesIO(data), encoding="utf-8", write_through=True)
+
+    def text(self) -> str:
+        return self.buffer.getvalue().decode()  # type: ignore[attr-defined, no-any-return]
+
+
+def run_here(*arguments: object, stdin: str | bytes = b"") -> Outcome:
+    """Run `notes` with these arguments in this process."""
+    out, err = _Pipe(), _Pipe()
+    before = sys.stdin
+    sys.stdin = _Pipe(stdin.encode() if isinstance(stdin, str) else stdin)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run([str(argument) for argument in arguments])
+    finally:
+        sys.stdin = before
+    return Outcome(code, out.text(), err.text())
+
+
+def command_line(*arguments: object) -> list[str]:
+    """What to execute for `notes` with these arguments."""
+    return [sys.executable, "-m", "notes_cli", *map(str, arguments)]
+
+
+def run_apart(*arguments: object, stdin: str = "") -> Outcome:
+    """Run `notes` with these arguments in a process of its own."""
+    done = subprocess.run(command_line(*arguments), input=stdin, capture_output=True, text=True, errors="replace")
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, with its content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def model(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny random model, which NOTES_MODEL names."""
+    path = make_model("llama")
+    monkeypatch.setenv("NOTES_MODEL", str(path))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models need no more, and no test should depend on how many there are."""
+    monkeypatch.setenv("NOTES_THREADS", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def notes(model: Path) -> Notes:
+    """`notes(*arguments, stdin="")` runs in this process, with the tiny model as the default one."""
+    return run_here
+
+
+@pytest.fixture
+def skill(tmp_path: Path) -> Path:
+    """A skill text with the fields date and tier, named returns.txt."""
+    path = tmp_path / "returns.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def compiled(notes: Notes, skill: Path) -> Path:
+    """The skill compiled into the library as `returns`; its segment file."""
+    outcome = notes("compile", skill)
+    assert outcome.code == 0, outcome.err
+    return Path(outcome.out.strip())

@@ -1,0 +1,284 @@
+"""`notes ask`: where the question comes from, what is spliced, what stands in the JSON, and that the tokens are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.engine.context import Context
+from notes_cli.engine.model import Model
+from notes_cli.library.container import open_segment, peek
+
+from .conftest import TEXT, Notes, snapshot
+
+SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
+
+
+def test_question_from_the_argument(notes: Notes) -> None:
+    """The answer stands alone on stdout, the same as in the JSON; stderr is silent."""
+    plain, js = notes("ask", "Why?", "-n", 8), notes("ask", "Why?", "-n", 8, "--json")
+    assert (plain.code, plain.err, js.err) == (0, "", "")
+    assert plain.out.strip() == js.json["answer"] != ""
+    assert plain.out.endswith("\n")
+
+
+def test_question_from_standard_input_is_the_same(notes: Notes) -> None:
+    """Piped or as an argument, a question is the same prompt."""
+    assert notes("ask", "-n", 8, stdin="Why?\n").out == notes("ask", "Why?", "-n", 8).out
+
+
+def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
+    """Both together are one question, the piped text first, an empty line between."""
+    both = notes("ask", "Why?", "-n", 8, "--json", stdin="It rains.\n").json
+    joined = notes("ask", "It rains.\n\nWhy?", "-n", 8, "--json").json
+    assert (both["answer"], both["tokens"]) == (joined["answer"], joined["tokens"])
+    assert both["tokens"]["total"] > notes("ask", "Why?", "-n", 8, "--json").json["tokens"]["total"]
+
+
+def test_no_stream_prints_the_same_answer(notes: Notes) -> None:
+    """Streamed or at once, the answer is the same."""
+    assert notes("ask", "Why?", "-n", 20, "--no-stream").out.strip() == notes("ask", "Why?", "-n", 20).out.strip()
+
+
+def test_a_spliced_skill_is_not_decoded_but_for_the_seam(notes: Notes, compiled: Path) -> None:
+    """Spliced and seam make up the skill, and what is decoded is all the rest and the seam."""
+    n = len(peek(compiled).tokens)
+    for extra, seam in (((), 0), (("-s", "Be kind."), 1), (("-s", "Be kind.", "--seam", "7"), 7)):
+        tokens = notes("ask", "Why?", "--splice", "returns", "-n", 1, "--json", *extra).json["tokens"]
+        assert (tokens["spliced"], tokens["seam"]) == (n - seam, seam)
+        assert tokens["decoded"] == tokens["total"] - tokens["spliced"]
+
+
+def test_a_seam_longer_than_the_skill_decodes_all_of_it(notes: Notes, compiled: Path) -> None:
+    """A huge --seam is a full prefill of the skill, not an error."""
+    outcome = notes("ask", "Why?", "--splice", "returns", "-s", "x", "--seam", 10**9, "-n", 1, "--json").json
+    assert (outcome["tokens"]["spliced"], outcome["tokens"]["seam"]) == (0, SKILL_TOKENS)
+
+
+def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
+    """Pieces follow each other without a gap from position 0, and each says how its rows came about."""
+    result = notes("ask", "Why?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", 3, "--json").json
+    pieces = result["pieces"]
+    assert [piece["kind"] for piece in pieces] == ["text", "splice", "erratum", "question", "answer"]
+    assert [piece["how"] for piece in pieces] == ["decoded", "spliced", *["decoded"] * 3]
+    at = 0
+    for piece in pieces:
+        assert piece["position"] == at
+        at += piece["tokens"]
+    assert at == result["tokens"]["total"] + result["tokens"]["answer"]
+    assert pieces[2]["tokens"] == result["tokens"]["erratum"] > len("date 2026-07-01")
+
+
+def test_several_skills(notes: Notes, compiled: Path, tmp_path: Path) -> None:
+    """Each skill is spliced after the one before; only the first stands where it was compiled."""
+    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
+    assert notes("compile", tmp_path / "fees.txt").code == 0
+    pieces = notes("ask", "Why?", "--splice", "returns", "--splice", "fees", "-n", 1, "--json").json["pieces"]
+    spliced = [(piece["name"], piece["how"]) for piece in pieces if piece["kind"] == "splice"]
+    assert spliced == [("returns", "spliced"), ("fees", "seam"), ("fees", "spliced")]
+    assert "rotated by" in pieces[4]["why"] and "where it was compiled" in pieces[1]["why"]
+    twice = notes("ask", "Why?", "--splice", "fees", "--splice", "fees")
+    assert twice.code == 1 and "spliced twice" in twice.err
+
+
+def test_errata_of_a_field_and_in_free_words(notes: Notes, compiled: Path) -> None:
+    """Each erratum is a sentence after the skill, in the order given; --wording chooses how a field is said."""
+    one = notes("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "-n", 1, "--json").json
+    two = notes(
+        *("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--erratum", "All goods count.", "-n", 1),
+        "--json",
+    ).json
+    free = len("\n\nCorrection: All goods count.")
+    assert two["tokens"]["erratum"] == one["tokens"]["erratum"] + free
+    line = notes(
+        *("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--wording", "line", "-n", 1, "--json")
+    ).json
+    assert line["tokens"]["erratum"] == len("\n\nCorrection. tier: basic")
+
+
+def test_an_erratum_changes_the_prompt_and_not_the_skill(notes: Notes, compiled: Path, home: Path) -> None:
+    """With an erratum the distribution is another one; the segment on disk is as before."""
+    before = snapshot(home / "library")
+    ask = ("ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json")
+    plain, corrected = notes(*ask).json, notes(*ask, "--erratum", "date=2026-07-01").json
+    assert plain["probabilities"] != corrected["probabilities"]
+    assert plain["tokens"]["spliced"] == corrected["tokens"]["spliced"]
+    assert snapshot(home / "library") == before
+
+
+@pytest.mark.parametrize("choices", ["yes,no", "no,not sure", " no , not sure,no one"])
+def test_choices(notes: Notes, compiled: Path, choices: str) -> None:
+    """The likeliest answer is printed and chosen; probabilities are of all answers and sum to 1, prefixes too."""
+    ask = ("ask", "Why?", "--splice", "returns", "--choices", choices)
+    result = notes(*ask, "--json").json
+    probabilities = result["probabilities"]
+    assert list(probabilities) == [choice.strip() for choice in choices.split(",")]
+    assert math.isclose(sum(probabilities.values()), 1.0)
+    assert result["choice"] == result["answer"] == max(probabilities, key=probabilities.__getitem__)
+    assert notes(*ask).out == result["choice"] + "\n"
+    assert result["tokens"]["answer"] == 0
+
+
+def test_no_splice_prefills_the_same_tokens(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--no-splice decodes all, the very token ids of the spliced prompt, and decides alike."""
+    seen: list[list[int]] = []
+    splice, append = Context.splice, Context.append
+
+    def spliced(self: Context, sequence: int, position: int, tokens: Any, *rest: Any, **more: Any) -> None:
+        seen[-1] += list(map(int, tokens))
+        splice(self, sequence, position, tokens, *rest, **more)
+
+    def appended(self: Context, tokens: dict[int, Any], *rest: Any) -> None:
+        seen[-1] += list(map(int, tokens[0]))
+        append(self, tokens, *rest)
+
+    monkeypatch.setattr(Context, "splice", spliced)
+    monkeypatch.setattr(Context, "append", appended)
+    ask = ("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--json", "-n", 1)
+    results = []
+    for extra in ((), ("--no-splice",)):
+        seen.append([])
+        results.append(notes(*ask, *extra).json)
+    total = results[0]["tokens"]["total"]
+    assert seen[0][:total] == seen[1][:total] and len(seen[0]) >= total
+    assert results[1]["tokens"]["spliced"] == results[1]["tokens"]["seam"] == 0
+    assert results[1]["tokens"]["decoded"] == total
+    assert results[0]["answer"] == results[1]["answer"]
+
+
+def test_explain_is_what_the_run_then_does(notes: Notes, compiled: Path) -> None:
+    """The pieces and counts of the dry run are those of the real one."""
+    for extra in ((), ("-s", "Be kind."), ("--erratum", "tier=basic"), ("--no-splice",), ("--seam", "3")):
+        ask = ("ask", "Why?", "--splice", "returns", "--json", "-n", 2, *extra)
+        told, done = notes(*ask, "--explain").json, notes(*ask).json
+        assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
+        assert told["tokens"] == {name: count for name, count in done["tokens"].items() if name != "answer"}
+
+
+def test_explain_computes_nothing(
+    notes: Notes, compiled: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is decoded, spliced or compiled by --explain; a text says on stderr that it would be compiled first."""
+    (tmp_path / "fees.txt").write_text("fee: 12")
+    ask = ("ask", "Why?", "--splice", "returns", "--splice", tmp_path / "fees.txt", "--json", "-n", 1)
+    before = snapshot(home / "library")
+    with monkeypatch.context() as patch:
+        for name in ("append", "splice", "read"):
+            patch.delattr(Context, name)
+        told = notes(*ask, "--explain")
+    assert told.code == 0 and "would be compiled first, as fees" in told.err
+    assert snapshot(home / "library") == before
+    done = notes(*ask).json
+    assert told.json["pieces"] == done["pieces"][:-1]
+
+
+def test_explain_is_a_table_for_people(notes: Notes, compiled: Path) -> None:
+    """Without --json the dry run is one line a piece and a sum."""
+    lines = notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()
+    assert lines[0].split() == ["position", "tokens", "piece", "name", "how", "why"]
+    assert "reused where it was compiled" in lines[2]
+    assert f"{SKILL_TOKENS} spliced" in lines[-1]
+
+
+def test_a_seed_reproduces(notes: Notes) -> None:
+    """The same seed gives the same text, another one another; without one the JSON shows which was drawn."""
+    ask = ("ask", "Why?", "-n", 20, "--temp", 9, "--top-k", 0, "--top-p", 1, "--min-p", 0, "--json")
+    first = notes(*ask, "--seed", 5).json
+    assert first["answer"] == notes(*ask, "--seed", 5).json["answer"] != notes(*ask, "--seed", 6).json["answer"]
+    assert first["sampling"]["seed"] == 5
+    drawn = notes(*ask).json
+    assert notes(*ask, "--seed", drawn["sampling"]["seed"]).json["answer"] == drawn["answer"]
+
+
+def test_the_answer_ends_at_the_limit(notes: Notes) -> None:
+    """-n counts tokens of the answer, and a shorter one is the beginning of a longer one."""
+    short, long = (notes("ask", "Why?", "-n", n, "--json").json for n in (3, 6))
+    assert (short["tokens"]["answer"], long["tokens"]["answer"]) == (3, 6)
+    assert [piece["tokens"] for piece in (short["pieces"][-1], long["pieces"][-1])] == [3, 6]
+
+
+def test_a_huge_limit_makes_no_huge_context(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """-n far beyond the model's own context asks for no more room than that context has."""
+    sizes: list[int] = []
+    make = Context.__init__
+
+    def made(self: Context, *arguments: Any, **more: Any) -> None:
+        make(self, *arguments, **more)
+        sizes.append(self.n_ctx)
+
+    monkeypatch.setattr(Context, "__init__", made)
+    assert notes("ask", "Why?", "-n", 2**31 - 1, "--choices", "a,b").code == 0
+    assert max(sizes) <= 4096
+
+
+def test_context_too_small(notes: Notes, compiled: Path) -> None:
+    """A prompt that does not fit the size asked for: one line with a size that would do."""
+    outcome = notes("ask", "Why? " * 60, "--splice", "returns", "-c", 256)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "the context is too small" in outcome.err and outcome.err.count("\n") == 1
+    size = outcome.err.split("-c ")[1].split()[0]
+    assert notes("ask", "Why? " * 60, "--splice", "returns", "-c", size, "-n", 1).code == 0
+
+
+def test_the_context_grows_with_the_prompt(notes: Notes, compiled: Path) -> None:
+    """Without -c a prompt of any length finds room, and the skill is still spliced."""
+    result = notes("ask", "Why? " * 900, "--splice", "returns", "-n", 1, "--json").json
+    assert result["tokens"]["total"] > 4096 and result["tokens"]["spliced"] == SKILL_TOKENS
+
+
+def test_a_text_is_compiled_on_the_way(notes: Notes, skill: Path, home: Path) -> None:
+    """--splice of a text compiles it into the library and says so on stderr, once."""
+    first = notes("ask", "Why?", "--splice", skill, "-n", 4)
+    assert first.code == 0 and "compiled" in first.err and "as returns" in first.err
+    assert "compiled" not in first.out and notes("ls", "-q").out == "returns\n"
+    second = notes("ask", "Why?", "--splice", skill, "-n", 4)
+    assert (second.out, second.err) == (first.out, "")
+
+
+def test_a_segment_file_is_spliced(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:
+    """A path to a segment works as its name does, wherever the file lies."""
+    elsewhere = tmp_path / "moved.gguf"
+    elsewhere.write_bytes(compiled.read_bytes())
+    ask = ("ask", "Why?", "-n", 6, "--json", "--splice")
+    by_path, by_name = notes(*ask, elsewhere).json, notes(*ask, "returns").json
+    assert (by_path["answer"], by_path["pieces"]) == (by_name["answer"], by_name["pieces"])
+
+
+def test_f32_cache_has_segments_of_its_own(notes: Notes, skill: Path, compiled: Path) -> None:
+    """-ctk/-ctv f32 need f32 rows: the f16 segment is refused, a compile with the same options mends it."""
+    kv = ("-ctk", "f32", "-ctv", "f32")
+    refused = notes("ask", "Why?", "--splice", "returns", *kv)
+    assert refused.code == 1 and "f16/f16 K/V cache" in refused.err
+    path = notes("compile", skill, *kv).out.strip()
+    assert open_segment(Path(path)).layers[0].k.dtype == "float32"
+    assert notes("ask", "Why?", "--splice", "returns", "-n", 1, *kv).code == 0
+
+
+def test_the_models_template_is_honoured(notes: Notes, compiled: Path, model: Path) -> None:
+    """The skill stands inside the system message, the erratum after it, the question in the user's."""
+    with Model(model) as loaded:
+        left = loaded.tokenize("<|im_start|>system\n", special=True)
+        ask = loaded.tokenize("<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n", special=True)
+    result = notes("ask", "Why?", "--splice", "returns", "--json", "-n", 1).json
+    assert [piece["tokens"] for piece in result["pieces"]][:3] == [len(left), SKILL_TOKENS, len(ask)]
+
+
+def test_special_tokens_in_a_question_are_text(notes: Notes) -> None:
+    """`<|im_end|>` in a question is ten characters, never the token that ends a message."""
+    plain = notes("ask", "x" * len("<|im_end|>"), "-n", 1, "--json").json
+    special = notes("ask", "<|im_end|>", "-n", 1, "--json").json
+    assert special["tokens"]["total"] == plain["tokens"]["total"]
+
+
+def test_a_model_without_template(
+    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base model gets a plain prompt; compile and splice work as with any other."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model("llama", template=None)))
+    assert notes("compile", skill).code == 0
+    result = notes("ask", "Why?", "--splice", "returns", "-n", 2, "--json").json
+    assert result["tokens"]["spliced"] >= SKILL_TOKENS - 1

@@ -1,0 +1,186 @@
+"""`notes compile`: what it reads, when it compiles again, and that it leaves nothing half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from notes_cli import output
+from notes_cli.library import container
+from notes_cli.library.container import open_segment
+
+from .conftest import TEXT, Notes, snapshot
+
+
+def test_prints_the_path_on_stdout_and_the_rest_on_stderr(notes: Notes, skill: Path, home: Path) -> None:
+    """The path alone stands on stdout, tokens and fields on stderr; the file holds the text and is private."""
+    outcome = notes("compile", skill)
+    assert outcome.code == 0
+    path = Path(outcome.out.rstrip("\n"))
+    assert path.parent == home / "library" and path.name.startswith("returns.")
+    assert "date, tier" in outcome.err and "not been compiled yet" in outcome.err
+    assert open_segment(path).text == TEXT.strip()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_folder_gives_its_skill_its_name(notes: Notes, tmp_path: Path) -> None:
+    """A folder with SKILL.md is a skill; front matter gives name and description and is not compiled."""
+    folder = tmp_path / "refunds"
+    folder.mkdir()
+    (folder / "SKILL.md").write_text("---\nname: refunds\ndescription: About refunds.\n---\ndate: 2026-06-01\n")
+    outcome = notes("compile", folder)
+    assert outcome.code == 0 and "warning" not in outcome.err
+    segment = open_segment(Path(outcome.out.strip()))
+    assert (segment.name, segment.description, segment.text) == ("refunds", "About refunds.", "date: 2026-06-01")
+
+
+def test_standard_input_with_a_name(notes: Notes) -> None:
+    """`-` reads the text from standard input; --name names it."""
+    outcome = notes("compile", "-", "--name", "policy", stdin=TEXT)
+    assert outcome.code == 0
+    assert open_segment(Path(outcome.out.strip())).name == "policy"
+
+
+def test_output_goes_to_a_file_and_not_into_the_library(notes: Notes, skill: Path, tmp_path: Path, home: Path) -> None:
+    """-o writes the segment there; the library stays empty."""
+    target = tmp_path / "here" / "returns.gguf"
+    outcome = notes("compile", skill, "-o", target)
+    assert (outcome.code, outcome.out) == (0, f"{target}\n")
+    assert open_segment(target).name == "returns"
+    assert not (home / "library").exists()
+
+
+def test_output_never_destroys_what_is_no_segment(notes: Notes, skill: Path, model: Path) -> None:
+    """A text or a model named as the output by mistake stays as it is."""
+    for target in (skill, model):
+        before = target.read_bytes()
+        outcome = notes("compile", skill, "-o", target)
+        assert outcome.code == 1 and "is no sound segment" in outcome.err
+        assert target.read_bytes() == before
+
+
+def test_unchanged_is_not_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
+    """The second compile says so, prints the same path and does not touch the file."""
+    before = compiled.stat().st_mtime_ns, compiled.stat().st_ino
+    outcome = notes("compile", skill)
+    assert (outcome.code, outcome.out) == (0, f"{compiled}\n")
+    assert "up to date" in outcome.err
+    assert (compiled.stat().st_mtime_ns, compiled.stat().st_ino) == before
+
+
+def test_force_compiles_again(notes: Notes, skill: Path, compiled: Path) -> None:
+    """-f writes the file anew although nothing has changed."""
+    inode = compiled.stat().st_ino
+    outcome = notes("compile", skill, "-f")
+    assert outcome.code == 0 and "it was asked for" in outcome.err
+    assert compiled.stat().st_ino != inode
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (TEXT + "More.\n", "the text has changed"),
+        (TEXT.replace("date: 2026-06-01", "date: 2026-07-01"), "the text has changed"),
+        (f"---\ndescription: New.\n---\n{TEXT}", "the description has changed"),
+        (f"---\nfields: {{limit: 2026-06-15}}\n---\n{TEXT}", "the fields have changed"),
+    ],
+)
+def test_a_change_is_compiled_and_said(notes: Notes, skill: Path, compiled: Path, new: str, reason: str) -> None:
+    """Text, field value, field set and description: each change compiles again into the same file and is named."""
+    skill.write_text(new)
+    outcome = notes("compile", skill)
+    assert outcome.code == 0 and reason in outcome.err
+    assert Path(outcome.out.strip()) == compiled
+    assert notes("compile", skill).err.strip().endswith("(up to date)")
+
+
+def test_another_model_has_a_file_of_its_own(
+    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
+) -> None:
+    """The segment of the first model stays beside that of the second."""
+    outcome = notes("compile", skill, "-m", make_model("qwen2"))
+    other = Path(outcome.out.strip())
+    assert outcome.code == 0 and other != compiled
+    assert open_segment(compiled).identity.architecture == "llama"
+    assert open_segment(other).identity.architecture == "qwen2"
+
+
+def test_a_damaged_file_is_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
+    """A segment that cannot be read is replaced, and the reason is said."""
+    compiled.write_bytes(compiled.read_bytes()[:500])
+    outcome = notes("compile", skill)
+    assert outcome.code == 0 and "damaged" in outcome.err
+    assert open_segment(compiled).name == "returns"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no text"),
+        (" \n\n", "has no text"),
+        ("---\ndescription: x\n---\n", "has no text"),
+        ("---\nname: [\n---\nx", "front matter is not valid YAML"),
+        ("The {{day}}.", "no such field has a value"),
+    ],
+)
+def test_a_text_that_is_no_skill_is_refused(notes: Notes, skill: Path, home: Path, text: str, message: str) -> None:
+    """Empty skills and broken fields: one line that names the file, exit 1, no library."""
+    skill.write_text(text)
+    outcome = notes("compile", skill)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert message in outcome.err and str(skill) in outcome.err and outcome.err.count("\n") == 1
+    assert not (home / "library").exists()
+
+
+def test_what_is_not_text_is_refused(notes: Notes, tmp_path: Path, model: Path) -> None:
+    """No such file, a folder without SKILL.md, a binary: one line each, exit 1."""
+    for source, message in ((tmp_path / "no.txt", "no such skill file"), (tmp_path, "no SKILL.md"), (model, "UTF-8")):
+        outcome = notes("compile", source)
+        assert outcome.code == 1 and message in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_too_long_for_the_context(notes: Notes, skill: Path, home: Path) -> None:
+    """A context size that was asked for is kept to: the message says which would do, nothing is written."""
+    skill.write_text("word " * 100)
+    outcome = notes("compile", skill, "-c", 256)
+    assert outcome.code == 1 and "the context is too small" in outcome.err and "-c 1024" in outcome.err
+    assert not list((home / "library").glob("*.gguf"))
+    assert notes("compile", skill).code == 0
+
+
+def test_interrupted_compile_leaves_nothing(
+    notes: Notes, skill: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the skill is prefilled: exit 130, no file, and the next compile goes through."""
+
+    @contextlib.contextmanager
+    def interrupting(*_: object, **__: object) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output, "progress", interrupting)
+        outcome = notes("compile", skill)
+    assert (outcome.code, outcome.out) == (130, "") and "interrupted" in outcome.err
+    assert [name for name in snapshot(home / "library") if not name.endswith(".lock")] == []
+    assert notes("compile", skill).code == 0
+
+
+def test_interrupted_writing_keeps_the_old_file(
+    notes: Notes, skill: Path, compiled: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the new segment is written: the old one stands, no temporary file is left."""
+    before = snapshot(home / "library")
+    skill.write_text(TEXT + "More.\n")
+
+    def interrupted(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(container, "_seal", interrupted)
+    assert notes("compile", skill).code == 130
+    assert snapshot(home / "library") == before

@@ -1,0 +1,97 @@
+"""docs/json.md names every key that the commands print, with its type, and none that they do not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Notes
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
+TYPES = {
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "object": (dict,),
+    "array of strings": (list,),
+    "array of 2 integers": (list,),
+}
+
+
+def documented(section: str) -> dict[str, tuple[type, ...]]:
+    """Types of the keys in the table of a section."""
+    text = DOCUMENT.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", text, re.M)
+    return {key: tuple(kind for name in types.split(" or ") for kind in TYPES[name.strip()]) for key, types in rows}
+
+
+def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> list[tuple[str, Any]]:
+    """Key and value of every leaf; what is documented as a whole is one."""
+    if prefix in keys:
+        return [(prefix, value)]
+    if isinstance(value, dict):
+        return [leaf for key, part in value.items() for leaf in flat(part, keys, f"{prefix}.{key}".lstrip("."))]
+    if isinstance(value, list):
+        return [leaf for part in value for leaf in flat(part, keys, f"{prefix}[]")]
+    return [(prefix, value)]
+
+
+@pytest.mark.parametrize(
+    ("section", "arguments"),
+    [
+        ("ask --json", ["ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "-s", "x", "-n", "2", "--json"]),
+        ("ask --json", ["ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json"]),
+        ("ask --json", ["ask", "Why?", "-n", "2", "--json"]),
+        ("verify --json", ["verify", "returns", "--choices", "a,b", "--erratum", "tier=basic", "--json"]),
+        ("verify --json", ["verify", "returns", "--question", "Why?", "--json"]),
+        ("ls --json", ["ls", "--json"]),
+        ("inspect --json", ["inspect", "returns", "--json"]),
+        ("doctor --json", ["doctor", "--json"]),
+    ],
+)
+def test_keys_are_those_of_the_document(notes: Notes, compiled: Path, section: str, arguments: list[str]) -> None:
+    """Not one more, not one less, each of the type that the table says."""
+    keys = documented(section)
+    found = flat(notes(*arguments).json, keys)
+    assert {key for key, _ in found} == set(keys)
+    for key, value in found:
+        assert type(value) in keys[key], key
+
+
+def test_keys_of_the_issue(notes: Notes, compiled: Path) -> None:
+    """The keys that were promised first are there."""
+    ask = notes("ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json").json
+    assert ask.keys() >= {"answer", "choice", "probabilities", "tokens", "ms", "pieces"}
+    assert ask["tokens"].keys() >= {"total", "spliced", "seam", "decoded", "erratum"}
+    assert ask["ms"].keys() == {"load", "splice", "prompt", "first_token", "total"}
+    assert ask["pieces"][0].keys() == {"kind", "name", "tokens", "position", "how", "why"}
+    verify = notes("verify", "returns", "--choices", "a,b", "--json").json
+    assert verify.keys() >= {"cosine", "kl", "same_top", "same_decision", "control", "pass"}
+    assert verify["control"].keys() == {"cosine", "same_decision"}
+
+
+def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
+    """version, tokens without the answer's, pieces: nothing else."""
+    found = notes("ask", "Why?", "--splice", "returns", "--explain", "--json").json
+    assert found.keys() == {"version", "tokens", "pieces"}
+    known = {key for key in documented("ask --json") if key.startswith("tokens.")}
+    assert {f"tokens.{key}" for key in found["tokens"]} == known - {"tokens.answer"}
+
+
+def test_identity_is_documented(notes: Notes, compiled: Path) -> None:
+    """The parts of an identity stand in the document."""
+    text = DOCUMENT.read_text()
+    for key in notes("ls", "--json").json[0]["identity"]:
+        assert f"`{key}`" in text
+
+
+def test_times_add_up(notes: Notes, compiled: Path) -> None:
+    """Stages lie inside each other as the document says."""
+    ms = notes("ask", "Why?", "--splice", "returns", "-n", 2, "--json").json["ms"]
+    assert 0 < ms["splice"] <= ms["prompt"] <= ms["first_token"] <= ms["total"]
+    assert ms["load"] + ms["first_token"] <= ms["total"]

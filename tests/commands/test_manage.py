@@ -1,0 +1,168 @@
+"""`notes ls`, `rm`, `inspect` and `doctor`: looking at the library, and taking things out of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from notes_cli.engine.model import Model
+
+from .conftest import TEXT, Notes, run_here, snapshot
+
+
+def test_ls_of_an_empty_library(notes: Notes, home: Path) -> None:
+    """Nothing on stdout, a hint on stderr, exit 0; --json is an empty array; no folder is made."""
+    plain = notes("ls")
+    assert (plain.code, plain.out) == (0, "") and "notes compile FILE" in plain.err
+    assert notes("ls", "--json").json == []
+    assert notes("ls", "-q").out == ""
+    assert not home.exists()
+
+
+def test_ls_shows_name_size_model_and_fields(notes: Notes, compiled: Path) -> None:
+    """One line a segment, with what tells them apart, and a sum."""
+    lines = notes("ls").out.splitlines()
+    assert lines[1].split()[:2] == ["returns", str(len(TEXT.strip()))]
+    assert "tiny llama F32" in lines[1] and "date=2026-06-01, tier=gold" in lines[1]
+    assert lines[-1].startswith("1 file, ")
+
+
+def test_ls_quiet_lists_each_name_once(
+    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
+) -> None:
+    """-q is for scripts: names only, one a line, a skill of two models once."""
+    assert notes("compile", skill, "-m", make_model("qwen2")).code == 0
+    assert notes("compile", skill, "--name", "other").code == 0
+    assert notes("ls", "-q").out == "other\nreturns\n"
+    assert len(notes("ls", "--json").json) == 3
+
+
+def test_ls_lists_a_broken_file_with_its_problem(notes: Notes, compiled: Path) -> None:
+    """A damaged segment does not hide the others and is named with what is wrong."""
+    broken = compiled.with_name("aaa" + compiled.name[len("returns") :])
+    broken.write_bytes(compiled.read_bytes()[:1000])
+    first, second = notes("ls", "--json").json
+    assert first["name"] == "aaa" and "damaged" in first["problem"] and "tokens" not in first
+    assert second["name"] == "returns" and second["problem"] is None
+    assert "damaged" in notes("ls").out and notes("ls", "-q").out == "aaa\nreturns\n"
+
+
+def test_rm_removes_all_files_of_a_name(
+    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
+) -> None:
+    """-y removes without asking, for all models, prints the paths, and leaves the text and other skills."""
+    other = notes("compile", skill, "-m", make_model("qwen2")).out.strip()
+    kept = Path(notes("compile", skill, "--name", "kept").out.strip())
+    outcome = notes("rm", "-y", "returns")
+    assert outcome.code == 0
+    assert set(outcome.out.splitlines()) == {str(compiled), other}
+    assert not compiled.exists() and not Path(other).exists() and kept.exists() and skill.exists()
+
+
+def test_rm_asks_and_refuses_where_nobody_can_answer(notes: Notes, compiled: Path) -> None:
+    """Without -y and without a terminal nothing is removed: exit 2."""
+    outcome = notes("rm", "returns", stdin="y\n")
+    assert outcome.code == 2 and "-y" in outcome.err and compiled.exists()
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("\n", 1, True)])
+def test_rm_on_a_terminal(
+    notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: bool
+) -> None:
+    """On a terminal it asks; anything but yes removes nothing and exits 1."""
+    from . import conftest
+
+    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: True)
+    outcome = notes("rm", "returns", stdin=answer)
+    assert (outcome.code, compiled.exists()) == (code, left)
+    assert "Remove returns?" in outcome.err
+
+
+def test_rm_of_an_unknown_name_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:
+    """A typing error among several names: exit 1, all stay."""
+    before = snapshot(home)
+    outcome = notes("rm", "-y", "returns", "retruns")
+    assert outcome.code == 1 and "'retruns'" in outcome.err and outcome.err.count("\n") == 1
+    assert snapshot(home) == before
+
+
+def test_rm_dry_run(notes: Notes, compiled: Path) -> None:
+    """--dry-run prints what would go and removes nothing, without asking."""
+    outcome = notes("rm", "--dry-run", "returns")
+    assert (outcome.code, outcome.out) == (0, f"{compiled}\n") and compiled.exists()
+
+
+def test_rm_removes_a_broken_file(notes: Notes, compiled: Path) -> None:
+    """What cannot be read can still be removed."""
+    compiled.write_bytes(b"GGUF")
+    assert notes("rm", "-y", "returns").code == 0
+    assert not compiled.exists()
+
+
+def test_inspect_shows_everything(notes: Notes, compiled: Path) -> None:
+    """Name, path, fields with their tokens, identity and the text."""
+    out = notes("inspect", "returns").out
+    for part in ("returns", str(compiled), "date = 2026-06-01", "tier = gold", "tiny llama", "F32", TEXT.strip()):
+        assert part in out
+
+
+def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> None:
+    """--text is the text as compiled, --tokens its ids one a line; both alone on stdout, by name or by path."""
+    with Model(model) as loaded:
+        ids = [int(token) for token in loaded.tokenize(TEXT.strip())]
+    for word in ("returns", compiled):
+        assert notes("inspect", word, "--text").out == TEXT.strip() + "\n"
+        assert [int(line) for line in notes("inspect", word, "--tokens").out.splitlines()] == ids
+
+
+def test_inspect_json_is_an_array(notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]) -> None:
+    """One object a file of that name; spans point at the values."""
+    assert notes("compile", skill, "-m", make_model("qwen2")).code == 0
+    both = notes("inspect", "returns", "--json").json
+    assert sorted(entry["identity"]["architecture"] for entry in both) == ["llama", "qwen2"]
+    for field in both[0]["fields"]:
+        first, last = field["characters"]
+        assert both[0]["text"][first:last] == field["value"]
+
+
+def test_inspect_forms_exclude_each_other(notes: Notes, compiled: Path) -> None:
+    """Two forms at once would mix on stdout: exit 2, nothing printed."""
+    for forms in (("--text", "--tokens"), ("--text", "--json")):
+        outcome = notes("inspect", "returns", *forms)
+        assert (outcome.code, outcome.out) == (2, "") and "exclude each other" in outcome.err
+
+
+def test_inspect_refuses_what_is_no_segment(notes: Notes, skill: Path, model: Path) -> None:
+    """An unknown name, a text and a model: one line each that says what it is and what to do."""
+    for word, message in (("nothing", "no compiled skill"), (skill, "is a text"), (model, "not a compiled segment")):
+        outcome = notes("inspect", word)
+        assert (outcome.code, outcome.out) == (1, "") and message in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_doctor_finds_everything(notes: Notes, model: Path, home: Path) -> None:
+    """Exit 0; versions, native library, devices, the model of NOTES_MODEL with what it can, and the folders."""
+    outcome = notes("doctor")
+    assert (outcome.code, outcome.err) == (0, "")
+    for part in ("native library", "llama-cpp-python", "CPU", str(model), "splice, rewrite, append, read", str(home)):
+        assert part in outcome.out
+    assert notes("doctor", "--json").json["problems"] == []
+    assert not home.exists()
+
+
+def test_doctor_says_what_is_missing(notes: Notes, tmp_path: Path) -> None:
+    """A model that is not there: exit 1, the problem last, the rest still shown."""
+    outcome = notes("doctor", "-m", tmp_path / "no.gguf")
+    assert outcome.code == 1 and "llama-cpp-python" in outcome.out
+    assert outcome.out.splitlines()[-1].startswith("PROBLEM") and "no such model" in outcome.out
+    found = json.loads(run_here("doctor", "-m", tmp_path / "no.gguf", "--json").out)
+    assert "no such model" in found["problems"][0] and "model" not in found
+
+
+def test_doctor_says_what_a_model_cannot_do(notes: Notes, make_model: Callable[..., Path]) -> None:
+    """An architecture whose rows cannot be moved is shown with the reason; that is no fault of the installation."""
+    outcome = notes("doctor", "-m", make_model("internlm2"))
+    assert outcome.code == 0
+    assert "no splice" in outcome.out and "internlm2" in outcome.out

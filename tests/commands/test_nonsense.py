@@ -1,0 +1,146 @@
+"""What nobody should type, and what happens all the same: one line, the right exit status, no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Notes, command_line, run_apart
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["asq", "x"], "Did you mean ask?"),
+        (["frobnicate"], "Commands: compile, ask"),
+        (["ask", "--splize", "x"], "No such option '--splize'"),
+        (["ask"], "the question is empty"),
+        (["ask", "  "], "the question is empty"),
+        (["ask", "x", "--temp", "nan"], "nan is not a number"),
+        (["ask", "x", "--temp", "inf"], "inf is not a number"),
+        (["ask", "x", "--temp", "-1"], "-1 is not a number"),
+        (["ask", "x", "-n", "0"], "0 is not a whole number"),
+        (["ask", "x", "-n", "99999999999"], "99999999999 is not a whole number"),
+        (["ask", "x", "-n", "1.5"], "'1.5' is not a whole number"),
+        (["ask", "x", "-c", "4294967296"], "4294967296 is not a whole number"),
+        (["ask", "x", "-t", "100000"], "100000 is not a whole number from 1 to 512"),
+        (["ask", "x", "--seed", "-1"], "-1 is not a whole number"),
+        (["ask", "x", "--rope-freq-base", "0"], "0 is not a number above 0"),
+        (["ask", "x", "--top-p", "2"], "2 is not a number from 0 to 1"),
+        (["ask", "x", "-ctk", "q8_0"], "'q8_0'"),
+        (["ask", "x", "--choices", "yes"], "two or more different answers, got 'yes'"),
+        (["ask", "x", "--choices", "yes,,no"], "two or more different answers"),
+        (["ask", "x", "--choices", "yes, yes"], "two or more different answers"),
+        (["verify"], "NAME"),
+        (["verify", "x", "--choices", "a"], "two or more different answers"),
+        (["compile"], "SOURCE"),
+        (["rm"], "NAME"),
+        (["inspect", "a", "b"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_usage(notes: Notes, home: Path, arguments: list[str], message: str) -> None:
+    """Exit 2, one line on stderr that says what is wrong and where to read on, nothing on stdout, no file."""
+    outcome = notes(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err and "See: notes" in outcome.err and outcome.err.count("\n") == 1
+    assert not home.exists()
+
+
+def test_a_question_that_is_no_text(notes: Notes) -> None:
+    """Bytes that are not UTF-8, piped or as an argument: exit 2, one line."""
+    outcome = notes("ask", stdin=b"\x00\xff\xfe binary")
+    assert outcome.code == 2 and "not UTF-8 (byte 1)" in outcome.err
+    done = subprocess.run(
+        [*map(os.fsencode, command_line("ask")), b"\xff\xfe"], capture_output=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 2 and b"not UTF-8 text" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_control_characters_in_a_question(notes: Notes) -> None:
+    """NUL and escape characters are text like any other."""
+    assert notes("ask", "-n", 2, "--json", stdin="a\0b\x1b[31m").json["tokens"]["answer"] == 2
+
+
+def test_closed_standard_input(model: Path) -> None:
+    """`<&-`: an argument is enough; without one it is wrong usage."""
+    for arguments, code in ((("ask", "Why?", "-n", "1"), 0), (("ask",), 2), (("compile", "-"), 1), (("rm", "x"), 1)):
+        script = 'exec "$@" <&-'
+        done = subprocess.run(["bash", "-c", script, "-", *command_line(*arguments)], capture_output=True, text=True)
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+
+
+def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
+    """Batches larger than the context, more GPU layers than there are: taken as the most there is."""
+    big = 2**31 - 1
+    outcome = notes("ask", "x", "-n", 1, "-b", big, "-ub", big, "-ngl", big, "--top-k", big, "--seam", big, "-c", 512)
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [("model: [", "not valid YAML"), ("- a", "setting: value"), ("ctx-size: many", "'many' is not a whole number")],
+)
+def test_a_config_that_cannot_be_used(notes: Notes, home: Path, config: str, message: str) -> None:
+    """One line that names the fault; --help still works."""
+    home.mkdir()
+    (home / "config.yaml").write_text(config)
+    outcome = notes("ask", "x", "-n", 1)
+    assert outcome.code in (1, 2) and message in outcome.err and outcome.err.count("\n") == 1
+    assert notes("--help").code == 0
+
+
+def test_settings_are_called_as_their_flags(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`predict: 3` is -n 3; what stands under a command goes before; flags and variables go before both."""
+    home.mkdir()
+    config = home / "config.yaml"
+    config.write_text("predict: 3\ntop-k: 7\nunknown: 1\nask: {top-k: 9}\n")
+    result = notes("ask", "x", "--json").json
+    assert (result["tokens"]["answer"], result["sampling"]["top_k"]) == (3, 9)
+    assert notes("ask", "x", "--json", "--predict", 2).json["tokens"]["answer"] == 2
+    config.write_text("ctx-size: 256\n")
+    assert notes("ask", "x" * 300).code == 1
+    monkeypatch.setenv("NOTES_CTX_SIZE", "1024")
+    assert notes("ask", "x" * 300, "-n", 1).code == 0
+
+
+def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:
+    """Every command says in one line that it cannot work there, and the file stays."""
+    home.write_text("mine")
+    for arguments in (("ls",), ("compile", skill), ("ask", "x"), ("rm", "-y", "x"), ("inspect", "x"), ("doctor",)):
+        outcome = notes(*arguments)
+        assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
+    assert home.read_text() == "mine"
+
+
+def test_a_library_that_cannot_be_written(model: Path, skill: Path, home: Path, tmp_path: Path) -> None:
+    """Read-only: compile says so, -o still works; reading and asking go on."""
+    assert run_apart("compile", skill, "--name", "other").code == 0
+    (home / "library").chmod(0o500)
+    (home / "library" / ".locks").chmod(0o500)
+
+    def unprivileged(*arguments: object) -> subprocess.CompletedProcess[str]:
+        """Without the right to pass over the modes of files, which root has."""
+        start = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        return subprocess.run(
+            [sys.executable, "-c", start, *command_line(*arguments)],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            errors="replace",
+        )
+
+    try:
+        refused = unprivileged("compile", skill)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "cannot write to the library" in refused.stderr and refused.stderr.count("\n") == 1
+        removed = unprivileged("rm", "-y", "other")
+        assert removed.returncode == 1 and "cannot remove" in removed.stderr
+        assert unprivileged("compile", skill, "-o", tmp_path / "here.gguf").returncode == 0
+        assert unprivileged("ask", "x", "-n", "1", "--splice", "other").returncode == 0
+    finally:
+        (home / "library").chmod(0o700)

@@ -1,0 +1,179 @@
+"""What must be refused: one clear line on stderr, the right exit status, and the library as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+
+from .conftest import Notes, snapshot
+
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture
+def refuse(notes: Notes, home: Path) -> Callable[..., str]:
+    """Run, and see that it fails in one line, prints nothing on stdout and leaves the library as it was."""
+
+    def check(*arguments: object, code: int = 1) -> str:
+        before = snapshot(home / "library")
+        outcome = notes(*arguments)
+        assert (outcome.code, outcome.out) == (code, "")
+        assert outcome.err.startswith("notes: ") and outcome.err.count("\n") == 1
+        assert snapshot(home / "library") == before
+        return outcome.err
+
+    return check
+
+
+Refuse = Callable[..., str]
+
+
+def test_no_such_model(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path) -> None:
+    """Every command that loads a model names the path that is not there."""
+    missing = tmp_path / "no.gguf"
+    for command in (("compile", skill), ("ask", "Why?"), ("verify", "returns")):
+        assert f"{missing}: no such model" in refuse(*command, "-m", missing)
+
+
+def test_not_a_gguf(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path) -> None:
+    """A text, an empty file, a folder, a truncated GGUF: each is said, none is loaded."""
+    empty, half = tmp_path / "empty.gguf", tmp_path / "half.gguf"
+    empty.write_bytes(b"")
+    half.write_bytes(b"GGUF" + bytes(100))
+    for path, message in (
+        (skill, "not a GGUF file"),
+        (empty, "not a GGUF file"),
+        (tmp_path, "is a folder"),
+        (half, "llama.cpp cannot load this model"),
+    ):
+        assert message in refuse("ask", "Why?", "-m", path)
+
+
+def test_a_segment_is_no_model(refuse: Refuse, compiled: Path) -> None:
+    """A segment named as the model is refused."""
+    assert "cannot load" in refuse("ask", "Why?", "-m", compiled)
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kind": "qwen2"}, ["compiled for architecture llama, this model is qwen2"]),
+        ({"seed": 1}, ["compiled with tiny llama F32", "this model is tiny llama F32"]),
+        (
+            {"quantization": gguf.GGMLQuantizationType.Q8_0},
+            ["compiled with tiny llama F32, this model is Q8_0"],
+        ),
+    ],
+)
+def test_a_segment_of_another_model(
+    refuse: Refuse, compiled: Path, make_model: MakeModel, settings: dict[str, object], says: list[str], by_path: bool
+) -> None:
+    """Other architecture, other weights of the same name, other quantization of the same weights."""
+    error = refuse("ask", "Why?", "--splice", compiled if by_path else "returns", "-m", make_model(**settings))
+    assert all(part in error for part in says)
+    assert ("Compile it for this model" if by_path else "Run: notes compile FILE --name returns -m") in error
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        ("--rope-freq-base", "20000"),
+        ("--rope-freq-scale", "0.5"),
+        ("--rope-scaling", "yarn", "--rope-freq-scale", "0.25", "--yarn-orig-ctx", "256"),
+    ],
+)
+def test_a_segment_of_another_rope_setting(
+    refuse: Refuse, notes: Notes, skill: Path, compiled: Path, rope: tuple[str, ...], by_path: bool
+) -> None:
+    """Rows turned by other angles do not fit; compiled with the same settings they do."""
+    ask = ("ask", "Why?", "--splice", compiled if by_path else "returns", "-n", 1)
+    assert "compiled with RoPE norm base 10000 scale 1, this context uses" in refuse(*ask, *rope)
+    path = notes("compile", skill, *rope).out.strip()
+    assert notes("ask", "Why?", "--splice", path, "-n", 1, *rope).code == 0
+    assert notes(*ask).code == 0
+
+
+@pytest.mark.parametrize("command", [("ask", "Why?", "-n", 1, "--splice"), ("verify",), ("inspect",)])
+@pytest.mark.parametrize("damage", ["truncated", "longer", "head flipped", "tokens flipped", "rows flipped", "empty"])
+def test_a_damaged_segment(refuse: Refuse, compiled: Path, damage: str, command: tuple[str, ...]) -> None:
+    """A single wrong bit anywhere, a byte too few or too many: refused by name and by path."""
+    data = bytearray(compiled.read_bytes())
+    if damage == "truncated":
+        del data[-1:]
+    elif damage == "longer":
+        data += b"\0"
+    elif damage == "empty":
+        data.clear()
+    else:
+        at = {"head": data.index(b"gold"), "tokens": data.index(b"# Retur"), "rows": len(data) - 1000}[damage.split()[0]]
+        data[at] ^= 4
+    compiled.write_bytes(data)
+    for word in ("returns", compiled):
+        error = refuse(*command, word)
+        if damage != "empty":
+            assert str(compiled) in error and "damaged" in error and "Compile it again" in error
+
+
+def test_context_too_small(refuse: Refuse, compiled: Path, skill: Path) -> None:
+    """For ask, verify and compile alike: how many tokens there are, how many fit, and what to give."""
+    skill.write_text("word " * 100)
+    for command in (
+        ("ask", "Why? " * 60, "--splice", "returns"),
+        ("verify", "returns", "--question", "Why? " * 60),
+    ):
+        error = refuse(*command, "-c", 256)
+        assert "tokens do not fit 256. Give it -c 1024 or more" in error
+
+
+def test_unknown_field(refuse: Refuse, compiled: Path) -> None:
+    """A field that no spliced skill has: the message names those there are."""
+    error = refuse("ask", "Why?", "--splice", "returns", "--erratum", "dat=2026-07-01")
+    assert "no spliced skill has a field 'dat'. Known fields: date, tier" in error
+    assert "Known fields: none" in refuse("ask", "Why?", "--erratum", "date=2026-07-01")
+    assert "no erratum wording 'x'" in refuse(
+        *("ask", "Why?", "--splice", "returns", "--erratum", "tier=b", "--wording", "x")
+    )
+
+
+def test_empty_erratum_and_value(refuse: Refuse, compiled: Path) -> None:
+    """An erratum must say something."""
+    assert "the erratum is empty" in refuse("ask", "Why?", "--splice", "returns", "--erratum", " ")
+    assert "field 'date' has no value" in refuse("ask", "Why?", "--splice", "returns", "--erratum", "date=")
+
+
+def test_empty_skill(refuse: Refuse, skill: Path) -> None:
+    """Neither compile nor a splice of the text goes on without text."""
+    skill.write_text("\n")
+    for command in (("compile", skill), ("ask", "Why?", "--splice", skill)):
+        assert f"{skill} has no text" in refuse(*command)
+
+
+def test_an_unknown_name(refuse: Refuse, compiled: Path) -> None:
+    """What is near is named; so is what lists all."""
+    assert "Did you mean returns?" in refuse("ask", "Why?", "--splice", "retruns")
+
+
+def test_an_architecture_that_cannot_be_spliced(
+    refuse: Refuse, notes: Notes, compiled: Path, skill: Path, make_model: MakeModel, home: Path
+) -> None:
+    """Its reason is said by compile, ask and the dry run; asking without a skill works."""
+    model = make_model("internlm2")
+    for command in (
+        ("compile", skill),
+        ("ask", "Why?", "--splice", skill),
+        ("ask", "Why?", "--splice", skill, "--explain"),
+        ("ask", "Why?", "--splice", "returns"),
+        ("verify", "returns"),
+    ):
+        assert "architecture 'internlm2' rotates its keys has not been verified" in refuse(*command, "-m", model)
+    assert notes("ask", "Why?", "-n", 2, "-m", model).out.strip()
+
+
+def test_a_skill_from_standard_input_cannot_be_spliced(refuse: Refuse, compiled: Path) -> None:
+    """Standard input is the question; a skill must be compiled first."""
+    assert "notes compile - --name NAME" in refuse("ask", "Why?", "--splice", "-")

@@ -1,0 +1,75 @@
+"""The owner's own lines, word for word, with the model that ships and the samples in skills/: it must really read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notes_cli.config import resource, shipped_model
+
+QUESTION = "May I return this?"
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with `notes` on the path and a home in which skills/returns is compiled."""
+    folder = tmp_path_factory.mktemp("shipped")
+    command = folder / "notes"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m notes_cli "$@"\n')
+    command.chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NOTES_")}
+    environment |= {"NOTES_HOME": str(folder / "home"), "NOTES_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{folder}{os.pathsep}{environment['PATH']}"
+    assert run("notes compile skills/returns", environment).startswith(str(folder / "home"))
+    return environment
+
+
+def run(line: str, environment: dict[str, str]) -> str:
+    """What a line of shell prints, in the folder that holds skills/; it must succeed."""
+    done = subprocess.run(line, shell=True, cwd=resource("skills").parent, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_the_model_ships() -> None:
+    """It is in the package and at most 10 MB."""
+    assert shipped_model().stat().st_size <= 10_000_000
+
+
+@pytest.mark.parametrize("form", ["", " --choices accepted,refused", " --no-splice"])
+def test_the_erratum_turns_the_answer(shell: dict[str, str], form: str) -> None:
+    """The same question: accepted as the skill stands, refused with the erratum; streamed, chosen or prefilled."""
+    ask = f'echo "{QUESTION}" | notes ask --splice returns{form}'
+    assert "accepted" in run(ask, shell)
+    corrected = run(f'{ask} --erratum "date=2026-07-01"', shell)
+    assert "refused" in corrected and "accepted" not in corrected
+
+
+@pytest.mark.parametrize(("tier", "outcome"), [("silver", "half"), ("basic", "delayed"), ("gold", "complete")])
+def test_another_field(shell: dict[str, str], tier: str, outcome: str) -> None:
+    """Any field of the skill can be corrected, not only the one of the example."""
+    line = f'notes ask "What is the refund?" --splice returns --erratum "tier={tier}" --choices complete,half,delayed'
+    assert run(f"{line} < /dev/null", shell) == f"{outcome}\n"
+
+
+def test_verify_passes(shell: dict[str, str]) -> None:
+    """Decisions are those of a full recompute and of the corrected text; the verdict says so and exits 0."""
+    report = run('notes verify returns --erratum "date=2026-07-01"', shell)
+    assert report.splitlines()[-1].startswith("pass: ")
+    decided = run(
+        f'notes verify returns --question "{QUESTION}" --choices accepted,refused --erratum "date=2026-07-01"', shell
+    )
+    assert decided.splitlines()[-1].startswith("pass: 2 of 2 decisions")
+
+
+def test_a_text_as_in_the_readme(shell: dict[str, str]) -> None:
+    """`notes compile skill.txt`, then the owner's line with --splice skill."""
+    folder = Path(resource("skills"))
+    assert "skill." in run(f"notes compile {folder / 'skill.txt'}", shell)
+    ask = 'echo "May I exchange this?" | notes ask --splice skill'
+    assert "allowed" in run(ask, shell)
+    assert "forbidden" in run(f'{ask} --erratum "date=2026-07-01"', shell)

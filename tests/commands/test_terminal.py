@@ -1,0 +1,124 @@
+"""`notes` as a process: signals, pipes, colour, start-up, and what goes to which stream."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notes_cli.cli import COMMANDS
+
+from .conftest import Notes, command_line, run_apart
+
+ENDLESS = ("-n", "100000", "-c", "110000")  # far longer than any test waits: it ends by the signal or the closed pipe
+
+
+def test_the_answer_is_alone_on_stdout(model: Path, skill: Path) -> None:
+    """In a real process too: the answer on stdout, what was compiled on the way on stderr, no word of llama.cpp."""
+    asked = run_apart("ask", "Why?", "--splice", skill, "-n", 5, "--json")
+    assert asked.code == 0 and asked.json["tokens"]["answer"] == 5
+    assert [line.split()[0] for line in asked.err.splitlines()] == ["compiled"]
+    again = run_apart("ask", "--splice", "returns", "-n", 5, stdin="Why?")
+    assert (again.code, again.out.strip(), again.err) == (0, asked.json["answer"], "")
+
+
+def test_interrupted_generation_keeps_what_was_printed(model: Path) -> None:
+    """Ctrl-C while the answer is written: exit 130, what stands stands and ends its line, one line on stderr."""
+    process = subprocess.Popen(
+        command_line("ask", "Why?", *ENDLESS), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout
+    begun = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate()
+    assert process.returncode == 130
+    assert begun and rest.endswith(b"\n")
+    assert errors.decode().split() == ["notes:", "interrupted"]
+
+
+def test_a_closed_pipe_ends_quietly(model: Path) -> None:
+    """`notes ask ... | head -c 1`: no traceback, no message, and the process ends."""
+    script = f"{' '.join(command_line('ask', 'Why', *ENDLESS))} < /dev/null | head -c 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True)
+    assert done.stderr == b""
+    assert done.stdout.endswith(b"141\n")
+
+
+def test_ls_into_head(notes: Notes, compiled: Path) -> None:
+    """`notes ls -q | head -1` gives a name."""
+    script = f"{' '.join(command_line('ls', '-q'))} | head -1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("returns\n", "")
+
+
+def test_ls_into_rm(notes: Notes, compiled: Path) -> None:
+    """`notes ls -q | xargs notes rm -y` empties the library."""
+    script = f"{' '.join(command_line('ls', '-q'))} | xargs {' '.join(command_line('rm', '-y'))}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{compiled}\n", "")
+    assert not compiled.exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], *([name, "-h"] for name in COMMANDS)])
+def test_help_needs_neither_numpy_nor_llama(arguments: list[str]) -> None:
+    """Help is there at once: nothing heavy is imported; every option has a line."""
+    code = (
+        "import sys; from notes_cli.cli import run; status = run(sys.argv[1:]); "
+        "print(*sorted({'numpy', 'llama_cpp', 'gguf', 'rich', 'jinja2'} & set(sys.modules)), file=sys.stderr); "
+        "sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    loaded = done.stderr.splitlines()[-1]
+    assert loaded == ""
+    shown = done.stdout + done.stderr
+    assert "Usage: notes" in shown and "--help" in shown
+    assert done.returncode == (0 if arguments else 2)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_ls_needs_no_llama(home: Path) -> None:
+    """Listing loads no model and no llama.cpp."""
+    code = "import sys; from notes_cli.cli import run; run(['ls', '--json']); print('llama_cpp' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\nFalse\n"
+
+
+def _on_a_terminal(arguments: list[str], **environment: str) -> str:
+    """What `notes` writes to a terminal as its stdout."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        command_line(*arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=slave,
+        env={**os.environ, "TERM": "xterm-256color", **environment},
+    )
+    os.close(slave)
+    data = b""
+    try:
+        while chunk := os.read(master, 4096):
+            data += chunk
+    except OSError:  # Linux says so where the other side is closed
+        pass
+    os.close(master)
+    assert process.wait() == 0
+    return data.decode()
+
+
+def test_colour_on_a_terminal_only_and_not_with_no_color(notes: Notes, compiled: Path) -> None:
+    """A terminal gets a bold head, NO_COLOR and a pipe none."""
+    assert "\x1b[" in _on_a_terminal(["ls"])
+    plain = _on_a_terminal(["ls"], NO_COLOR="1")
+    assert "returns" in plain and "\x1b[3" not in plain and "\x1b[4" not in plain
+    assert "\x1b" not in run_apart("ls").out
+
+
+def test_version() -> None:
+    """--version is one line on stdout."""
+    import notes_cli
+
+    assert run_apart("--version").out == f"notes {notes_cli.__version__}\n"

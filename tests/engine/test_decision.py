@@ -1,0 +1,110 @@
+"""Decisions: are they what one gets by hand, and is the notebook as good as before?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.decision import Decision, decide, log_softmax
+from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.errors import NotesError
+
+PROMPT = "May I return this? Answer:"
+
+
+@pytest.fixture(scope="module")
+def context(make_model: Callable[..., Path]) -> Iterator[Context]:
+    """One context of a model in which no answer is certain, for all tests here; f32 for comparisons by hand."""
+    with (
+        Model(make_model("gemma")) as model,
+        Context(model, ContextOptions(n_ctx=256, n_threads=1, type_k="f32", type_v="f32")) as made,
+    ):
+        yield made
+
+
+def notebook(context: Context, *more: int) -> Notebook:
+    """A fresh notebook that holds the prompt, and what follows it."""
+    context.clear()
+    book = Notebook(context)
+    book.append([*context.model.tokenize(PROMPT), *more])
+    return book
+
+
+def by_hand(context: Context, text: str, ending: bool) -> float:
+    """Log-probability of a text after the prompt, one plain append a token; with the end of the answer if asked."""
+    total, before = 0.0, []
+    for token in map(int, context.model.tokenize(text)):
+        total += float(log_softmax(notebook(context, *before).logits())[token])
+        before.append(token)
+    if ending:
+        total += float(log_softmax(notebook(context, *before).logits())[context.model.end_tokens].max())
+    return total
+
+
+@pytest.mark.parametrize(
+    ("choices", "ending"),
+    [(["accepted", "refused"], False), (["no", "not sure"], True), (["a", "b", "c", "ab"], True), (["é", "日"], False)],
+)
+def test_probabilities_are_those_of_plain_appends(context: Context, choices: list[str], ending: bool) -> None:
+    """Softmax over the summed log-probabilities, the better of with and without a blank; prefixes count their end."""
+    scores = np.array([max(by_hand(context, blank + choice, ending) for blank in ("", " ")) for choice in choices])
+    expected = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    decision = decide(notebook(context), choices)
+    assert list(decision.probabilities) == choices
+    np.testing.assert_allclose(list(decision.probabilities.values()), expected, rtol=1e-3)
+    assert decision.choice == choices[int(expected.argmax())]
+    ranked = np.sort(expected)
+    assert decision.margin == pytest.approx(ranked[-1] - ranked[-2], rel=1e-2, abs=1e-4)
+
+
+def test_the_order_of_choices_does_not_matter(context: Context) -> None:
+    """Neither choice nor probabilities depend on which answer is named first."""
+    one, two = (decide(notebook(context), order) for order in (["yes", "no", "perhaps"], ["perhaps", "no", "yes"]))
+    assert one.choice == two.choice
+    for answer, probability in one.probabilities.items():
+        assert two.probabilities[answer] == pytest.approx(probability, rel=1e-4)
+
+
+def test_the_notebook_is_usable_afterwards(context: Context) -> None:
+    """Same tokens, same length, same logits; deciding again gives the same, and so does generating."""
+    with Sampler(SamplerOptions()) as sampler:
+        undisturbed = list(notebook(context).generate(sampler, 5))
+        book = notebook(context)
+        before, logits = book.tokens.tolist(), book.logits()
+        first = decide(book, ["no", "not sure", "maybe not"])
+        assert book.tokens.tolist() == before and context.length(0) == len(before)
+        assert (book.logits() == logits).all()
+        again = decide(book, ["no", "not sure", "maybe not"])
+        assert again.probabilities == pytest.approx(first.probabilities)
+        assert list(book.generate(sampler, 5)) == undisturbed
+
+
+@pytest.mark.parametrize("choices", [[], ["yes"], ["yes", "yes"], ["yes", ""]])
+def test_choices_that_leave_nothing_to_decide(context: Context, choices: list[str]) -> None:
+    """Two or more different answers, or an error that shows what was given."""
+    with pytest.raises(NotesError, match="two or more different answers"):
+        decide(notebook(context), choices)
+
+
+def test_a_choice_longer_than_the_context(context: Context) -> None:
+    """It is refused, and the notebook goes on."""
+    book = notebook(context)
+    with pytest.raises(NotesError, match="too small"):
+        decide(book, ["x" * 500, "y"])
+    assert decide(book, ["x", "y"]).choice in ("x", "y")
+
+
+def test_log_softmax_of_large_logits() -> None:
+    """No overflow: a certain token has log-probability 0."""
+    assert log_softmax(np.array([1e4, 0, 0], np.float32)).tolist() == [0.0, -1e4, -1e4]
+
+
+def test_margin_is_between_the_two_best() -> None:
+    """Of three answers the worst does not count."""
+    assert Decision("a", {"a": 0.6, "b": 0.1, "c": 0.3}).margin == pytest.approx(0.3)

@@ -1,0 +1,137 @@
+"""Laying out a prompt: the same token ids spliced or prefilled, rows where they belong, and nothing silently wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from notes_cli.errors import NotesError, SegmentError
+from notes_cli.text.erratum import Erratum
+from notes_cli.text.skill import Skill
+from notes_cli.work.compiling import compile_skill, compile_to_library
+from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay, open_segments, parse_errata
+from notes_cli.work.workspace import Workspace
+
+from .conftest import MakeWorkspace
+
+BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins with the content, no word of its own
+
+
+@pytest.mark.parametrize("system", [None, "Be kind."])
+@pytest.mark.parametrize("template", ["chatml", None, BARE])
+@pytest.mark.parametrize("bos", [False, True])
+def test_the_same_tokens_either_way(
+    make_workspace: MakeWorkspace, skill: Skill, system: str | None, template: str | None, bos: bool
+) -> None:
+    """Spliced, prefilled and dry notebooks hold the same ids, behind BOS where the model wants one; logits agree."""
+    settings = {} if template == "chatml" else {"template": template}
+    workspace = make_workspace(bos=bos, **settings)
+    other = Skill("fees", "", "fee: 12", (), "-")
+    segments = [compile_skill(workspace, skill), compile_skill(workspace, other)]
+    prompt = Prompt("Why?", segments, [Erratum("date", "2026-07-01", "date=2026-07-01")], system)
+    full = lay(workspace, prompt, splice=False)
+    wanted, ids = full.logits(), full.tokens.tolist()
+    assert (ids[0] == 256) == bos and ids.count(256) == bos
+    spliced = lay(workspace, prompt)
+    found = spliced.logits()
+    assert spliced.tokens.tolist() == ids == lay(workspace, prompt, dry=True).tokens.tolist()
+    assert full.count("spliced") == 0 < spliced.count("spliced")
+    assert float(found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)) > 0.9
+
+
+def test_no_seam_where_the_left_context_is_that_of_the_compile(workspace: Workspace, skill: Skill) -> None:
+    """The first skill of a prompt without system text stands where it was compiled: all of it is reused, exactly."""
+    segment = compile_skill(workspace, skill)
+    at_home = lay(workspace, Prompt("Why?", [segment]))
+    assert (at_home.count("seam"), at_home.count("spliced")) == (0, len(segment))
+    found = at_home.logits()
+    wanted = lay(workspace, Prompt("Why?", [segment]), splice=False).logits()
+    np.testing.assert_allclose(found, wanted, atol=0.02 * float(np.abs(wanted).max()))
+    moved = lay(workspace, Prompt("Why?", [segment], system="Be kind."))
+    assert (moved.count("seam"), moved.count("spliced")) == (DEFAULT_SEAM, len(segment) - DEFAULT_SEAM)
+
+
+def test_a_seam_over_all_of_the_skill_is_the_full_prefill(workspace: Workspace, skill: Skill) -> None:
+    """Recomputing every token gives the logits of the recompute; fewer tokens come less near."""
+    segment = compile_skill(workspace, skill)
+    prompt = Prompt("Why?", [segment], system="Be kind.")
+    wanted = lay(workspace, prompt, splice=False).logits()
+    errors = [float(((lay(workspace, prompt, seam=n).logits() - wanted) ** 2).sum()) for n in (0, len(segment))]
+    assert errors[1] < errors[0] / 100
+
+
+def test_without_rotation_it_goes_wrong(workspace: Workspace, skill: Skill) -> None:
+    """The control: rows left at their angles are farther from the recompute than rotated ones."""
+    segment = compile_skill(workspace, skill)
+    prompt = Prompt("Why?", [segment], system="Be kind to everyone who asks.")
+    wanted = lay(workspace, prompt, splice=False).logits()
+    near, far = (
+        float(((lay(workspace, prompt, rotate=turn).logits() - wanted) ** 2).sum()) for turn in (True, False)
+    )
+    assert near < far
+
+
+def test_a_segment_that_does_not_fit_is_never_laid(
+    workspace: Workspace, make_workspace: MakeWorkspace, skill: Skill
+) -> None:
+    """A segment that came past the library is checked again."""
+    foreign = compile_skill(make_workspace(seed=1), skill)
+    with pytest.raises(SegmentError, match="this model is"):
+        lay(workspace, Prompt("Why?", [foreign]))
+
+
+def test_a_larger_context_that_rotates_otherwise_is_noticed(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """LongRoPE: where a long prompt makes the context grow past the limit, rows of a short one no longer fit."""
+    workspace = make_workspace("phi3", n_ctx=1024)
+    path = compile_to_library(workspace, skill).path
+    segment = workspace.open(path)
+    lay(workspace, Prompt("Why?", [segment])).flush()
+    with pytest.raises(SegmentError, match="compiled with RoPE"):
+        lay(workspace, Prompt("Why? " * 1000, [segment]))
+    large = make_workspace("phi3", n_ctx=8192)
+    assert compile_to_library(large, skill).path != path
+    lay(large, Prompt("Why?", [large.open(compile_to_library(large, skill).path)])).flush()
+
+
+def test_the_same_skill_twice(workspace: Workspace, skill: Skill) -> None:
+    """Refused: its errata could not tell which is meant."""
+    segment = compile_skill(workspace, skill)
+    with pytest.raises(NotesError, match="spliced twice"):
+        lay(workspace, Prompt("Why?", [segment, replace(segment)]))
+
+
+def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> None:
+    """An earlier question and answer stand between the skill and the question; the skill is still reused whole."""
+    segment = compile_skill(workspace, skill)
+    book = lay(workspace, Prompt("And now?", [segment], turns=[("Why?", "Because.")]))
+    text = workspace.model.text(book.tokens)
+    assert text.index("accepted.") < text.index("Why?") < text.index("Because.") < text.index("And now?")
+    assert book.count("spliced") == len(segment)
+
+
+def test_words_become_segments(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
+    """A name, a file, and a text that is compiled now, said once; a dry run only says it."""
+    said: list[str] = []
+    path = compile_to_library(workspace, skill).path
+    text = tmp_path / "fees.txt"
+    text.write_text("fee: 12")
+    dry = open_segments(workspace, [str(text)], said.append, dry=True)[0]
+    assert dry.layers == () and said == [f"{text} would be compiled first, as fees"]
+    assert workspace.library.names() == ["returns"]
+    by_name, by_path, by_text = open_segments(workspace, ["returns", str(path), str(text)], said.append)
+    assert by_name.tokens.tolist() == by_path.tokens.tolist() and by_text.name == "fees"
+    assert len(said) == 2 and said[1].startswith(f"compiled {text} as fees")
+    assert open_segments(workspace, [str(text)], said.append, dry=True)[0].layers != ()
+    assert len(said) == 2
+
+
+def test_errata_know_the_fields_of_all_skills(workspace: Workspace, skill: Skill) -> None:
+    """A field of any spliced skill will do; another name is refused; words without = are free."""
+    segment = compile_skill(workspace, skill)
+    field, free = parse_errata(["date=2026-07-01", "It snows."], [segment])
+    assert (field.field, field.value) == ("date", "2026-07-01") and free.field is None
+    with pytest.raises(NotesError, match="Known fields: date, tier"):
+        parse_errata(["colour=red"], [segment])
