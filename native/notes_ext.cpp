@@ -4,29 +4,30 @@
 #include "notes_kv.h"
 
 #include <algorithm>
-#include <string>
+#include <cstdio>
 
-static thread_local std::string last_error;
+static thread_local char last_error[512]; // no allocation: it must also tell of memory that ran out
+
+static int32_t fail(notes_status status, const char * why) noexcept {
+    snprintf(last_error, sizeof(last_error), "%s", why);
+    return status;
+}
 
 template<typename F>
-static int32_t guarded(F && f) {
+static int32_t guarded(F && f) noexcept {
     try {
         return f();
     } catch (const notes_failure & e) {
-        last_error = e.what();
-        return e.status;
+        return fail(e.status, e.what());
     } catch (const std::exception & e) {
-        last_error = e.what();
-        return NOTES_E_DECODE;
+        return fail(NOTES_E_DECODE, e.what());
     } catch (...) {
-        last_error = "unknown error";
-        return NOTES_E_DECODE;
+        return fail(NOTES_E_DECODE, "unknown error");
     }
 }
 
 static int32_t null_argument() {
-    last_error = "a required pointer is null";
-    return NOTES_E_ARGUMENT;
+    return fail(NOTES_E_ARGUMENT, "a required pointer is null");
 }
 
 int32_t notes_abi_version(void) {
@@ -38,7 +39,7 @@ const char * notes_upstream(void) {
 }
 
 const char * notes_error(void) {
-    return last_error.c_str();
+    return last_error;
 }
 
 bool notes_supports(llama_context * ctx, notes_op op) {
@@ -47,6 +48,9 @@ bool notes_supports(llama_context * ctx, notes_op op) {
         return false;
     }
     return guarded([&] {
+        if (op < NOTES_SPLICE || op > NOTES_READ) {
+            throw notes_failure(NOTES_E_ARGUMENT, "there is no operation " + std::to_string(op));
+        }
         const std::string why = notes_kv::refusal(*ctx, op);
         if (!why.empty()) {
             throw notes_failure(NOTES_E_UNSUPPORTED, why);

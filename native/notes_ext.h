@@ -28,8 +28,8 @@ enum notes_status {
     NOTES_E_UNSUPPORTED = -2, // this model or context cannot do it: see notes_supports
     NOTES_E_ROOM        = -3, // not enough free cells in the K/V cache
     NOTES_E_POSITION    = -4, // rows are where there must be none (splice), or missing where they must be (rewrite, read)
-    NOTES_E_NOT_FINITE  = -5, // the given rows hold NaN or infinity
-    NOTES_E_DECODE      = -6, // llama_decode failed
+    NOTES_E_NOT_FINITE  = -5, // the rows hold NaN or infinity, or would where they go
+    NOTES_E_DECODE      = -6, // llama.cpp failed: a decode, or memory that could not be had
     NOTES_E_ABORTED     = -7, // the abort callback of the context stopped the computation
 };
 
@@ -60,7 +60,7 @@ LLAMA_API bool notes_supports(struct llama_context * ctx, enum notes_op op);
 struct notes_layer {
     int32_t layer;      // index in the model
     int32_t n_embd_k;   // elements of a K row
-    int32_t n_embd_v;   // elements of a V row, 0 where the model keeps no V
+    int32_t n_embd_v;   // elements of a V row
     int32_t type_k;     // ggml_type of the cache
     int32_t type_v;
     int32_t rope;       // enum llama_rope_type, -1 if this layer's K is not rotated
@@ -70,7 +70,8 @@ struct notes_layer {
     float   magnitude;  // factor that the forward pass multiplies the rotated elements with (YaRN, LongRoPE)
 };
 
-// Layers of the cache, in order. Writes at most `n` of them and returns how many there are, negative: a notes_status.
+// Layers of the cache, in order, of a context that supports NOTES_READ. Writes at most `n` of them and returns how many
+// there are, negative: a notes_status.
 LLAMA_API int32_t notes_layers(struct llama_context * ctx, struct notes_layer * out, int32_t n);
 
 // Angular frequency of each rotary pair of the i-th cache layer, radians a position, with scaling, ramps and factors in
@@ -81,7 +82,7 @@ LLAMA_API int32_t notes_frequencies(struct llama_context * ctx, int32_t i, doubl
 struct notes_rows {
     int32_t type;
     void *  k;
-    void *  v; // may be NULL for a layer without V
+    void *  v;
 };
 
 // Place `n` rows of every cache layer at positions [p0, p0+n) of `seq`, which must be vacant. K is given rotated to
@@ -96,7 +97,7 @@ LLAMA_API int32_t notes_read(struct llama_context * ctx, llama_seq_id seq, llama
 
 // Decode `n` tokens at positions that already hold rows of `seq` (strictly ascending, gaps allowed) and put the new
 // rows in their place. Each new row sees the rows before it, new where they are new. Needs n free cells meanwhile.
-// Logits of token i: llama_get_logits_ith(ctx, i) if `output` asked for them.
+// More tokens than n_batch are decoded in several batches. Logits, as for append: llama_get_logits_ith(ctx, -k).
 LLAMA_API int32_t notes_rewrite(struct llama_context * ctx, llama_seq_id seq, const llama_pos * positions,
         const llama_token * tokens, int32_t n, enum notes_output output);
 

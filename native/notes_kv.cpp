@@ -13,8 +13,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
-#include <limits>
+#include <exception>
+#include <iterator>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <typeinfo>
@@ -130,6 +131,16 @@ void notes_kv::check_seq(llama_seq_id seq) const {
     }
 }
 
+// Shifts and stream copies that stock calls have asked for wait for the next decode; rows are right only after them.
+void notes_kv::settle() const {
+    ctx.sched_reserve();
+    ctx.memory_update(false);
+    ctx.synchronize();
+    if (kv.get_has_shift()) {
+        throw notes_failure(NOTES_E_DECODE, "llama.cpp could not apply a pending shift of positions");
+    }
+}
+
 void notes_kv::check_rows(const notes_rows * rows, int32_t n_layers) const {
     if (n_layers != (int32_t) kv.layers.size()) {
         throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the cache has " + std::to_string(kv.layers.size()));
@@ -160,19 +171,34 @@ void notes_kv::for_each_layer(size_t bytes, const std::function<void(int32_t)> &
     const int32_t n_threads = std::min<int64_t>({ n_layers, ctx.n_threads_batch(), 1 + (int64_t) (bytes >> 22) });
 
     std::atomic<int32_t> next { 0 };
-    const auto loop = [&] {
-        for (int32_t i; (i = next++) < n_layers; ) {
-            work(i);
+    std::exception_ptr   error;
+    std::mutex           mutex;
+    const auto loop = [&] { // an exception must not leave a thread
+        try {
+            for (int32_t i; (i = next++) < n_layers; ) {
+                work(i);
+            }
+        } catch (...) {
+            const std::lock_guard<std::mutex> lock(mutex);
+            error = std::current_exception();
+            next  = n_layers;
         }
     };
 
     std::vector<std::thread> others;
-    for (int32_t t = 1; t < n_threads; ++t) {
-        others.emplace_back(loop);
+    try {
+        for (int32_t t = 1; t < n_threads; ++t) {
+            others.emplace_back(loop);
+        }
+    } catch (...) {
+        // the threads that there are do the work
     }
     loop();
     for (auto & thread : others) {
         thread.join();
+    }
+    if (error) {
+        std::rethrow_exception(error);
     }
 }
 
@@ -194,7 +220,7 @@ struct tensor_rows {
         if (host()) {
             return f(rows, { t->type, (char *) t->data + offset(cell), pitch() });
         }
-        std::vector<char> staging(n*n_embd()*item());
+        std::vector<char> staging((size_t) n*n_embd()*item());
         const size_t width = columns ? n*item() : pitch();
         const bool ok = f(rows, { t->type, staging.data(), width });
         if (ok) {
@@ -203,15 +229,14 @@ struct tensor_rows {
         return ok;
     }
 
-    void read(uint32_t cell, int n, const notes_row_block & rows, const convert & f) const {
+    bool read(uint32_t cell, int n, const notes_row_block & rows, const convert & f) const {
         if (host()) {
-            f({ t->type, (char *) t->data + offset(cell), pitch() }, rows);
-            return;
+            return f({ t->type, (char *) t->data + offset(cell), pitch() }, rows);
         }
-        std::vector<char> staging(n*n_embd()*item());
+        std::vector<char> staging((size_t) n*n_embd()*item());
         const size_t width = columns ? n*item() : pitch();
         ggml_backend_tensor_get_2d(t, staging.data(), offset(cell), width, columns ? n_embd() : n, pitch(), width);
-        f({ t->type, staging.data(), width }, rows);
+        return f({ t->type, staging.data(), width }, rows);
     }
 };
 
@@ -240,7 +265,7 @@ bool notes_kv::write_layer(int32_t i, uint32_t stream, const std::vector<run> & 
     return true;
 }
 
-void notes_kv::read_layer(int32_t i, uint32_t stream, const std::vector<run> & runs, notes_rows & rows, double distance) const {
+bool notes_kv::read_layer(int32_t i, uint32_t stream, const std::vector<run> & runs, notes_rows & rows, double distance) const {
     const auto & layer = kv.layers[i];
     const tensor_rows k { layer.k_stream[stream], false };
     const tensor_rows v { layer.v_stream[stream], kv.v_trans };
@@ -253,15 +278,16 @@ void notes_kv::read_layer(int32_t i, uint32_t stream, const std::vector<run> & r
         const notes_row_block to_k { type, (char *) rows.k + r.row*k_row, k_row };
         const notes_row_block to_v { type, (char *) rows.v + r.row*v_row, v_row };
 
-        k.read(r.cell, r.n, to_k, [&](const auto & from, const auto & to) { return notes_rows_turn(turn, from, to, r.n, k.n_embd()); });
-        v.read(r.cell, r.n, to_v, [&](const auto & from, const auto & to) {
-            if (v.columns) {
-                notes_columns_to_rows(from, to, r.n, v.n_embd());
-                return true;
-            }
-            return notes_rows_copy(from, to, r.n, v.n_embd());
-        });
+        const bool ok =
+            k.read(r.cell, r.n, to_k, [&](const auto & from, const auto & to) { return notes_rows_turn(turn, from, to, r.n, k.n_embd()); }) &&
+            v.read(r.cell, r.n, to_v, [&](const auto & from, const auto & to) {
+                return v.columns ? notes_columns_to_rows(from, to, r.n, v.n_embd()) : notes_rows_copy(from, to, r.n, v.n_embd());
+            });
+        if (!ok) {
+            return false;
+        }
     }
+    return true;
 }
 
 // Cells of a sequence at positions [p0, p0+n), in order of position.
@@ -274,10 +300,10 @@ static std::vector<uint32_t> cells_between(const llama_kv_cells & cells, llama_s
     return res;
 }
 
-static size_t row_bytes(const std::vector<notes_layer> & layers) {
+size_t notes_kv::row_bytes() const {
     size_t res = 0;
-    for (const auto & layer : layers) {
-        res += ggml_row_size((ggml_type) layer.type_k, layer.n_embd_k) + ggml_row_size((ggml_type) layer.type_v, layer.n_embd_v);
+    for (const auto & layer : kv.layers) {
+        res += ggml_row_size(layer.k->type, layer.k->ne[0]) + ggml_row_size(layer.v->type, layer.v->ne[0]);
     }
     return res;
 }
@@ -313,31 +339,21 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
         throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(n) + " free cells in the K/V cache");
     }
 
-    ctx.synchronize();
+    settle();
 
-    // Free cells first, the books after: if the rows turn out bad, no sequence has ever seen them.
+    // Free cells first, the books after: if the rows turn out bad, no sequence has ever seen them. What has been
+    // written by then is finite: a free cell is still multiplied with zero weights, and may hold no NaN.
     const auto     where  = runs(slot.idxs[0]);
     const uint32_t stream = slot.strm[0];
     std::atomic<bool> finite { true };
 
-    for_each_layer(n*row_bytes(layers()), [&](int32_t i) {
+    for_each_layer(n*row_bytes(), [&](int32_t i) {
         if (!write_layer(i, stream, where, rows[i], (double) p0 - base)) {
             finite = false;
         }
     });
 
     if (!finite) {
-        // free cells are still multiplied with zero weights: leave no NaN in them
-        for (const auto & layer : kv.layers) {
-            const tensor_rows parts[] = { { layer.k_stream[stream], false }, { layer.v_stream[stream], kv.v_trans } };
-            for (const auto & part : parts) {
-                for (const auto & r : where) {
-                    const std::vector<char> zero(r.n*part.n_embd()*part.item());
-                    const size_t width = part.columns ? r.n*part.item() : part.pitch();
-                    ggml_backend_tensor_set_2d(part.t, zero.data(), part.offset(r.cell), width, part.columns ? part.n_embd() : r.n, part.pitch(), width);
-                }
-            }
-        }
         throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
     }
 
@@ -352,19 +368,30 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, notes_rows * rows
         throw notes_failure(NOTES_E_ARGUMENT, "there are no positions " + between(p0, n));
     }
     const auto cells = cells_between(kv.get_cells(seq), seq, p0, n);
-    if ((int32_t) cells.size() != n) {
+    bool whole = (int32_t) cells.size() == n;
+    for (int32_t i = 0; whole && i < n; ++i) { // seq_cp and seq_add can put two rows at one position
+        whole = kv.get_cells(seq).pos_get(cells[i]) == p0 + i;
+    }
+    if (!whole) {
         throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + " has " + std::to_string(cells.size()) + " of the " +
                 std::to_string(n) + " rows at positions " + between(p0, n));
     }
 
-    ctx.synchronize();
+    settle();
 
     const auto     where  = runs(cells);
     const uint32_t stream = kv.get_stream(seq);
 
-    for_each_layer(n*row_bytes(layers()), [&](int32_t i) {
-        read_layer(i, stream, where, rows[i], (double) base - p0);
+    std::atomic<bool> finite { true };
+
+    for_each_layer(n*row_bytes(), [&](int32_t i) {
+        if (!read_layer(i, stream, where, rows[i], (double) base - p0)) {
+            finite = false;
+        }
     });
+    if (!finite) {
+        throw notes_failure(NOTES_E_NOT_FINITE, "the rows at positions " + between(p0, n) + " hold NaN or infinity, or do not fit the type asked for");
+    }
 }
 
 //
@@ -405,6 +432,9 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         const auto it = all.lower_bound({ positions[i], 0 });
         if (positions[i] < 0 || it == all.end() || it->first != positions[i]) {
             throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + " has no row at position " + std::to_string(positions[i]));
+        }
+        if (std::next(it) != all.end() && std::next(it)->first == positions[i]) { // an image, or rows of two origins
+            throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + " has several rows at position " + std::to_string(positions[i]));
         }
         old.push_back(it->second);
     }

@@ -38,6 +38,8 @@ private:
     llama_context  & ctx;
     llama_kv_cache & kv;
 
+    void settle() const;
+    size_t row_bytes() const;
     void check_rows(const notes_rows * rows, int32_t n_layers) const;
     void check_seq(llama_seq_id seq) const;
 
@@ -46,5 +48,5 @@ private:
 
     void for_each_layer(size_t bytes, const std::function<void(int32_t)> & work) const;
     bool write_layer(int32_t i, uint32_t stream, const std::vector<run> & runs, const notes_rows & rows, double distance) const;
-    void read_layer (int32_t i, uint32_t stream, const std::vector<run> & runs, notes_rows & rows, double distance) const;
+    bool read_layer (int32_t i, uint32_t stream, const std::vector<run> & runs, notes_rows & rows, double distance) const;
 };

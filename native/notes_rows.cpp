@@ -7,8 +7,9 @@
 #include <cstring>
 #include <vector>
 
+// Whether every element is finite and stays so when it is stored as `into`: a finite f32 can be infinite as f16.
 // Integer maxima instead of isfinite: the compiler vectorises these loops.
-static bool all_finite(ggml_type type, const void * row, int n) {
+static bool fits(ggml_type type, const void * row, int n, ggml_type into) {
     if (type == GGML_TYPE_F16) {
         const uint16_t * x = (const uint16_t *) row;
         uint16_t top = 0;
@@ -22,7 +23,7 @@ static bool all_finite(ggml_type type, const void * row, int n) {
     for (int i = 0; i < n; ++i) {
         top = std::max<uint32_t>(top, x[i] & 0x7fffffff);
     }
-    return top < 0x7f800000;
+    return top < (into == GGML_TYPE_F16 ? 0x477ff000u : 0x7f800000u); // 65520 is the first that rounds to infinity
 }
 
 static const float * load(ggml_type type, const void * row, float * buffer, int n) {
@@ -72,18 +73,16 @@ bool notes_rows_turn(const notes_turn & turn, const notes_row_block & src, const
     std::vector<float> out(n_embd);
 
     for (int i = 0; i < n_rows; ++i) {
-        const char * row = src.data + i*src.stride;
-        if (!all_finite(src.type, row, n_embd)) {
-            return false;
-        }
-
-        const float * x = load(src.type, row, in.data(), n_embd);
+        const float * x = load(src.type, src.data + i*src.stride, in.data(), n_embd);
         if (rotation.n_rot < rotation.head_size) {
             memcpy(out.data(), x, n_embd*sizeof(float)); // what is not rotated
         }
         for (int h = 0; h < rotation.n_head; ++h) {
             const int first = h*rotation.head_size + rotation.offset;
             turn_head(turn, x + first, out.data() + first);
+        }
+        if (!fits(GGML_TYPE_F32, out.data(), n_embd, dst.type)) { // NaN and infinity come through a turn, and it can overflow
+            return false;
         }
         store(dst.type, dst.data + i*dst.stride, out.data(), n_embd);
     }
@@ -96,7 +95,7 @@ bool notes_rows_copy(const notes_row_block & src, const notes_row_block & dst, i
 
     for (int i = 0; i < n_rows; ++i) {
         const char * row = src.data + i*src.stride;
-        if (!all_finite(src.type, row, n_embd)) {
+        if (!fits(src.type, row, n_embd, dst.type)) {
             return false;
         }
         if (src.type == dst.type) {
@@ -142,7 +141,7 @@ static void transpose_any(const notes_row_block & src, const notes_row_block & d
 
 bool notes_rows_to_columns(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
     for (int i = 0; i < n_rows; ++i) {
-        if (!all_finite(src.type, src.data + i*src.stride, n_embd)) {
+        if (!fits(src.type, src.data + i*src.stride, n_embd, dst.type)) {
             return false;
         }
     }
@@ -150,6 +149,6 @@ bool notes_rows_to_columns(const notes_row_block & src, const notes_row_block & 
     return true;
 }
 
-void notes_columns_to_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
-    transpose_any(src, dst, n_embd, n_rows);
+bool notes_columns_to_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
+    return notes_rows_to_columns(src, dst, n_embd, n_rows);
 }

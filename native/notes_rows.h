@@ -14,8 +14,8 @@ struct notes_row_block {
     size_t    stride;
 };
 
-// Copy `n_rows` rows of `n_embd` elements, turned, converting between f16 and f32. Returns false if an input element
-// is NaN or infinite (what was written until then is garbage). Blocks must not overlap.
+// Copy `n_rows` rows of `n_embd` elements, turned, converting between f16 and f32. Returns false if an element is
+// NaN or infinite or would be so in `dst`; no such element is written, the rows before it are. Blocks must not overlap.
 bool notes_rows_turn(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
 
 // The same without a turn.
@@ -23,4 +23,4 @@ bool notes_rows_copy(const notes_row_block & src, const notes_row_block & dst, i
 
 // Copy rows into columns: element j of row i goes to dst.data + j*dst.stride + i elements; and back.
 bool notes_rows_to_columns(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
-void notes_columns_to_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
+bool notes_columns_to_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);

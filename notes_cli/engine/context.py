@@ -59,6 +59,7 @@ class Context:
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
         self._handle: Any = None
+        self.decodes = 0  # how often logits have been replaced: who remembers this number knows whether they are his
         self.model = model
         self.options = options = options or ContextOptions()
         params = llama.llama_context_default_params()
@@ -83,7 +84,6 @@ class Context:
         if not self._handle:
             reason = native.log_lines[-1].strip() if native.log_lines else "no reason given"
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
-        self._memory = llama.llama_get_memory(self._handle)
         self.n_ctx = int(llama.llama_n_ctx_seq(self._handle))
 
     @property
@@ -91,6 +91,10 @@ class Context:
         if self._handle is None:
             raise EngineError("this context is closed")
         return self._handle
+
+    @property
+    def _memory(self) -> Any:
+        return llama.llama_get_memory(self.handle)
 
     def close(self) -> None:
         if self._handle is not None:
@@ -151,6 +155,7 @@ class Context:
         sequences = np.array(list(tokens), np.int32)
         counts = np.array([len(part) for part in tokens.values()], np.int32)
         flat = np.concatenate(list(tokens.values())).astype(np.int32)
+        self.decodes += 1
         native.call(
             *("notes_append", self.handle, _int32(sequences), _int32(counts), len(sequences), _int32(flat)),
             _OUTPUT[output],
@@ -158,9 +163,10 @@ class Context:
 
     def rewrite(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at positions that already hold rows, ascending, scattered or not, in their place."""
-        where, what = np.array(positions, np.int32), np.asarray(tokens, np.int32)
+        where, what = (np.ascontiguousarray(part, np.int32) for part in (positions, tokens))
         if len(where) != len(what):
             raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
+        self.decodes += 1
         native.call("notes_rewrite", self.handle, sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
 
     def splice(
@@ -184,7 +190,7 @@ class Context:
             k, v = np.ascontiguousarray(layer.k), np.ascontiguousarray(layer.v)
             keep += [k, v]
             entry.type, entry.k, entry.v = _ROW_TYPES[k.dtype], k.ctypes.data, v.ctypes.data
-        what = np.asarray(tokens, np.int32)
+        what = np.ascontiguousarray(tokens, np.int32)
         native.call(
             *("notes_splice", self.handle, sequence, position, _int32(what), len(what)),
             *(rows, len(layers), base if rotate else position),
@@ -216,7 +222,10 @@ class Context:
         pointer = llama.llama_get_logits_ith(self.handle, index)
         if not pointer:
             raise EngineError(f"there are no logits for output {index}")
-        return np.array(np.ctypeslib.as_array(pointer, (self.model.n_vocab,)), np.float32)
+        logits = np.array(np.ctypeslib.as_array(pointer, (self.model.n_vocab,)), np.float32)
+        if np.isnan(logits).any():
+            raise EngineError(f"{self.model.name} computes logits that are not numbers: its file or its K/V is damaged")
+        return logits
 
     def _check_layers(self, layers: Sequence[LayerRows], count: int) -> None:
         """The hook trusts the shapes it is told; this is where they are known."""

@@ -45,7 +45,6 @@ class Model:
         if not self._handle:
             reason = next((line for line in native.log_lines if "error" in line.lower()), "llama.cpp gives no reason")
             raise ModelError(f"{path}: llama.cpp cannot load this model ({reason.strip()})")
-        self._vocab = llama.llama_model_get_vocab(self._handle)
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
         self.n_ctx_train = int(llama.llama_model_n_ctx_train(self._handle))
         self.architecture = self.metadata("general.architecture") or "unknown"
@@ -58,6 +57,10 @@ class Model:
         if self._handle is None:
             raise ModelError(f"{self.path}: this model is closed")
         return self._handle
+
+    @property
+    def _vocab(self) -> Any:
+        return llama.llama_model_get_vocab(self.handle)
 
     def close(self) -> None:
         if self._handle is not None:

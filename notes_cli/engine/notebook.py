@@ -36,6 +36,7 @@ class Piece:
     tokens: int
     how: How
     why: str = ""
+    moved: int = 0  # positions that spliced keys were turned by
 
 
 class Notebook:
@@ -51,7 +52,7 @@ class Notebook:
         self._tokens: list[int] = []
         self._done = 0  # tokens that have rows; the rest waits to be decoded
         self._logits: NDArray[np.float32] | None = None
-        self._looked = False  # whether the context's last output is that of a lookahead, not of the last token
+        self._decode = -1  # the context's decode that gave the logits of the last token
 
     @property
     def tokens(self) -> Tokens:
@@ -95,15 +96,19 @@ class Notebook:
         layers = tuple(replace(rows, k=rows.k[seam:], v=rows.v[seam:]) for rows in segment.layers)
         started = time.perf_counter()
         if not self.dry:
-            self.context.splice(
-                self.sequence, position, segment.tokens[seam:], layers, segment.base + seam, rotate=rotate
-            )
+            try:
+                self.context.splice(
+                    self.sequence, position, segment.tokens[seam:], layers, segment.base + seam, rotate=rotate
+                )
+            except BaseException:  # an interrupt comes after the call that it waited for: those rows are there
+                self.context.truncate(self.sequence, position)
+                raise
         self.seconds["splice"] += time.perf_counter() - started
         moved = position - segment.base - seam
-        why = "reused where it was compiled" if moved == 0 else f"reused, keys rotated by {moved:+d} positions"
-        self.pieces.append(
-            Piece("splice", segment.name, position, rest, "spliced", why if rotate else "not rotated (control)")
-        )
+        why = f"reused, keys rotated by {moved:+d} positions" if moved else "reused where it was compiled"
+        if moved and not rotate:
+            why, moved = f"not rotated by {moved:+d} positions (control)", 0
+        self.pieces.append(Piece("splice", segment.name, position, rest, "spliced", why, moved))
         self._tokens += [int(token) for token in segment.tokens[seam:]]
         self._done = len(self)
         self._logits = None
@@ -112,6 +117,8 @@ class Notebook:
         """Decode what waits. Interrupted or failed, the notebook keeps what has been decoded and the rest waits on."""
         if self.dry:
             self._done = len(self)
+        elif self.context.length(self.sequence) != self._done:
+            raise EngineError("the sequence of this notebook was changed by somebody else: lay it out again")
         first, total = self._done, len(self) - self._done
         started = time.perf_counter()
         try:
@@ -120,7 +127,7 @@ class Notebook:
                 self.context.append({self.sequence: np.array(chunk, np.int32)})
                 self._done += len(chunk)
                 self._logits = self.context.logits() if self._done == len(self) else None
-                self._looked = False
+                self._decode = self.context.decodes
                 if progress:
                     progress(self._done - first, total)
         except BaseException:
@@ -132,8 +139,16 @@ class Notebook:
 
     def rewrite(self, positions: list[int], tokens: Tokens) -> None:
         """Replace tokens inside the notebook and recompute their rows, and only theirs, in place."""
+        if self.dry:
+            raise EngineError("a dry notebook has no rows to rewrite")
         self.flush()
-        self.context.rewrite(self.sequence, positions, tokens)
+        try:
+            self.context.rewrite(self.sequence, positions, tokens)
+        except EngineError:
+            raise  # nothing has changed
+        except BaseException:  # an interrupt: who can say before or after? What stands before the edit is right
+            self.truncate(positions[0])
+            raise
         for position, token in zip(positions, tokens, strict=True):
             self._tokens[position] = int(token)
         self._logits = None
@@ -143,7 +158,8 @@ class Notebook:
         if not 0 <= length <= len(self):
             raise EngineError(f"cannot go back to {length} tokens, the notebook has {len(self)}")
         if length < self._done:
-            self.context.truncate(self.sequence, length)
+            if not self.dry:
+                self.context.truncate(self.sequence, length)
             self._done = length
         del self._tokens[length:]
         kept = [piece for piece in self.pieces if piece.position < length]
@@ -153,6 +169,8 @@ class Notebook:
     def logits(self) -> NDArray[np.float32]:
         """Logits after the last token, [n_vocab]. The last token must have been decoded, not spliced."""
         self.flush()
+        if self._logits is None and not self.dry and self.pieces and self.pieces[-1].how != "spliced":
+            self._step_back()  # its row is there, its logits are not: after truncate, rewrite or an interrupt
         if self._logits is None:
             raise EngineError("a spliced row has no logits: append a token after it")
         return self._logits
@@ -161,9 +179,8 @@ class Notebook:
         """Logits after each of these tokens if they came next, [len(tokens), n_vocab]; the notebook stays as it is."""
         self.flush()
         self._check_room(len(tokens))
-        self._looked = True
-        self.context.append({self.sequence: np.array(tokens, np.int32)}, "all")
         try:
+            self.context.append({self.sequence: np.array(tokens, np.int32)}, "all")
             return np.stack([self.context.logits(index) for index in range(len(tokens))])
         finally:
             self.context.truncate(self.sequence, len(self))
@@ -171,12 +188,10 @@ class Notebook:
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token."""
         self.logits()
-        if self._looked:  # the sampler reads the context's last output
-            self.context.truncate(self.sequence, len(self) - 1)
-            self._done = len(self) - 1
-            self.flush()
         start = len(self)
         for _ in range(limit):
+            if self._decode != self.context.decodes:  # the sampler reads the context's last output
+                self._step_back()
             token = sampler.next(self.context)
             if self.context.model.ends(token):
                 break
@@ -188,6 +203,12 @@ class Notebook:
                 self.pieces[-1] = replace(self.pieces[-1], tokens=len(self) - start)
             yield token
             self.flush()
+
+    def _step_back(self) -> None:
+        """Decode the last token once more."""
+        self.context.truncate(self.sequence, len(self) - 1)
+        self._done = len(self) - 1
+        self.flush()
 
     def count(self, how: How) -> int:
         """Tokens of all pieces that came about this way."""

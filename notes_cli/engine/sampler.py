@@ -7,6 +7,7 @@ from typing import Any
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.native import llama
+from notes_cli.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Sampler:
 
     def next(self, context: Context, index: int = -1) -> int:
         """Draw from the logits of the last decode, and remember the token for the penalties."""
+        if self._chain is None:
+            raise EngineError("this sampler is closed")
         return int(llama.llama_sampler_sample(self._chain, context.handle, index))
 
     def close(self) -> None:

@@ -17,7 +17,9 @@ def cosine(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
 def divergence(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     """KL(reference || found) of the next-token distributions, in nats."""
     p, q = log_softmax(reference), log_softmax(found)
-    return float(max(0.0, (np.exp(p) * (p - q)).sum()))
+    possible = ~np.isneginf(p)  # what the reference rules out weighs nothing
+    kl = float((np.exp(p[possible]) * (p[possible] - q[possible])).sum())
+    return kl if kl > 0 or np.isnan(kl) else 0.0
 
 
 def same_top(found: NDArray[np.float32], reference: NDArray[np.float32]) -> bool:

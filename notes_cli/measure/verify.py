@@ -126,7 +126,7 @@ def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None
     spliced = lay(workspace, prompt, seam=seam, room=ANSWER)
     found = spliced.logits()
     decision, _ = _decide(spliced, choices)
-    rotated = [piece for piece in spliced.pieces if piece.how == "spliced" and "rotated" in piece.why]
+    moved = any(piece.moved for piece in spliced.pieces)
     count = spliced.count("spliced")
 
     control = lay(workspace, prompt, seam=seam, rotate=False, room=ANSWER)
@@ -146,7 +146,7 @@ def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None
         control_cosine=cosine(unrotated, wanted),
         control_decision=control_decision,
         spliced=count,
-        moved=bool(rotated),
+        moved=moved,
     )
 
 

@@ -1,4 +1,4 @@
-"""`notes ask`: where the question comes from, what is spliced, what stands in the JSON, and that the tokens are right."""
+"""`notes ask`: where the question comes from, what is spliced, what the JSON says, and the tokens."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
 @pytest.mark.parametrize(
     ("section", "arguments"),
     [
-        ("ask --json", ["ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "-s", "x", "-n", "2", "--json"]),
+        ("ask --json", ["ask", "Why?", "--splice", "returns", "--erratum", "tier=b", "-s", "x", "-n", "2", "--json"]),
         ("ask --json", ["ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json"]),
         ("ask --json", ["ask", "Why?", "-n", "2", "--json"]),
         ("verify --json", ["verify", "returns", "--choices", "a,b", "--erratum", "tier=basic", "--json"]),

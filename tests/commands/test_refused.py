@@ -8,6 +8,8 @@ from pathlib import Path
 import gguf
 import pytest
 
+from notes_cli.library.container import peek
+
 from .conftest import Notes, snapshot
 
 MakeModel = Callable[..., Path]
@@ -110,8 +112,9 @@ def test_a_damaged_segment(refuse: Refuse, compiled: Path, damage: str, command:
     elif damage == "empty":
         data.clear()
     else:
-        at = {"head": data.index(b"gold"), "tokens": data.index(b"# Retur"), "rows": len(data) - 1000}[damage.split()[0]]
-        data[at] ^= 4
+        tokens = peek(compiled).tokens[:8].tobytes()
+        at = {"head": data.index(b"gold"), "tokens": data.index(tokens), "rows": len(data) - 1000}
+        data[at[damage.split()[0]]] ^= 4
     compiled.write_bytes(data)
     for word in ("returns", compiled):
         error = refuse(*command, word)

@@ -30,7 +30,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def run(line: str, environment: dict[str, str]) -> str:
     """What a line of shell prints, in the folder that holds skills/; it must succeed."""
-    done = subprocess.run(line, shell=True, cwd=resource("skills").parent, env=environment, capture_output=True, text=True)
+    folder = resource("skills").parent
+    done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

@@ -52,7 +52,8 @@ def test_questions_come_from_the_fields(notes: Notes, compiled: Path) -> None:
     assert [case["errata"] for case in both] == [[], [], ["date=2026-07-01"], ["date=2026-07-01"]]
     assert all(case["corrected"] in ("a", "b") for case in both[2:])
     for case in both:
-        assert case["right"] == (case["decision"] == case["reference"] and case["corrected"] in (None, case["decision"]))
+        same = case["decision"] == case["reference"]
+        assert case["right"] == (same and case["corrected"] in (None, case["decision"]))
 
 
 def test_nothing_to_ask(notes: Notes, tmp_path: Path) -> None:
@@ -66,6 +67,6 @@ def test_nothing_to_ask(notes: Notes, tmp_path: Path) -> None:
 
 def test_unknown_skill_and_field(notes: Notes, compiled: Path) -> None:
     """Each is one line on stderr and exit 1."""
-    for arguments, message in ((("retruns",), "Did you mean returns?"), (("returns", "--erratum", "x=1"), "date, tier")):
-        outcome = notes("verify", *arguments)
+    for arguments, message in (("retruns", "Did you mean returns?"), ("returns --erratum x=1", "date, tier")):
+        outcome = notes("verify", *arguments.split())
         assert (outcome.code, outcome.out) == (1, "") and message in outcome.err and outcome.err.count("\n") == 1

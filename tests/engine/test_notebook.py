@@ -45,7 +45,7 @@ def segment(notebook: Notebook) -> Segment:
 
 
 class Script:
-    """A sampler that says what it was told to; with the real one, tests of what stops an answer would be left to luck."""
+    """A sampler that says what it was told to; with the real one, what stops an answer would be luck."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)
@@ -195,9 +195,7 @@ def test_failed_decoding_keeps_what_waits(notebook: Notebook, monkeypatch: pytes
     assert notebook.context.length(0) == 8
 
 
-def test_an_interrupt_after_decoding_does_not_decode_twice(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_after_decoding_does_not_decode_twice(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is heard when llama.cpp returns: the rows are there then, and must not be put there again."""
     append = Context.append
 

@@ -36,7 +36,7 @@ CORRECTION = Erratum("date", "2026-07-01", "date=2026-07-01")
     ],
 )
 def test_what_passes(changes: dict[str, object], passed: bool) -> None:
-    """Every decision as the recompute and the corrected text, and a mean cosine of 0.99: one case that fails is enough."""
+    """Every decision as the recompute and the corrected text, and a mean cosine of 0.99: one bad case fails."""
     assert Report((GOOD, replace(GOOD, **changes))).passed is passed  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from .conftest import MakeWorkspace
 
 
 def test_rows_are_those_behind_the_left_context(workspace: Workspace, skill: Skill) -> None:
-    """Tokens are the skill's alone, base is the length of the left context, and the rows are those of decoding there."""
+    """Tokens are the skill's alone, base is the left context's length, and the rows are those of decoding there."""
     segment = compile_skill(workspace, skill)
     left = workspace.left_context
     assert segment.tokens.tolist() == workspace.model.tokenize(skill.text).tolist()

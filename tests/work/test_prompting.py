@@ -85,13 +85,13 @@ def test_a_segment_that_does_not_fit_is_never_laid(
 
 def test_a_larger_context_that_rotates_otherwise_is_noticed(make_workspace: MakeWorkspace, skill: Skill) -> None:
     """LongRoPE: where a long prompt makes the context grow past the limit, rows of a short one no longer fit."""
-    workspace = make_workspace("phi3", n_ctx=1024)
+    workspace = make_workspace("phi3", n_ctx=1024, name="long")  # llama.cpp knows "phi3" in a name
     path = compile_to_library(workspace, skill).path
     segment = workspace.open(path)
     lay(workspace, Prompt("Why?", [segment])).flush()
     with pytest.raises(SegmentError, match="compiled with RoPE"):
         lay(workspace, Prompt("Why? " * 1000, [segment]))
-    large = make_workspace("phi3", n_ctx=8192)
+    large = make_workspace("phi3", n_ctx=8192, name="long")
     assert compile_to_library(large, skill).path != path
     lay(large, Prompt("Why?", [large.open(compile_to_library(large, skill).path)])).flush()
 

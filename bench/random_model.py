@@ -1,0 +1,99 @@
+"""Models with random weights in the shape of real ones: as fast as those, and nothing to download.
+
+What they say is noise. The vocabulary is bytes (tests/tiny.py), which leaves the output layer out of the account and
+makes a prefill a little faster than the real model's.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))
+from tiny import write_tokenizer  # noqa: E402
+
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+BLOCK = np.dtype([("scale", np.float16), ("values", np.int8, 32)])  # 32 elements, as Q8_0 stores them
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder's sizes."""
+
+    arch: str = "qwen3"
+    layers: int = 28
+    width: int = 1024
+    heads: int = 16
+    kv_heads: int = 8
+    head: int = 128
+    feed_forward: int = 3072
+    context: int = 40960
+    rope_base: float = 1e6
+
+
+QWEN3_0_6B = Shape()
+
+
+def random_blocks(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.uint8]:
+    """A random Q8_0 matrix: bytes are drawn, not floats quantized. Outputs are as large as inputs are."""
+    blocks = np.empty((rows, columns // 32), BLOCK)
+    blocks["values"] = random.integers(-127, 128, (*blocks.shape, 32), np.int8)
+    blocks["scale"] = 1 / (73.6 * np.sqrt(columns))  # 73.6: standard deviation of the values
+    return blocks.view(np.uint8).reshape(rows, -1)
+
+
+def random_model(path: Path, shape: Shape = QWEN3_0_6B, seed: int = 0) -> Path:
+    """Write the model unless the file is there."""
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(None, shape.arch)
+    writer.add_name(f"random {shape.arch} {shape.layers}x{shape.width}")
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head)
+    writer.add_value_length(shape.head)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_file_type(7)
+    vocabulary = write_tokenizer(writer)
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        writer.add_tensor(f"{name}.weight", random_blocks(random, rows, columns), raw_dtype=Q8_0)
+
+    def norm(name: str, size: int) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
+
+    q, kv = shape.heads * shape.head, shape.kv_heads * shape.head
+    matrix("token_embd", vocabulary, shape.width)  # also the output layer: the embeddings are tied
+    norm("output_norm", shape.width)
+    for i in range(shape.layers):
+        norm(f"blk.{i}.attn_norm", shape.width)
+        matrix(f"blk.{i}.attn_q", q, shape.width)
+        matrix(f"blk.{i}.attn_k", kv, shape.width)
+        matrix(f"blk.{i}.attn_v", kv, shape.width)
+        matrix(f"blk.{i}.attn_output", shape.width, q)
+        norm(f"blk.{i}.attn_q_norm", shape.head)
+        norm(f"blk.{i}.attn_k_norm", shape.head)
+        norm(f"blk.{i}.ffn_norm", shape.width)
+        matrix(f"blk.{i}.ffn_gate", shape.feed_forward, shape.width)
+        matrix(f"blk.{i}.ffn_up", shape.feed_forward, shape.width)
+        matrix(f"blk.{i}.ffn_down", shape.width, shape.feed_forward)
+    temporary = path.with_suffix(".part")
+    writer.write_header_to_file(temporary)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    temporary.rename(path)
+    return path
