@@ -68,9 +68,7 @@ def test_without_rotation_it_goes_wrong(workspace: Workspace, skill: Skill) -> N
     segment = compile_skill(workspace, skill)
     prompt = Prompt("Why?", [segment], system="Be kind to everyone who asks.")
     wanted = lay(workspace, prompt, splice=False).logits()
-    near, far = (
-        float(((lay(workspace, prompt, rotate=turn).logits() - wanted) ** 2).sum()) for turn in (True, False)
-    )
+    near, far = (float(((lay(workspace, prompt, rotate=turn).logits() - wanted) ** 2).sum()) for turn in (True, False))
     assert near < far
 
 
