@@ -18,9 +18,9 @@ def test_the_context_grows_as_far_as_needed(make_workspace: MakeWorkspace) -> No
     workspace = make_workspace(n_ctx=256)
     workspace.make_room(100)
     assert workspace.context.n_ctx == 256
-    workspace.make_room(100, 10**9)
+    workspace.make_room(100, 100_000)
     assert workspace.context.n_ctx == 2048
-    workspace.make_room(3000, 10**9)
+    workspace.make_room(3000, 100_000)
     assert 3000 < workspace.context.n_ctx <= 3584
     grown = workspace.context.n_ctx
     workspace.make_room(10)
