@@ -53,7 +53,10 @@ class Identity:
                     f"this model is {other.model} {other.quantization} ({other.weights[:12]})"
                 )
         elif self.rope != other.rope:
-            found.append(f"compiled with RoPE {self.rope_text}, this context uses {other.rope_text}")
+            mine, theirs = self.rope_text, other.rope_text
+            if mine == theirs:
+                mine, theirs = "factors", "others (LongRoPE goes by the context size: compile with the same -c)"
+            found.append(f"compiled with RoPE {mine}, this context uses {theirs}")
         if self.kv_type != other.kv_type:
             found.append(f"compiled from a {self.kv_type} K/V cache, this context keeps {other.kv_type}")
         if self.adapters != other.adapters:

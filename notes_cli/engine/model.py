@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +42,8 @@ class Model:
         params.main_gpu = main_gpu
         params.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
         native.log_lines.clear()
-        self._handle = llama.llama_model_load_from_file(str(path).encode(), params)
+        self._handle = llama.llama_model_load_from_file(os.fsencode(path), params)
+        native.raise_interrupt()
         if not self._handle:
             reason = next((line for line in native.log_lines if "error" in line.lower()), "llama.cpp gives no reason")
             raise ModelError(f"{path}: llama.cpp cannot load this model ({reason.strip()})")

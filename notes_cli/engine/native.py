@@ -154,15 +154,20 @@ def devices() -> list[str]:
 # llama.cpp talks a lot. The last lines are kept for error messages; `set_verbose` lets them through to stderr.
 log_lines: collections.deque[str] = collections.deque(maxlen=50)
 _verbose = False
+_interrupted = False
 
 
 @llama.llama_log_callback  # type: ignore[untyped-decorator]
 def _log(level: int, text: bytes, _data: object) -> None:
-    line = text.decode(errors="replace")
-    if _verbose:
-        sys.stderr.write(line)
-    if line.strip(" .\n"):
-        log_lines.append(line.rstrip())
+    global _interrupted
+    try:
+        line = text.decode(errors="replace")
+        if _verbose:
+            sys.stderr.write(line)
+        if line.strip(" .\n"):
+            log_lines.append(line.rstrip())
+    except KeyboardInterrupt:  # nothing can be raised through C: see raise_interrupt
+        _interrupted = True
 
 
 llama.llama_log_set(_log, ctypes.c_void_p(0))
@@ -171,3 +176,11 @@ llama.llama_log_set(_log, ctypes.c_void_p(0))
 def set_verbose(on: bool) -> None:
     global _verbose
     _verbose = on
+
+
+def raise_interrupt() -> None:
+    """Raise the KeyboardInterrupt that came while llama.cpp was logging, if one did."""
+    global _interrupted
+    if _interrupted:
+        _interrupted = False
+        raise KeyboardInterrupt

@@ -1,6 +1,7 @@
 """Digests of model files, remembered, because hashing gigabytes takes seconds.
 
-A digest is believed again while path, size and modification time stand. The memory is a small JSON file;
+A digest is believed again while path, size, file number and both times stand (the modification time alone can be set
+to anything; the change time cannot). The memory is a small JSON file;
 lost or damaged it costs time, never correctness. It knows nothing of models.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,21 +33,25 @@ def file_sha256(path: Path, memory: Path, progress: Progress | None = None) -> s
     try:
         path = path.resolve(strict=True)
         stat = path.stat()
-        stamp = [stat.st_size, stat.st_mtime_ns]
+        stamp = _stamp(stat)
         known = _load(memory)
         entry = known.get(str(path))
-        if entry is not None and entry[:2] == stamp:
-            return str(entry[2])
+        if entry is not None and entry[:-1] == stamp:
+            return str(entry[-1])
         digest = _hash(path, stat.st_size, progress)
         after = path.stat()
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     settled = time.time() - stat.st_mtime > SETTLED
-    if settled and [after.st_size, after.st_mtime_ns] == stamp:
+    if settled and _stamp(after) == stamp:
         known.pop(str(path), None)
         known[str(path)] = [*stamp, digest]
         _store(memory, dict(list(known.items())[-KEPT:]))
     return digest
+
+
+def _stamp(stat: os.stat_result) -> list[int]:
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _hash(path: Path, size: int, progress: Progress | None) -> str:
@@ -73,9 +79,9 @@ def _load(memory: Path) -> dict[str, list[int | str]]:
 def _sound(entry: object) -> bool:
     return (
         isinstance(entry, list)
-        and [type(part) for part in entry] == [int, int, str]
-        and len(entry[2]) == 64
-        and set(entry[2]) <= set("0123456789abcdef")
+        and [type(part) for part in entry] == [int, int, int, int, str]
+        and len(entry[-1]) == 64
+        and set(entry[-1]) <= set("0123456789abcdef")
     )
 
 

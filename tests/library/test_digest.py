@@ -43,6 +43,18 @@ def test_a_changed_file_is_hashed_again(model: Path, tmp_path: Path) -> None:
     assert file_sha256(model, memory) != first
 
 
+def test_another_file_with_the_same_size_and_time_is_hashed_again(model: Path, tmp_path: Path) -> None:
+    """Copying tools keep modification times: two models of one size can share path and time, but not the file."""
+    memory = tmp_path / "digests.json"
+    first = file_sha256(model, memory)
+    other = tmp_path / "other"
+    other.write_bytes(b"WEIGHTS" * 1000)
+    os.utime(other, ns=(model.stat().st_atime_ns, model.stat().st_mtime_ns))
+    assert other.stat().st_size == model.stat().st_size
+    os.replace(other, model)
+    assert file_sha256(model, memory) != first
+
+
 def test_a_file_just_written_is_not_remembered(tmp_path: Path) -> None:
     """It might change again within one tick of the clock."""
     path, memory = tmp_path / "new", tmp_path / "digests.json"
