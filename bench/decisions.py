@@ -2,9 +2,10 @@
 
     python -m bench.decisions [--cases 216] [--model FILE] [--threads N] [--write docs/results.md]
 
-Every case is a text of training/world.py that training never saw, behind a system text, so that each skill stands elsewhere
-than where it was compiled. Decisions are read twice: directly, by the log-probability of each possible outcome, and after a
-line of reasoning that the model writes itself (greedy). Exits 1 if a bar that the project sets itself is missed.
+Every case is a text of training/world.py that training never saw, behind a system text, so that each skill stands
+elsewhere than where it was compiled. Decisions are read twice: directly, by the log-probability of each possible
+outcome, and after a line of reasoning that the model writes itself (greedy). Exits 1 if a bar that the project sets
+itself is missed.
 """
 
 from __future__ import annotations
@@ -165,15 +166,13 @@ def report(tally: Tally, cases: int, model: str) -> str:
     for way in ("direct/spliced", "control", "direct/corrected", "reasoned/corrected"):
         lines.append(f"| {way.replace('/', ', ')} | | | | {tally[f'{way}/right']:.3f} |")
     flips = len(tally.seen["direct/margin of flips"])
+    flipped = f"{tally.middle('direct/margin of flips'):.3f} over the {flips} it flips" if flips else "it flips none"
     lines += [
         "",
-        f"Margin between the two best outcomes, median: {tally.middle('direct/margin'):.3f} over all cases; "
-        + (
-            f"{tally.middle('direct/margin of flips'):.3f} over the {flips} that a splice flips."
-            if flips
-            else "a splice flips none."
-        ),
-        f"With the erratum, spliced and recomputed from the same tokens decide alike: {tally['direct/erratum/same as unspliced']:.3f}.",
+        "Margin between the two best outcomes, direct, median: "
+        f"{tally.middle('direct/margin'):.3f} over all cases; of the splice, {flipped}.",
+        "With the erratum, spliced and recomputed from the same tokens decide alike: "
+        f"{tally['direct/erratum/same as unspliced']:.3f}.",
     ]
     return "\n".join(lines)
 

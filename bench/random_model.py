@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
-from tiny import write_tokenizer  # noqa: E402
+from tiny import write_tokenizer  # type: ignore[import-not-found]  # noqa: E402
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 BLOCK = np.dtype([("scale", np.float16), ("values", np.int8, 32)])  # 32 elements, as Q8_0 stores them

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -91,7 +92,7 @@ class Memcpy:
         self.target[:] = 1
         self.pool = ThreadPoolExecutor(threads)
         edges = [size * i // threads for i in range(threads + 1)]
-        self.parts = list(zip(edges, edges[1:], strict=False))
+        self.parts = list(pairwise(edges))
 
     def move(self, first: int, last: int) -> None:
         ctypes.memmove(self.target.ctypes.data + first, self.source.ctypes.data + first, last - first)

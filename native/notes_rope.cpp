@@ -9,9 +9,9 @@
 #include <cmath>
 #include <set>
 
-// Architectures whose layers all rotate K exactly as their hyper-parameters say, measured row by row and by logits
-// against decoding at the target position (bench/zoo.py). An architecture that is not here may decide in its graph which layers
-// rotate, or weight K after the rotation: turning its rows on trust could make a silently wrong cache.
+// Architectures whose layers all rotate K exactly as their hyper-parameters say. An architecture that is not here may
+// decide in its graph which layers rotate, or weight K after the rotation: turning its rows on trust could make a
+// silently wrong cache. One joins when its rows and logits have been measured against decoding at the target position.
 static const std::set<llm_arch> PLAIN = {
     LLM_ARCH_LLAMA,
     LLM_ARCH_QWEN2,

@@ -7,13 +7,12 @@
 #include <string>
 #include <vector>
 
-// The rotation that the forward pass applies to the K of one layer. A head is `head_size` elements, of which
-// [offset, offset + n_rot) are rotated in pairs; pair i turns by freq[i] radians a position.
+// The rotation that the forward pass applies to the K of one layer. A head is `head_size` elements, of which the first
+// `n_rot` are rotated in pairs; pair i turns by freq[i] radians a position.
 struct notes_rotation {
     llama_rope_type type = LLAMA_ROPE_TYPE_NONE; // NONE: this layer's K carries no position
     int n_head    = 0;
     int head_size = 0;
-    int offset    = 0;
     int n_rot     = 0;
     float freq_base  = 0.0f;
     float freq_scale = 1.0f;
