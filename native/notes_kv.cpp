@@ -240,7 +240,7 @@ struct tensor_rows {
     }
 };
 
-bool notes_kv::write_layer(int32_t i, uint32_t stream, const std::vector<run> & runs, const notes_rows & rows, double distance) const {
+bool notes_kv::move_layer(direction way, int32_t i, uint32_t stream, const std::vector<run> & runs, const notes_rows & rows, double distance) const {
     const auto & layer = kv.layers[i];
     const tensor_rows k { layer.k_stream[stream], false };
     const tensor_rows v { layer.v_stream[stream], kv.v_trans };
@@ -250,39 +250,20 @@ bool notes_kv::write_layer(int32_t i, uint32_t stream, const std::vector<run> & 
     const notes_turn turn(notes_layer_rotation(ctx, layer.il), distance);
 
     for (const auto & r : runs) {
-        const notes_row_block from_k { type, (char *) rows.k + r.row*k_row, k_row };
-        const notes_row_block from_v { type, (char *) rows.v + r.row*v_row, v_row };
+        const notes_row_block rows_k { type, (char *) rows.k + r.row*k_row, k_row };
+        const notes_row_block rows_v { type, (char *) rows.v + r.row*v_row, v_row };
 
-        const bool ok =
-            k.write(r.cell, r.n, from_k, [&](const auto & from, const auto & to) { return notes_rows_turn(turn, from, to, r.n, k.n_embd()); }) &&
-            v.write(r.cell, r.n, from_v, [&](const auto & from, const auto & to) {
-                return v.columns ? notes_rows_to_columns(from, to, r.n, v.n_embd()) : notes_rows_copy(from, to, r.n, v.n_embd());
-            });
-        if (!ok) {
-            return false;
-        }
-    }
-    return true;
-}
+        const auto move_k = [&](const auto & from, const auto & to) { return notes_rows_turn(turn, from, to, r.n, k.n_embd()); };
+        const auto move_v = [&](const auto & from, const auto & to) {
+            if (!v.columns) {
+                return notes_rows_copy(from, to, r.n, v.n_embd());
+            }
+            return way == INTO_CACHE ? notes_rows_transpose(from, to, r.n, v.n_embd()) : notes_rows_transpose(from, to, v.n_embd(), r.n);
+        };
 
-bool notes_kv::read_layer(int32_t i, uint32_t stream, const std::vector<run> & runs, notes_rows & rows, double distance) const {
-    const auto & layer = kv.layers[i];
-    const tensor_rows k { layer.k_stream[stream], false };
-    const tensor_rows v { layer.v_stream[stream], kv.v_trans };
-    const ggml_type type = (ggml_type) rows.type;
-    const size_t k_row = ggml_row_size(type, k.n_embd());
-    const size_t v_row = ggml_row_size(type, v.n_embd());
-    const notes_turn turn(notes_layer_rotation(ctx, layer.il), distance);
-
-    for (const auto & r : runs) {
-        const notes_row_block to_k { type, (char *) rows.k + r.row*k_row, k_row };
-        const notes_row_block to_v { type, (char *) rows.v + r.row*v_row, v_row };
-
-        const bool ok =
-            k.read(r.cell, r.n, to_k, [&](const auto & from, const auto & to) { return notes_rows_turn(turn, from, to, r.n, k.n_embd()); }) &&
-            v.read(r.cell, r.n, to_v, [&](const auto & from, const auto & to) {
-                return v.columns ? notes_columns_to_rows(from, to, r.n, v.n_embd()) : notes_rows_copy(from, to, r.n, v.n_embd());
-            });
+        const bool ok = way == INTO_CACHE
+            ? k.write(r.cell, r.n, rows_k, move_k) && v.write(r.cell, r.n, rows_v, move_v)
+            : k.read (r.cell, r.n, rows_k, move_k) && v.read (r.cell, r.n, rows_v, move_v);
         if (!ok) {
             return false;
         }
@@ -348,7 +329,7 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     std::atomic<bool> finite { true };
 
     for_each_layer(n*row_bytes(), [&](int32_t i) {
-        if (!write_layer(i, stream, where, rows[i], (double) p0 - base)) {
+        if (!move_layer(INTO_CACHE, i, stream, where, rows[i], (double) p0 - base)) {
             finite = false;
         }
     });
@@ -385,7 +366,7 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, notes_rows * rows
     std::atomic<bool> finite { true };
 
     for_each_layer(n*row_bytes(), [&](int32_t i) {
-        if (!read_layer(i, stream, where, rows[i], (double) base - p0)) {
+        if (!move_layer(OUT_OF_CACHE, i, stream, where, rows[i], (double) base - p0)) {
             finite = false;
         }
     });

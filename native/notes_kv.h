@@ -47,6 +47,7 @@ private:
     static std::vector<run> runs(const std::vector<uint32_t> & cells);
 
     void for_each_layer(size_t bytes, const std::function<void(int32_t)> & work) const;
-    bool write_layer(int32_t i, uint32_t stream, const std::vector<run> & runs, const notes_rows & rows, double distance) const;
-    bool read_layer (int32_t i, uint32_t stream, const std::vector<run> & runs, notes_rows & rows, double distance) const;
+
+    enum direction { INTO_CACHE, OUT_OF_CACHE };
+    bool move_layer(direction way, int32_t i, uint32_t stream, const std::vector<run> & runs, const notes_rows & rows, double distance) const;
 };

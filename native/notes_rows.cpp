@@ -190,10 +190,6 @@ static bool transpose(const notes_row_block & src, const notes_row_block & dst, 
     return true;
 }
 
-bool notes_rows_to_columns(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
-    return dst.type == GGML_TYPE_F16 ? transpose<ggml_fp16_t>(src, dst, n_rows, n_embd) : transpose<float>(src, dst, n_rows, n_embd);
-}
-
-bool notes_columns_to_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
-    return notes_rows_to_columns(src, dst, n_embd, n_rows);
+bool notes_rows_transpose(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols) {
+    return dst.type == GGML_TYPE_F16 ? transpose<ggml_fp16_t>(src, dst, n_rows, n_cols) : transpose<float>(src, dst, n_rows, n_cols);
 }

@@ -21,6 +21,5 @@ bool notes_rows_turn(const notes_turn & turn, const notes_row_block & src, const
 // The same without a turn.
 bool notes_rows_copy(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
 
-// Copy rows into columns: element j of row i goes to dst.data + j*dst.stride + i elements; and back.
-bool notes_rows_to_columns(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
-bool notes_columns_to_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
+// The same, transposed: element j of row i of `src` becomes element i of row j of `dst`, which has n_cols rows.
+bool notes_rows_transpose(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols);

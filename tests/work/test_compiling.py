@@ -13,7 +13,7 @@ from notes_cli.text.skill import Skill
 from notes_cli.work.compiling import compile_skill, compile_to_library, plan
 from notes_cli.work.workspace import Workspace
 
-from .conftest import MakeWorkspace
+from ..conftest import MakeWorkspace
 
 
 def test_rows_are_those_behind_the_left_context(workspace: Workspace, skill: Skill) -> None:

@@ -15,7 +15,7 @@ from notes_cli.work.compiling import compile_skill, compile_to_library
 from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay, open_segments, parse_errata
 from notes_cli.work.workspace import Workspace
 
-from .conftest import MakeWorkspace
+from ..conftest import MakeWorkspace
 
 BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins with the content, no word of its own
 

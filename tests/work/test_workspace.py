@@ -10,7 +10,7 @@ import numpy as np
 from notes_cli.engine.context import ContextOptions
 from notes_cli.work.workspace import Workspace
 
-from .conftest import MakeWorkspace
+from ..conftest import MakeWorkspace
 
 
 def test_the_context_grows_as_far_as_needed(make_workspace: MakeWorkspace) -> None:
