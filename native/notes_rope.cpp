@@ -9,26 +9,31 @@
 #include <cmath>
 #include <set>
 
-// Architectures whose layers all rotate K exactly as their hyper-parameters say. An architecture that is not here may
-// decide in its graph which layers rotate, or weight K after the rotation: turning its rows on trust could make a
-// silently wrong cache. One joins when its rows and logits have been measured against decoding at the target position.
-static const std::set<llm_arch> PLAIN = {
-    LLM_ARCH_LLAMA,
-    LLM_ARCH_QWEN2,
-    LLM_ARCH_QWEN2MOE,
-    LLM_ARCH_QWEN3,
-    LLM_ARCH_QWEN3MOE,
-    LLM_ARCH_GEMMA,
-    LLM_ARCH_MISTRAL3,
-    LLM_ARCH_PHI3,
+// Architectures whose layers all rotate K exactly as their hyper-parameters say: their rows and logits have been
+// measured against decoding at the target position (make zoo, docs/architectures.md). One that is not here may decide
+// in its graph which layers rotate, or weight K after the rotation: turning its rows on trust could make a silently
+// wrong cache.
+static const std::set<llm_arch> MEASURED = {
+    LLM_ARCH_ARCEE, LLM_ARCH_ARCTIC, LLM_ARCH_BAILINGMOE, LLM_ARCH_BAILINGMOE2, LLM_ARCH_CHATGLM,
+    LLM_ARCH_CODESHELL, LLM_ARCH_COMMAND_R, LLM_ARCH_DBRX, LLM_ARCH_DECI, LLM_ARCH_DEEPSEEK,
+    LLM_ARCH_DOTS1, LLM_ARCH_ERNIE4_5, LLM_ARCH_ERNIE4_5_MOE, LLM_ARCH_EXAONE, LLM_ARCH_FALCON,
+    LLM_ARCH_GEMMA, LLM_ARCH_GPTNEOX, LLM_ARCH_GRANITE, LLM_ARCH_GRANITE_MOE, LLM_ARCH_GROK,
+    LLM_ARCH_GROVEMOE, LLM_ARCH_HY_V3, LLM_ARCH_INTERNLM2, LLM_ARCH_JAIS2, LLM_ARCH_LLAMA,
+    LLM_ARCH_MINICPM, LLM_ARCH_MINIMAX_M2, LLM_ARCH_MISTRAL3, LLM_ARCH_NANBEIGE,
+    LLM_ARCH_NEMOTRON, LLM_ARCH_OLMO, LLM_ARCH_OLMOE, LLM_ARCH_OPENELM, LLM_ARCH_ORION,
+    LLM_ARCH_PHI2, LLM_ARCH_PHI3, LLM_ARCH_PHIMOE, LLM_ARCH_PLAMO, LLM_ARCH_QWEN,
+    LLM_ARCH_QWEN2, LLM_ARCH_QWEN2MOE, LLM_ARCH_QWEN3, LLM_ARCH_QWEN3MOE, LLM_ARCH_SEED_OSS,
+    LLM_ARCH_SMOLLM3, LLM_ARCH_STABLELM, LLM_ARCH_STARCODER2, LLM_ARCH_TALKIE, LLM_ARCH_XVERSE,
 };
 
 std::string notes_rotation_refusal(const llama_context & ctx) {
     const auto & model = ctx.get_model();
 
-    if (PLAIN.count(model.arch) == 0) {
+#ifndef NOTES_ZOO
+    if (MEASURED.count(model.arch) == 0) {
         return "how architecture '" + model.arch_name() + "' rotates its keys has not been verified";
     }
+#endif
     if (model.hparams.rope_type != LLAMA_ROPE_TYPE_NORM && model.hparams.rope_type != LLAMA_ROPE_TYPE_NEOX) {
         return "this model's keys have no plain rotary positions";
     }
@@ -36,6 +41,14 @@ std::string notes_rotation_refusal(const llama_context & ctx) {
         return "positions with several axes (M-RoPE) are not supported yet";
     }
     return "";
+}
+
+// Some graphs leave layers unrotated that the hyper-parameters know nothing of.
+static bool graph_rotates(const llama_model & model, int32_t il) {
+    switch (model.arch) {
+        case LLM_ARCH_SMOLLM3: return (il + 1) % model.hparams.n_no_rope_layer_step != 0; // models/smollm3.cpp
+        default:               return true;
+    }
 }
 
 notes_rotation notes_layer_rotation(const llama_context & ctx, int32_t il) {
@@ -47,7 +60,7 @@ notes_rotation notes_layer_rotation(const llama_context & ctx, int32_t il) {
     res.n_head    = hparams.n_head_kv(il);
     res.head_size = hparams.n_embd_head_k(il);
 
-    if (hparams.rope_type == LLAMA_ROPE_TYPE_NONE || !hparams.has_rope(il)) {
+    if (hparams.rope_type == LLAMA_ROPE_TYPE_NONE || !hparams.has_rope(il) || !graph_rotates(model, il)) {
         return res;
     }
 

@@ -23,11 +23,12 @@ ARCHITECTURES = {
     "mistral": {"arch": "llama", "head": 24, "bias": False, "norm": False, "base": 1000000.0},
     "qwen2": {"head": 16, "bias": True, "norm": False, "base": 1000000.0},
     "qwen3": {"head": 32, "bias": False, "norm": True, "base": 1000000.0},
+    "smollm3": {"head": 16, "bias": False, "norm": False, "base": 10000.0, "layers": 4},  # the fourth has no positions
     "gemma": {"head": 32, "bias": False, "norm": False, "base": 10000.0},
     # Q, K, V in one tensor, and rotary factors that change where a context is larger than 4096 (LongRoPE).
     "phi3": {"head": 16, "bias": False, "norm": False, "base": 10000.0, "fused": True, "long": 4096},
     # Of llama's shape, but not among the architectures whose rotation has been verified: refused.
-    "internlm2": {"head": 16, "bias": False, "norm": False, "base": 10000.0},
+    "baichuan": {"head": 16, "bias": False, "norm": False, "base": 10000.0},
 }
 
 
@@ -67,7 +68,7 @@ def write_model(
     kind: str = "llama",
     *,
     seed: int = 0,
-    layers: int = 3,
+    layers: int = 0,
     embd: int = 64,
     heads: int = 4,
     kv_heads: int = 2,
@@ -81,6 +82,7 @@ def write_model(
     """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`."""
     spec = ARCHITECTURES[kind]
     arch, head, ff = spec.get("arch", kind), spec["head"], 2 * embd
+    layers = layers or spec.get("layers", 3)
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_name(name or f"tiny {kind}")

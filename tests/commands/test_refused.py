@@ -165,7 +165,7 @@ def test_an_architecture_that_cannot_be_spliced(
     refuse: Refuse, notes: Notes, compiled: Path, skill: Path, make_model: MakeModel, home: Path
 ) -> None:
     """Its reason is said by compile, ask and the dry run; asking without a skill works."""
-    model = make_model("internlm2")
+    model = make_model("baichuan")
     for command in (
         ("compile", skill),
         ("ask", "Why?", "--splice", skill),
@@ -173,7 +173,7 @@ def test_an_architecture_that_cannot_be_spliced(
         ("ask", "Why?", "--splice", "returns"),
         ("verify", "returns"),
     ):
-        assert "architecture 'internlm2' rotates its keys has not been verified" in refuse(*command, "-m", model)
+        assert "architecture 'baichuan' rotates its keys has not been verified" in refuse(*command, "-m", model)
     assert notes("ask", "Why?", "-n", 2, "-m", model).out.strip()
 
 

@@ -17,7 +17,7 @@ from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.errors import EngineError
 
-ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "gemma"]
+ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3"]
 BOUND = {"f32": 1e-6, "f16": 1e-5}
 
 random = np.random.default_rng(7)
