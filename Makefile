@@ -10,7 +10,7 @@ export CMAKE_ARGS := -DLLAMA_BUILD=OFF $(CMAKE_ARGS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint train bench decisions clean
+.PHONY: help setup demo test lint train bench decisions zoo clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,14 @@ decisions: $(READY) ## Accuracy and agreement over held-out decisions (docs/resu
 
 bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
 	@$(BIN)/python -m bench.speed
+
+ZOO := build/zoo
+zoo: $(READY) ## Splice on a tiny model of every architecture (docs/architectures.md); ARCH='regex' for some of them
+	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
+	@test -x $(ZOO)/bin/test-llama-archs || { PATH="$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON \
+		-DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(BIN)/python >/dev/null && $(BIN)/cmake --build $(ZOO) --target test-llama-archs; }
+	@test -d $(ZOO)/models || { mkdir -p $(ZOO)/models && $(ZOO)/bin/test-llama-archs -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1; }
+	@$(BIN)/python -m bench.zoo --arch '$(ARCH)' $(if $(ARCH),,--write docs/architectures.md)
 
 train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about 90 minutes on two cores)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'

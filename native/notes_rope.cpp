@@ -29,17 +29,17 @@ static const std::set<llm_arch> MEASURED = {
 std::string notes_rotation_refusal(const llama_context & ctx) {
     const auto & model = ctx.get_model();
 
+    if (model.hparams.n_pos_per_embd() != 1) {
+        return "positions with several axes (M-RoPE) are not supported yet";
+    }
+    if (model.hparams.rope_type != LLAMA_ROPE_TYPE_NORM && model.hparams.rope_type != LLAMA_ROPE_TYPE_NEOX) {
+        return "this model's keys have no rotary positions that could be turned";
+    }
 #ifndef NOTES_ZOO
     if (MEASURED.count(model.arch) == 0) {
         return "how architecture '" + model.arch_name() + "' rotates its keys has not been verified";
     }
 #endif
-    if (model.hparams.rope_type != LLAMA_ROPE_TYPE_NORM && model.hparams.rope_type != LLAMA_ROPE_TYPE_NEOX) {
-        return "this model's keys have no plain rotary positions";
-    }
-    if (model.hparams.n_pos_per_embd() != 1) {
-        return "positions with several axes (M-RoPE) are not supported yet";
-    }
     return "";
 }
 
