@@ -149,8 +149,8 @@ def main() -> int:
         text = [
             "# Architectures",
             "",
-            "Written by `make zoo` (bench/zoo.py); do not edit. CPU, one thread, one stream. A model is `exact` if all of "
-            f"{', '.join(COLUMNS)} are; `noisy` is rounding, amplified.",
+            "Written by `make zoo` (bench/zoo.py); do not edit. CPU, one thread, one stream. A model is `exact` if "
+            f"all of {', '.join(COLUMNS)} are; `noisy` is rounding, amplified.",
             "",
             f"{summary}.",
             "",
