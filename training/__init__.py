@@ -1,0 +1,1 @@
+"""Training of the tiny model that ships with notes (development only)."""

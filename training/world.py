@@ -1,0 +1,554 @@
+"""The small world the tiny model lives in: skills, questions, errata and their right answers.
+
+Pure Python. Everything random comes from a `random.Random` the caller seeds. Rule tables are drawn anew for
+every text, so only reading can answer. Training and held-out texts never share an organisation name or a rule
+(see `is_held_out`).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+WORD_FIELDS: dict[str, tuple[str, ...]] = {
+    "tier": ("gold", "silver", "basic", "bronze", "platinum", "standard", "copper", "premium"),
+    "region": ("north", "south", "east", "west", "central", "coastal", "inland", "island"),
+    "plan": ("starter", "family", "team", "student", "studio", "campus", "solo", "business"),
+    "status": ("active", "paused", "closed", "pending", "open", "blocked", "archived", "new"),
+    "season": ("spring", "summer", "autumn", "winter", "holiday", "harvest", "carnival", "rainy"),
+    "channel": ("web", "phone", "store", "mail", "app", "partner", "kiosk", "agent"),
+    "category": ("books", "toys", "tools", "garden", "music", "food", "clothes", "lamps"),
+    "material": ("glass", "wood", "paper", "steel", "cotton", "stone", "plastic", "leather"),
+}
+DATE_FIELDS: tuple[str, ...] = ("date", "start", "arrival", "renewal")
+AMOUNT_FIELDS: tuple[str, ...] = ("amount", "weight", "total", "distance")
+TOPICS: dict[str, tuple[str, ...]] = {
+    "return": ("accepted", "refused", "reviewed", "partial", "credited", "postponed"),
+    "shipping": ("free", "reduced", "full", "express", "slow", "shared"),
+    "approval": ("automatic", "manual", "waived", "delegated", "joint", "instant"),
+    "refund": ("complete", "half", "delayed", "denied", "capped", "split"),
+    "support": ("daily", "weekly", "remote", "local", "priority", "limited"),
+    "discount": ("large", "small", "medium", "doubled", "frozen", "seasonal"),
+    "delivery": ("morning", "evening", "night", "pickup", "courier", "locker"),
+    "warranty": ("long", "short", "extended", "void", "lifetime", "renewed"),
+    "exchange": ("allowed", "forbidden", "optional", "direct", "counted", "restricted"),
+    "invoice": ("digital", "printed", "combined", "separate", "quarterly", "yearly"),
+    "deposit": ("none", "fixed", "variable", "high", "low", "refundable"),
+    "access": ("granted", "revoked", "guided", "public", "private", "timed"),
+}
+FIELD_OF: dict[str, str] = {
+    "return": "date",
+    "exchange": "arrival",
+    "warranty": "start",
+    "access": "renewal",
+    "approval": "amount",
+    "delivery": "distance",
+    "refund": "total",
+    "shipping": "tier",
+    "support": "plan",
+    "discount": "season",
+    "invoice": "channel",
+    "deposit": "category",
+}
+"""The field that decides a topic. Only early lessons let any field decide any topic."""
+TITLES: dict[str, str] = {t: t.capitalize() for t in TOPICS} | {"return": "Returns", "refund": "Refunds"}
+VERBS: dict[str, tuple[str, ...]] = {
+    "return": ("May I return this?", "Can I return it?"),
+    "exchange": ("May I exchange this?", "Can I exchange it?"),
+    "refund": ("Do I get a refund?",),
+    "support": ("Do I get support?",),
+    "discount": ("Do I get a discount?",),
+    "access": ("Do I get access?",),
+    "invoice": ("Do I get an invoice?",),
+    "deposit": ("Do I pay a deposit?",),
+    "delivery": ("How does the delivery work?",),
+    "shipping": ("How does the shipping work?",),
+    "approval": ("How does the approval work?",),
+    "warranty": ("How does the warranty work?",),
+}
+PLAIN: tuple[str, ...] = (
+    "What is the {topic}?",
+    "Which {topic} applies?",
+    "What about the {topic}?",
+    "Tell me the {topic}.",
+    "And the {topic}?",
+)
+SYSTEM = "<|im_start|>system\n"
+USER = "<|im_end|>\n<|im_start|>user\n"
+REPLY = "<|im_end|>\n<|im_start|>assistant\n"
+REASON_CUE = " Think first."
+REASON_CUES: tuple[str, ...] = (REASON_CUE, REASON_CUE, REASON_CUE, " Explain.", " Give the reason.")
+RECALL: tuple[str, ...] = ("What is the {field}?", "Which {field} is it?", "Tell me the {field}.")
+PREAMBLES: tuple[str, ...] = (
+    "You are a helpful assistant.",
+    "Answer from the policy below.",
+    "You answer questions about policies.",
+    "Read the text and answer.",
+    "Be brief.",
+    "You work for {org}.",
+    "You are the assistant of {org}. Answer with one word where you can.",
+)
+FILLERS: tuple[str, ...] = (
+    "Please keep the receipt.",
+    "Ask the front desk when in doubt.",
+    "This page is checked every year.",
+    "Staff follow these rules in every shop.",
+    "Other questions go to the office.",
+    "The rules below hold for everyone.",
+    "We thank you for your visit.",
+    "Nothing else changes the result.",
+    "Keep this page at hand.",
+    "All rules are read together.",
+)
+HEADINGS: tuple[str, ...] = (
+    "# {title} policy of {org}",
+    "# {title} at {org}",
+    "# {org}: {title} rules",
+    "# {org}",
+)
+SYLLABLES: tuple[str, ...] = (
+    "Har",
+    "bor",
+    "Mil",
+    "ton",
+    "Vel",
+    "mar",
+    "Os",
+    "ric",
+    "Lun",
+    "den",
+    "Tar",
+    "vik",
+    "Bel",
+    "sen",
+    "Cor",
+    "dal",
+    "Fen",
+    "wick",
+    "Gor",
+    "lin",
+    "Nor",
+    "bury",
+    "Pel",
+    "ham",
+    "Quin",
+    "ster",
+    "Ros",
+    "mere",
+    "Sal",
+    "ford",
+)
+COMPANIES: tuple[str, ...] = (
+    "Books",
+    "Tools",
+    "Market",
+    "Trading",
+    "Outfitters",
+    "Foods",
+    "Garden",
+    "Supplies",
+    "Travel",
+    "Records",
+)
+EXTRA_WORDINGS: tuple[str, ...] = (
+    "From now on the {field} is {value}.",
+    "Correction: the {field} is {value}.",
+    "Change of {field}: it is now {value}.",
+)
+OLD_WORDINGS: tuple[str, ...] = (
+    "Correction: the {field} is {value}, not {old}.",
+    "The {field} was changed from {old} to {value}.",
+)
+ERRATA_FILE = Path(__file__).resolve().parent.parent / "prompts" / "errata.yaml"
+
+
+def wordings(path: Path = ERRATA_FILE) -> dict[str, str]:
+    """The erratum wordings of the CLI, read from its one source (default first)."""
+    found = dict(re.findall(r'^  (\w+): "(.*)"$', path.read_text(encoding="utf-8"), flags=re.M))
+    if not found:
+        raise ValueError(f"no erratum wordings in {path}")
+    return found
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What decides one topic: a table over the values of a word field, or a limit on a date or an amount."""
+
+    kind: str  # table, date, amount
+    topic: str
+    field: str
+    table: tuple[tuple[str, str], ...] = ()
+    limit: str = ""
+    yes: str = ""
+    no: str = ""
+    form: int = 0
+
+    def holds(self, value: str) -> bool:
+        """Whether the condition of a threshold rule holds for `value`."""
+        return value < self.limit if self.kind == "date" else int(value) > int(self.limit)
+
+    def outcome(self, value: str) -> str:
+        """The right answer when the field has this value."""
+        if self.kind == "table":
+            return dict(self.table)[value]
+        return self.yes if self.holds(value) else self.no
+
+    @property
+    def relation(self) -> str:
+        """The word of the comparison."""
+        return "before" if self.kind == "date" else "over"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All outcomes the text names for the topic, in order."""
+        if self.kind == "table":
+            return tuple(dict.fromkeys(o for _, o in self.table))
+        return (self.yes, self.no)
+
+    def lines(self) -> list[str]:
+        """The rule in English, one line a case."""
+        head, link = ("If", " then") if self.form == 0 else ("When", ",")
+        if self.kind == "table":
+            return [f"- {head} the {self.field} is {v}{link} the {self.topic} is {o}." for v, o in self.table]
+        return [
+            f"- {head} the {self.field} is {self.relation} {self.limit}{link} the {self.topic} is {self.yes},"
+            f" otherwise the {self.topic} is {self.no}."
+        ]
+
+    def reason(self, value: str) -> list[tuple[str, bool]]:
+        """One line of reasoning as pieces of text; true marks the ones that carry information."""
+        said: list[tuple[str, bool]] = [
+            ("The", False),
+            (f" {self.field}", True),
+            (" is", False),
+            (f" {value}", True),
+        ]
+        if self.kind != "table":
+            said += [(". That is", False)]
+            said += (
+                [(f" {self.relation}", True)]
+                if self.holds(value)
+                else [(" not", True), (f" {self.relation}", True)]
+            )
+            said += [(f" {self.limit}", True)]
+        return [
+            *said,
+            (". So the", False),
+            (f" {self.topic}", True),
+            (" is", False),
+            (f" {self.outcome(value)}", True),
+            (".", False),
+        ]
+
+
+@dataclass(frozen=True)
+class SkillText:
+    """A skill as it stands in a file (no front matter); every field stands as a `key: value` line."""
+
+    name: str
+    text: str
+    fields: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A skill with the rules behind its text."""
+
+    skill: SkillText
+    rules: tuple[Rule, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One held-out decision, with the field change that flips it."""
+
+    skills: tuple[SkillText, ...]
+    target: int
+    kind: str
+    topic: str
+    question: str
+    choices: tuple[str, ...]
+    field: str
+    old: str
+    new: str
+    answer: str
+    answer_new: str
+    corrected: SkillText
+
+
+@dataclass(frozen=True)
+class Level:
+    """How hard a text is: ranges (lowest, highest), both included."""
+
+    skills: tuple[int, int]
+    rules: tuple[int, int]
+    rows: tuple[int, int]
+    spare: tuple[int, int]
+    fillers: tuple[int, int]
+    preamble: float = 0.5
+    far: bool = True  # values mostly well away from the limit
+
+
+FULL = Level(skills=(1, 3), rules=(1, 3), rows=(2, 5), spare=(0, 2), fillers=(0, 2))
+
+
+def is_held_out(key: str) -> bool:
+    """Whether a name or a rule is of the held-out tenth: training sees none, `held_out` uses no others."""
+    return zlib.crc32(key.encode()) % 10 == 0
+
+
+def rule_key(rule: Rule) -> str:
+    """What makes a rule the same rule: everything but its wording."""
+    return repr((rule.topic, rule.field, sorted(rule.table), rule.limit, rule.yes, rule.no))
+
+
+def make_org(rng: random.Random, held: bool) -> str:
+    """An organisation name of syllables, from the training or from the held-out combinations."""
+    while True:
+        name = (
+            (rng.choice(SYLLABLES) + rng.choice(SYLLABLES).lower()).capitalize() + " " + rng.choice(COMPANIES)
+        )
+        if is_held_out(name) == held:
+            return name
+
+
+def make_date(rng: random.Random, near: str | None = None) -> str:
+    """A date of 2024 to 2028; with `near`, mostly in the same year and sometimes in the same month."""
+    year, month, day = rng.randint(2024, 2028), rng.randint(1, 12), rng.randint(1, 28)
+    if rng.random() < 0.12:
+        day = rng.randint(1, (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1])
+    if near is not None:
+        kind = rng.random()
+        if kind < 0.8:
+            year = int(near[:4])
+        if kind < 0.12:
+            month = int(near[5:7])
+            day = rng.randint(1, 28)
+    return f"{year}-{month:02d}-{day:02d}"
+
+
+def make_amount(rng: random.Random, near: str | None = None) -> str:
+    """A multiple of ten from 10 to 990; with `near`, sometimes close to it."""
+    if near is not None and rng.random() < 0.3:
+        return str(min(990, max(10, int(near) + 10 * rng.randint(-12, 12))))
+    return str(10 * rng.randint(1, 99))
+
+
+def make_rule(
+    rng: random.Random, kind: str, topic: str, field: str, rows: int, held: bool, form: int
+) -> Rule:
+    """A random rule from the training or from the held-out ones."""
+    while True:
+        outcomes = rng.sample(TOPICS[topic], len(TOPICS[topic]))
+        if kind == "table":
+            values = rng.sample(WORD_FIELDS[field], rows)
+            chosen = outcomes[: max(2, rows - (rng.random() < 0.3))]
+            column = chosen + [rng.choice(chosen) for _ in range(rows - len(chosen))]
+            rng.shuffle(column)
+            rule = Rule(kind, topic, field, tuple(zip(values, column, strict=True)), form=form)
+        else:
+            limit = make_date(rng) if kind == "date" else str(10 * rng.randint(3, 97))
+            rule = Rule(kind, topic, field, limit=limit, yes=outcomes[0], no=outcomes[1], form=form)
+        if is_held_out(rule_key(rule)) == held:
+            return rule
+
+
+def too_near(kind: str, value: str, limit: str) -> bool:
+    """Whether a comparison takes more than a glance: less than 60 apart, or in the same month."""
+    return value[:7] == limit[:7] if kind == "date" else abs(int(value) - int(limit)) < 60
+
+
+def other_value(
+    rng: random.Random, kind: str, field: str, old: str, rule: Rule | None, far: bool = True
+) -> str:
+    """Another value than `old`; with a rule, one that it knows; with `far`, mostly far from its limit."""
+    for _ in range(200):
+        if kind == "table":
+            pool = [v for v, _ in rule.table] if rule else list(WORD_FIELDS[field])
+            new = rng.choice(pool)
+        elif kind == "date":
+            new = make_date(rng, rule.limit if rule else old or None)
+        else:
+            new = make_amount(rng, rule.limit if rule else old or None)
+        if far and rule and kind != "table" and too_near(kind, new, rule.limit) and rng.random() < 0.9:
+            continue
+        if new != old and (kind == "table" or rule is None or new != rule.limit or rng.random() < 0.5):
+            return new
+    raise RuntimeError("no other value")
+
+
+def kind_of(field: str) -> str:
+    """table, date or amount: how the values of a field are read."""
+    return "date" if field in DATE_FIELDS else "amount" if field in AMOUNT_FIELDS else "table"
+
+
+def make_draft(
+    rng: random.Random,
+    level: Level,
+    topics: list[str],
+    fields: list[str],
+    held: bool,
+    kinds: Sequence[str] = ("table", "date", "amount"),
+    loose: bool = False,
+) -> Draft:
+    """A random skill; takes its topics and fields from the lists, so that skills of one prompt share none."""
+    rules: list[Rule] = []
+    mine: dict[str, str] = {}
+    form = int(rng.random() < 0.3)
+    for _ in range(rng.randint(*level.rules)):
+        kind = rng.choice(kinds)
+        old = [f for f in mine if kind_of(f) == "table"]
+        if not loose:
+            free = [t for t in topics if kind_of(FIELD_OF[t]) == kind and FIELD_OF[t] in fields]
+            if not free:
+                continue
+            topic = rng.choice(free)
+            field = FIELD_OF[topic]
+            topics.remove(topic)
+            fields.remove(field)
+            rule = make_rule(rng, kind, topic, field, rng.randint(*level.rows), held, form)
+            mine[field] = other_value(rng, kind, field, "", rule, level.far)
+            rules.append(rule)
+            continue
+        if kind == "table" and old and rng.random() < 0.3:
+            field = rng.choice(old)
+        else:
+            pool = [f for f in fields if kind_of(f) == kind]
+            if not pool:
+                continue
+            usual = {"date": "date", "amount": "amount"}.get(kind, "tier")
+            field = usual if usual in pool and rng.random() < 0.4 else rng.choice(pool)
+            fields.remove(field)
+        topic = topics.pop()
+        rule = make_rule(rng, kind, topic, field, rng.randint(*level.rows), held, form)
+        if field in mine and mine[field] not in dict(rule.table):
+            table = ((mine[field], rule.table[0][1]), *rule.table[1:])
+            again = replace(rule, table=table)
+            if is_held_out(rule_key(again)) != held:
+                continue
+            rule = again
+        if field not in mine:
+            mine[field] = other_value(rng, kind, field, "", rule, level.far)
+        rules.append(rule)
+    for _ in range(rng.randint(*level.spare)):
+        if fields:
+            field = fields.pop(rng.randrange(len(fields)))
+            mine[field] = other_value(rng, kind_of(field), field, "", None)
+    org = make_org(rng, held)
+    text = lay_out(rng, level, org, rules, mine)
+    return Draft(SkillText(re.sub(r"\W+", "-", org.lower()), text, dict(mine)), tuple(rules))
+
+
+def lay_out(rng: random.Random, level: Level, org: str, rules: Sequence[Rule], fields: dict[str, str]) -> str:
+    """Heading, field lines, rule lines and a little filler."""
+    title = (
+        TITLES[rng.choice(rules).topic] if rules and rng.random() < 0.7 else TITLES[rng.choice(list(TOPICS))]
+    )
+    heading = rng.choice(HEADINGS).format(title=title, org=org)
+    keys = [f"{k}: {v}" for k, v in fields.items()]
+    rng.shuffle(keys)
+    blocks = [rule.lines() for rule in rules]
+    rng.shuffle(blocks)
+    body = [line for block in blocks for line in block]
+    if rng.random() < 0.1:
+        rng.shuffle(body)
+    for filler in rng.sample(FILLERS, rng.randint(*level.fillers)):
+        body.insert(rng.randint(0, len(body)), f"- {filler}")
+    head = [] if rng.random() < 0.1 else [heading, ""]
+    if rng.random() < 0.85:
+        return "\n".join([*head, *keys, "", *body])
+    cut = rng.randint(0, len(keys))
+    return "\n".join(
+        [*head, *keys[:cut], *([""] if cut else []), *body, *([""] if cut < len(keys) else []), *keys[cut:]]
+    )
+
+
+def make_drafts(
+    rng: random.Random,
+    level: Level,
+    held: bool = False,
+    kinds: Sequence[str] = ("table", "date", "amount"),
+    loose: bool = False,
+) -> list[Draft]:
+    """The skills of one prompt. No two share a field or a topic; every one has a rule."""
+    while True:
+        topics = rng.sample(list(TOPICS), len(TOPICS))
+        fields = [*WORD_FIELDS, *DATE_FIELDS, *AMOUNT_FIELDS]
+        drafts = [
+            make_draft(rng, level, topics, fields, held, kinds, loose)
+            for _ in range(rng.randint(*level.skills))
+        ]
+        if all(d.rules for d in drafts):
+            return drafts
+
+
+def ask(rng: random.Random, rule: Rule) -> str:
+    """A question about the rule's topic, without a cue."""
+    pick = rng.random()
+    if pick < 0.2:
+        return rng.choice(VERBS[rule.topic])
+    if pick < 0.35:
+        a, b = rng.sample(rule.choices, 2) if len(rule.choices) > 1 else rule.choices * 2
+        return f"Is the {rule.topic} {a} or {b}?"
+    return rng.choice(PLAIN).format(topic=rule.topic)
+
+
+def correct(skill: SkillText, field: str, value: str) -> SkillText:
+    """The skill with another value in place."""
+    old = f"{field}: {skill.fields[field]}"
+    lines = [f"{field}: {value}" if line == old else line for line in skill.text.split("\n")]
+    return SkillText(skill.name, "\n".join(lines), {**skill.fields, field: value})
+
+
+def held_out(n: int, seed: int = 20260614) -> list[Case]:
+    """`n` decisions over texts training never saw: other organisations, other rules, other seeds.
+
+    Kinds and the number of skills (1, 2, 3) take turns, so every nine cases cover all of them.
+    """
+    rng = random.Random(f"held-out {seed}")
+    cases: list[Case] = []
+    while len(cases) < n:
+        kind = ("table", "date", "amount")[len(cases) % 3]
+        count = 1 + len(cases) // 3 % 3
+        drafts = make_drafts(rng, replace(FULL, skills=(count, count)), held=True)
+        found = [
+            (i, r) for i, d in enumerate(drafts) for r in d.rules if r.kind == kind and len(r.choices) > 1
+        ]
+        if not found:
+            continue
+        target, rule = rng.choice(found)
+        skill = drafts[target].skill
+        old = skill.fields[rule.field]
+        for _ in range(100):
+            new = other_value(rng, kind, rule.field, old, rule)
+            if rule.outcome(new) != rule.outcome(old):
+                break
+        else:
+            continue
+        cases.append(
+            Case(
+                tuple(d.skill for d in drafts),
+                target,
+                kind,
+                rule.topic,
+                ask(rng, rule),
+                rule.choices,
+                rule.field,
+                old,
+                new,
+                rule.outcome(old),
+                rule.outcome(new),
+                correct(skill, rule.field, new),
+            )
+        )
+    return cases
+
+
+def decision(reasoned_answer: str, choices: Sequence[str]) -> str | None:
+    """The outcome a line of reasoning ends with (the last one named), or None."""
+    found = re.findall(r"\b(" + "|".join(map(re.escape, choices)) + r")\b", reasoned_answer)
+    return found[-1] if found else None
