@@ -50,10 +50,10 @@ def test_the_erratum_turns_the_answer(shell: dict[str, str], form: str) -> None:
     assert "refused" in corrected and "accepted" not in corrected
 
 
-@pytest.mark.parametrize(("tier", "outcome"), [("silver", "half"), ("basic", "delayed"), ("gold", "complete")])
+@pytest.mark.parametrize(("tier", "outcome"), [("silver", "reduced"), ("basic", "full"), ("gold", "free")])
 def test_another_field(shell: dict[str, str], tier: str, outcome: str) -> None:
     """Any field of the skill can be corrected, not only the one of the example."""
-    line = f'notes ask "What is the refund?" --splice returns --erratum "tier={tier}" --choices complete,half,delayed'
+    line = f'notes ask "What is the shipping?" --splice returns --erratum "tier={tier}" --choices free,reduced,full'
     assert run(f"{line} < /dev/null", shell) == f"{outcome}\n"
 
 
@@ -71,6 +71,6 @@ def test_a_text_as_in_the_readme(shell: dict[str, str]) -> None:
     """`notes compile skill.txt`, then the owner's line with --splice skill."""
     folder = Path(resource("skills"))
     assert "skill." in run(f"notes compile {folder / 'skill.txt'}", shell)
-    ask = 'echo "May I exchange this?" | notes ask --splice skill'
-    assert "allowed" in run(ask, shell)
-    assert "forbidden" in run(f'{ask} --erratum "date=2026-07-01"', shell)
+    ask = 'echo "May I return this?" | notes ask --splice skill'
+    assert "accepted" in run(ask, shell)
+    assert "refused" in run(f'{ask} --erratum "date=2026-07-01"', shell)

@@ -159,9 +159,10 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("returns", {"date": "2026-06-01", "tier": "gold", "amount": "120"}),
-        ("support", {"plan": "family", "status": "active", "renewal": "2026-09-10"}),
-        ("shipping.txt", {"region": "north", "weight": "240", "season": "winter"}),
+        ("returns", {"date": "2026-05-01", "tier": "gold", "amount": "120"}),
+        ("support", {"plan": "family", "season": "winter", "renewal": "2026-09-10"}),
+        ("delivery.txt", {"distance": "240", "total": "120", "category": "books"}),
+        ("skill.txt", {"date": "2026-05-01", "channel": "store"}),
     ],
 )
 def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
