@@ -177,9 +177,9 @@ def report(tally: Tally, cases: int, model: str) -> str:
         "Margin between the two best outcomes, direct, median: "
         f"{tally.middle('direct/margin'):.3f} over all cases; of the splice, {flipped}.",
         "",
-        "The control flips hardly any decision of this model: it was trained with gaps in its positions and finds things by",
-        "their content. That the rotation is right is shown on random models, where leaving it out or turning by a wrong",
-        "distance is off by a thousand times the bound and more (tests/engine/test_hooks.py).",
+        "The control flips hardly any decision of this model: it was trained with gaps in its positions and finds "
+        "things by their content. That the rotation is right is shown on random models, where leaving it out or "
+        "turning by a wrong distance is off by a thousand times the bound and more (tests/engine/test_hooks.py).",
         "",
         "With the erratum, spliced and recomputed from the same tokens decide alike: "
         f"{tally['direct/erratum/same as unspliced']:.3f}.",
