@@ -50,7 +50,7 @@ zoo: $(READY) ## Splice on a tiny model of every architecture (docs/architecture
 	@test -d $(ZOO)/models || { mkdir -p $(ZOO)/models && $(ZOO)/bin/test-llama-archs -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1; }
 	@$(BIN)/python -m bench.zoo --arch '$(ARCH)' $(if $(ARCH),,--write docs/architectures.md)
 
-train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about 90 minutes on two cores)
+train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on two cores)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'
 	@$(BIN)/python -m training.train
 
