@@ -40,7 +40,7 @@ decisions: $(READY) ## Accuracy and agreement over held-out decisions (docs/resu
 	@$(BIN)/python -m bench.decisions --write docs/results.md
 
 bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
-	@$(BIN)/python -m bench.speed
+	@$(BIN)/python -m bench.speed | tee docs/speed.txt
 
 ZOO := build/zoo
 zoo: $(READY) ## Splice on a tiny model of every architecture (docs/architectures.md); ARCH='regex' for some of them
