@@ -47,7 +47,7 @@ zoo: $(READY) ## Splice on a tiny model of every architecture (docs/architecture
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
 	@test -x $(ZOO)/bin/test-llama-archs || { PATH="$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON \
 		-DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(BIN)/python >/dev/null && $(BIN)/cmake --build $(ZOO) --target test-llama-archs; }
-	@test -d $(ZOO)/models || { mkdir -p $(ZOO)/models && $(ZOO)/bin/test-llama-archs -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1; }
+	@test -d $(ZOO)/models || { mkdir -p $(ZOO)/models && $(ZOO)/bin/test-llama-archs -s 1 -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1; }
 	@$(BIN)/python -m bench.zoo --arch '$(ARCH)' $(if $(ARCH),,--write docs/architectures.md)
 
 train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on two cores)
