@@ -126,19 +126,24 @@ class Context:
         native.call("notes_frequencies", self.handle, index, out.ctypes.data_as(ctypes.POINTER(ctypes.c_double)), count)
         return out
 
-    def identity(self, weights: str) -> Identity:
-        """What a segment must have been compiled with to fit here. `weights`: sha256 of the model's file."""
+    @cached_property
+    def _rotation(self) -> str:
+        """Digest of how every layer rotates. It does not change while the context lives, and is asked for often."""
         digest = hashlib.sha256()
         for index, layer in enumerate(self.layers):
             digest.update(f"{layer.layer} {layer.rope} {layer.n_rot} {layer.magnitude:.6f}\n".encode())
             digest.update(self.frequencies(index).astype(np.float32).tobytes())
+        return digest.hexdigest()
+
+    def identity(self, weights: str) -> Identity:
+        """What a segment must have been compiled with to fit here. `weights`: sha256 of the model's file."""
         first = self.layers[0]
         return Identity(
             model=self.model.name,
             architecture=self.model.architecture,
             quantization=self.model.quantization,
             weights=weights,
-            rope=digest.hexdigest(),
+            rope=self._rotation,
             rope_text=f"{_ROPE_NAMES.get(first.rope, first.rope)} base {first.freq_base:g} scale {first.freq_scale:g}",
             kv_type=f"{_KV_NAMES[first.type_k]}/{_KV_NAMES[first.type_v]}",
             adapters="",

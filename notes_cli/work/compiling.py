@@ -5,7 +5,7 @@ Only the skill's own rows are kept: its first token is then no attention sink, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import notes_cli
@@ -31,28 +31,15 @@ class Compiled:
 
 def compile_skill(workspace: Workspace, skill: Skill, progress: Progress | None = None) -> Segment:
     """Prefill the skill and read its rows. Raise UnsupportedError where this model's rows cannot be moved."""
-    tokens = workspace.model.tokenize(skill.text)
-    left = workspace.left_context
-    workspace.make_room(len(left) + len(tokens))
-    check_support(workspace, skill.name)
-    identity = workspace.identity
+    segment = plan(workspace, skill)
     notebook = workspace.notebook()
-    notebook.append(left)
+    notebook.append(segment.context)
     notebook.flush()
-    notebook.append(tokens)
+    notebook.append(segment.tokens)
     notebook.flush(progress)
-    dtype = "f32" if "f32" in identity.kv_type else "f16"
-    return Segment(
-        name=skill.name,
-        description=skill.description,
-        text=skill.text,
-        tokens=tokens,
-        base=len(left),
-        context=left,
-        fields=field_spans(workspace.model, skill, tokens),
-        identity=identity,
-        layers=workspace.context.read(0, len(left), len(tokens), base=len(left), dtype=dtype),
-    )
+    dtype = "f32" if "f32" in segment.identity.kv_type else "f16"
+    rows = workspace.context.read(0, segment.base, len(segment), base=segment.base, dtype=dtype)
+    return replace(segment, layers=rows)
 
 
 def plan(workspace: Workspace, skill: Skill) -> Segment:
