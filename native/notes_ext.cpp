@@ -48,13 +48,24 @@ bool notes_supports(llama_context * ctx, notes_op op) {
         return false;
     }
     return guarded([&] {
-        if (op < NOTES_SPLICE || op > NOTES_READ) {
+        if (op < NOTES_SPLICE || op > NOTES_RESTORE) {
             throw notes_failure(NOTES_E_ARGUMENT, "there is no operation " + std::to_string(op));
         }
         const std::string why = notes_kv::refusal(*ctx, op);
         if (!why.empty()) {
             throw notes_failure(NOTES_E_UNSUPPORTED, why);
         }
+        return NOTES_OK;
+    }) == NOTES_OK;
+}
+
+bool notes_can_move(llama_context * ctx, llama_pos base, llama_pos p0, int32_t n) {
+    if (!ctx) {
+        null_argument();
+        return false;
+    }
+    return guarded([&] {
+        notes_kv(*ctx, p0 == base ? NOTES_RESTORE : NOTES_SPLICE).check_move(base, p0, n);
         return NOTES_OK;
     }) == NOTES_OK;
 }
@@ -82,22 +93,25 @@ int32_t notes_frequencies(llama_context * ctx, int32_t i, double * out, int32_t 
 }
 
 int32_t notes_splice(llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n,
-        const notes_rows * rows, int32_t n_layers, llama_pos base) {
+        const llama_pos * positions, const notes_rows * rows, int32_t n_layers, llama_pos base) {
     if (!ctx || !tokens || !rows) {
         return null_argument();
     }
     return guarded([&] {
-        notes_kv(*ctx, NOTES_SPLICE).splice(seq, p0, tokens, n, rows, n_layers, base);
+        notes_kv(*ctx, p0 == base ? NOTES_RESTORE : NOTES_SPLICE).splice(seq, p0, tokens, n, positions, rows, n_layers, base);
         return NOTES_OK;
     });
 }
 
-int32_t notes_read(llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n, notes_rows * rows, int32_t n_layers, llama_pos base) {
+int32_t notes_read(llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) {
     if (!ctx || !rows) {
         return null_argument();
     }
     return guarded([&] {
-        notes_kv(*ctx, NOTES_READ).read(seq, p0, n, rows, n_layers, base);
+        if (p0 != base) {
+            notes_kv(*ctx, NOTES_SPLICE); // to turn rows one must know how they are rotated
+        }
+        notes_kv(*ctx, NOTES_READ).read(seq, p0, n, positions, rows, n_layers, base);
         return NOTES_OK;
     });
 }

@@ -5,8 +5,8 @@
 // prompts: tokens, positions and rows only.
 //
 // Every call that can fail returns a notes_status; notes_error() then says in one sentence what and why. After a
-// failure the sequence is as it was before the call (rewrite, splice, read: always; append: where rows can be removed,
-// that is, unless the model has recurrent state). Nothing here aborts or throws across the interface.
+// failure the sequence is as it was before the call; one with recurrent state, which cannot go back, is empty if a decode
+// failed half way. Nothing here aborts or throws across the interface.
 // Like all of llama.cpp, a context may be used by one thread at a time.
 #pragma once
 
@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define NOTES_ABI_VERSION 1
+#define NOTES_ABI_VERSION 2
 
 enum notes_status {
     NOTES_OK            =  0,
@@ -34,10 +34,11 @@ enum notes_status {
 };
 
 enum notes_op {
-    NOTES_SPLICE  = 0,
+    NOTES_SPLICE  = 0, // place rows at another position than the one they were computed at
     NOTES_REWRITE = 1,
     NOTES_APPEND  = 2,
     NOTES_READ    = 3,
+    NOTES_RESTORE = 4, // place rows where they were computed; with recurrent layers: at the start of an empty sequence
 };
 
 enum notes_output {
@@ -56,11 +57,19 @@ LLAMA_API const char * notes_error(void);
 // Whether the context can do the operation; if not, the reason is in notes_error().
 LLAMA_API bool notes_supports(struct llama_context * ctx, enum notes_op op);
 
-// One layer of the K/V cache: what its rows look like and how its K is rotated.
+// What a layer keeps.
+enum notes_layer_kind {
+    NOTES_ATTENTION = 0,
+    NOTES_INDEXER   = 1, // keys that choose which rows a sparse attention looks at (DSA, MSA)
+    NOTES_RECURRENT = 2, // not rows but one state: `k` is the convolution's, `v` the recurrence's
+};
+
+// One layer of the memory: what its rows look like and how its K is rotated.
 struct notes_layer {
     int32_t layer;      // index in the model
+    int32_t kind;       // enum notes_layer_kind; a model layer may have one of each
     int32_t n_embd_k;   // elements of a K row
-    int32_t n_embd_v;   // elements of a V row
+    int32_t n_embd_v;   // elements of a V row; 0 where V is part of K (MLA) or not kept
     int32_t type_k;     // ggml_type of the cache
     int32_t type_v;
     int32_t rope;       // enum llama_rope_type, -1 if this layer's K is not rotated
@@ -70,7 +79,11 @@ struct notes_layer {
     float   magnitude;  // factor that the forward pass multiplies the rotated elements with (YaRN, LongRoPE)
 };
 
-// Layers of the cache, in order, of a context that supports NOTES_READ. Writes at most `n` of them and returns how many
+// Whether `n` rows that were computed at position `base` can be placed at `p0`; if not, the reason is in notes_error().
+// With p0 == base this asks for a restore. Some models attend by chunks of positions that rows cannot leave.
+LLAMA_API bool notes_can_move(struct llama_context * ctx, llama_pos base, llama_pos p0, int32_t n);
+
+// Layers of the memory, in order, of a context that supports NOTES_READ. Writes at most `n` of them and returns how many
 // there are, negative: a notes_status.
 LLAMA_API int32_t notes_layers(struct llama_context * ctx, struct notes_layer * out, int32_t n);
 
@@ -78,22 +91,29 @@ LLAMA_API int32_t notes_layers(struct llama_context * ctx, struct notes_layer * 
 // effect. Writes at most `n` and returns the number of pairs, negative: a notes_status.
 LLAMA_API int32_t notes_frequencies(struct llama_context * ctx, int32_t i, double * out, int32_t n);
 
-// Rows of one cache layer, n_rows x n_embd_k and n_rows x n_embd_v elements of `type` (f16 or f32), a row a token.
+// Rows of one layer, n_rows x n_embd_k and n_rows x n_embd_v elements of `type` (f16 or f32), a row a token. Of a
+// recurrent layer one row of f32: the state after the last token. `v` is not looked at where n_embd_v is 0.
 struct notes_rows {
     int32_t type;
     void *  k;
     void *  v;
 };
 
-// Place `n` rows of every cache layer at positions [p0, p0+n) of `seq`, which must be vacant. K is given rotated to
-// positions base, base+1, ... and is turned by p0 - base, in float, rounding once; V is copied. `rows` has one entry
-// a cache layer, in the order of notes_layers; `tokens` are the tokens of the rows.
-LLAMA_API int32_t notes_splice(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
-        int32_t n, const struct notes_rows * rows, int32_t n_layers, llama_pos base);
+// Where rows stand that are not one a position, as those of an image: `n` triples of time, row and column, ascending.
+// NULL for text: base, base+1, ... on every axis. Only models with M-RoPE have such rows.
 
-// Read rows [p0, p0+n) of `seq` into `rows`, K turned so that the first row is rotated to position `base`.
+// Place `n` rows of every layer at positions [p0, p0+n) of `seq`, which must be vacant. K is given rotated to positions
+// base, base+1, ... (or to `positions`, which begin at base) and is turned by p0 - base, in float, rounding once; V is
+// copied. `rows` has one entry a layer, in the order of notes_layers; `tokens` are the tokens of the rows. With
+// p0 == base this is a restore. Where the sliding-window layers keep only the window, they get only the rows in it.
+LLAMA_API int32_t notes_splice(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
+        int32_t n, const llama_pos * positions, const struct notes_rows * rows, int32_t n_layers, llama_pos base);
+
+// Read rows [p0, p0+n) of `seq` into `rows`, K turned so that the first row is rotated to position `base`. If
+// `positions` is given, read the first `n` rows from p0 on instead, and tell where they stand, relative to `base`.
+// With recurrent layers only the whole sequence can be read, p0 = 0.
 LLAMA_API int32_t notes_read(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n,
-        struct notes_rows * rows, int32_t n_layers, llama_pos base);
+        llama_pos * positions, struct notes_rows * rows, int32_t n_layers, llama_pos base);
 
 // Decode `n` tokens at positions that already hold rows of `seq` (strictly ascending, gaps allowed) and put the new
 // rows in their place. Each new row sees the rows before it, new where they are new. Needs n free cells meanwhile.

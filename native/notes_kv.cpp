@@ -1,11 +1,14 @@
 #include "notes_kv.h"
 
+#include "notes_graph.h"
 #include "notes_rope.h"
 #include "notes_rows.h"
 
 #include "llama-batch.h"
 #include "llama-context.h"
 #include "llama-kv-cache.h"
+#include "llama-memory-hybrid-idx.h"
+#include "llama-memory-recurrent.h"
 #include "llama-memory.h"
 #include "llama-model.h"
 
@@ -13,23 +16,20 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <exception>
 #include <iterator>
 #include <mutex>
 #include <set>
 #include <thread>
-#include <typeinfo>
+#include <tuple>
 #include <utility>
 
 // During a rewrite the old rows wait under this sequence id: cells keep a bit for it, no batch can name it.
 static constexpr llama_seq_id PARKED = LLAMA_MAX_SEQ - 1;
 
-static bool is_plain(ggml_type type) {
-    return type == GGML_TYPE_F16 || type == GGML_TYPE_F32;
-}
-
-static std::string between(llama_pos p0, int32_t n) {
-    return "[" + std::to_string(p0) + ", " + std::to_string((int64_t) p0 + n) + ")";
+static std::string between(llama_pos p0, int64_t n) {
+    return "[" + std::to_string(p0) + ", " + std::to_string(p0 + n) + ")";
 }
 
 //
@@ -37,88 +37,122 @@ static std::string between(llama_pos p0, int32_t n) {
 //
 
 std::string notes_kv::refusal(llama_context & ctx, notes_op op) {
-    const auto * memory = ctx.get_memory();
-    if (!memory) {
-        return "this model keeps no K/V cache (an encoder or a diffusion model)";
+    const notes_memory memory(ctx);
+
+    if (!ctx.get_memory() || op != NOTES_APPEND) {
+        if (!memory.unknown.empty()) {
+            return memory.unknown;
+        }
     }
     if (op == NOTES_APPEND) {
         return "";
     }
 
-    // The exact class: its relatives (sliding window, hybrid, sparse attention) keep rows in several places.
-    if (typeid(*memory) != typeid(llama_kv_cache)) {
-        return "this model's memory is not an ordinary attention cache (sliding window, recurrent layers or sparse attention)";
-    }
-
-    const auto & kv      = static_cast<const llama_kv_cache &>(*memory);
-    const auto & hparams = ctx.get_model().hparams;
-
-    if (kv.other) {
-        return "this context shares the cache of another one";
-    }
-    if (kv.n_swa > 0 || kv.swa_type != LLAMA_SWA_TYPE_NONE) {
-        return "sliding-window attention is not supported yet";
-    }
-    if (hparams.is_mla()) {
-        return "multi-head latent attention (MLA) is not supported yet";
-    }
     if (ctx.get_cparams().n_seq_max >= LLAMA_MAX_SEQ) {
         return "the context uses every sequence id there is (n_seq_max = " + std::to_string(LLAMA_MAX_SEQ) + ")";
     }
-
-    if (op == NOTES_REWRITE) {
-        return ""; // decodes like any batch, whatever the cache's types and rotation
-    }
-
-    for (const auto & layer : kv.layers) {
-        for (const ggml_tensor * t : { layer.k, layer.v }) {
-            if (!t || !is_plain(t->type)) {
-                return std::string("a K/V cache of type ") + (t ? ggml_type_name(t->type) : "none") + " is not supported yet; use f16 or f32";
+    for (const auto & cache : memory.caches) {
+        if (cache.kv->other) {
+            return "this context shares the cache of another one";
+        }
+        for (const auto & layer : cache.kv->layers) {
+            for (const ggml_tensor * t : { layer.k, layer.v }) {
+                if (t && !notes_rows_can(t->type)) {
+                    return std::string("rows of type ") + ggml_type_name(t->type) + " cannot be converted";
+                }
             }
         }
-        if (kv.v_trans && layer.v->ne[0] != (int64_t) hparams.n_embd_v_gqa(layer.il)) {
-            return "V rows of several sizes need flash attention";
-        }
+    }
+    if (memory.recurrent && memory.recurrent->n_rs_seq > 0) {
+        return "this context keeps several recurrent states a sequence";
     }
 
-    return notes_rotation_refusal(ctx);
+    if (memory.recurrent && op == NOTES_REWRITE) {
+        return "this model has recurrent layers, and their state at an earlier position is gone";
+    }
+    if (memory.recurrent && op == NOTES_SPLICE) {
+        return "this model has recurrent layers, and their state cannot be moved";
+    }
+    const std::string why = notes_graph_refusal(ctx);
+    return why.empty() && op == NOTES_SPLICE ? notes_graph_move_refusal(ctx) : why;
 }
 
-static llama_kv_cache & cache_of(llama_context & ctx, notes_op op) {
-    const std::string why = notes_kv::refusal(ctx, op);
+notes_kv::notes_kv(llama_context & ctx, notes_op op) : ctx(ctx), memory(ctx) {
+    const std::string why = refusal(ctx, op);
     if (!why.empty()) {
         throw notes_failure(NOTES_E_UNSUPPORTED, why);
     }
-    return static_cast<llama_kv_cache &>(*ctx.get_memory());
+
+    for (size_t c = 0; c < memory.caches.size(); ++c) {
+        const auto & cache = memory.caches[c];
+        if (cache.kind == NOTES_INDEXER && !notes_graph_uses_indexer(ctx)) {
+            continue; // nobody writes it
+        }
+        for (size_t i = 0; i < cache.kv->layers.size(); ++i) {
+            all.push_back({ cache.kind, (int32_t) cache.kv->layers[i].il, c, i });
+        }
+    }
+    if (memory.recurrent) {
+        for (size_t il = 0; il < memory.recurrent->r_l.size(); ++il) {
+            if (memory.recurrent->r_l[il]) {
+                all.push_back({ NOTES_RECURRENT, (int32_t) il, 0, 0 });
+            }
+        }
+    }
+    std::stable_sort(all.begin(), all.end(), [](const layer & a, const layer & b) { return std::tie(a.il, a.kind) < std::tie(b.il, b.kind); });
 }
 
-notes_kv::notes_kv(llama_context & ctx, notes_op op) : ctx(ctx), kv(cache_of(ctx, op)) {}
+notes_rotation notes_kv::rotation(const layer & layer) const {
+    return notes_layer_rotation(ctx, memory.caches[layer.cache].kv->hparams, layer.kind, layer.il);
+}
+
+notes_layer notes_kv::describe(const layer & layer) const {
+    notes_layer res = {};
+    res.layer = layer.il;
+    res.kind  = layer.kind;
+    res.rope  = LLAMA_ROPE_TYPE_NONE;
+
+    if (layer.kind == NOTES_RECURRENT) {
+        const auto & state = *memory.recurrent;
+        const auto * p = state.p_l[layer.il];
+        res.n_embd_k = state.r_l[layer.il]->ne[0] + (p ? p->ne[0] : 0);
+        res.n_embd_v = state.s_l[layer.il]->ne[0];
+        res.type_k   = state.r_l[layer.il]->type;
+        res.type_v   = state.s_l[layer.il]->type;
+        return res;
+    }
+
+    const auto & kv = *memory.caches[layer.cache].kv;
+    const auto & at = kv.layers[layer.i];
+    res.n_embd_k = at.k->ne[0];
+    res.type_k   = at.k->type;
+    if (at.v && layer.kind == NOTES_ATTENTION) {
+        res.n_embd_v = kv.hparams.n_embd_v_gqa(layer.il); // the tensor may be wider: without flash attention all are alike
+        res.type_v   = at.v->type;
+    }
+
+    const auto rot = rotation(layer);
+    res.rope       = rot.type;
+    res.n_rot      = rot.n_rot;
+    res.freq_base  = rot.freq_base;
+    res.freq_scale = rot.freq_scale;
+    res.magnitude  = rot.magnitude;
+    return res;
+}
 
 std::vector<notes_layer> notes_kv::layers() const {
     std::vector<notes_layer> res;
-    for (const auto & layer : kv.layers) {
-        const notes_rotation rotation = notes_layer_rotation(ctx, layer.il);
-        res.push_back({
-            /*.layer      =*/ (int32_t) layer.il,
-            /*.n_embd_k   =*/ (int32_t) layer.k->ne[0],
-            /*.n_embd_v   =*/ (int32_t) layer.v->ne[0],
-            /*.type_k     =*/ layer.k->type,
-            /*.type_v     =*/ layer.v->type,
-            /*.rope       =*/ rotation.type,
-            /*.n_rot      =*/ rotation.n_rot,
-            /*.freq_base  =*/ rotation.freq_base,
-            /*.freq_scale =*/ rotation.freq_scale,
-            /*.magnitude  =*/ rotation.magnitude,
-        });
+    for (const auto & layer : all) {
+        res.push_back(describe(layer));
     }
     return res;
 }
 
 std::vector<double> notes_kv::frequencies(int32_t i) const {
-    if (i < 0 || i >= (int32_t) kv.layers.size()) {
-        throw notes_failure(NOTES_E_ARGUMENT, "there is no cache layer " + std::to_string(i));
+    if (i < 0 || i >= (int32_t) all.size()) {
+        throw notes_failure(NOTES_E_ARGUMENT, "there is no layer " + std::to_string(i));
     }
-    return notes_layer_rotation(ctx, kv.layers[i].il).freq;
+    return all[i].kind == NOTES_RECURRENT ? std::vector<double>() : rotation(all[i]).freq;
 }
 
 //
@@ -136,58 +170,70 @@ void notes_kv::settle() const {
     ctx.sched_reserve();
     ctx.memory_update(false);
     ctx.synchronize();
-    if (kv.get_has_shift()) {
-        throw notes_failure(NOTES_E_DECODE, "llama.cpp could not apply a pending shift of positions");
-    }
-}
-
-void notes_kv::check_rows(const notes_rows * rows, int32_t n_layers) const {
-    if (n_layers != (int32_t) kv.layers.size()) {
-        throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the cache has " + std::to_string(kv.layers.size()));
-    }
-    for (int32_t i = 0; i < n_layers; ++i) {
-        if (!rows[i].k || !rows[i].v || !is_plain((ggml_type) rows[i].type)) {
-            throw notes_failure(NOTES_E_ARGUMENT, "rows of layer " + std::to_string(i) + " are missing or neither f16 nor f32");
+    for (const auto & cache : memory.caches) {
+        if (cache.kv->get_has_shift()) {
+            throw notes_failure(NOTES_E_DECODE, "llama.cpp could not apply a pending shift of positions");
         }
     }
 }
 
-// Neighbouring cells together: {5,6,7,2} is rows 0..2 at cells 5..7 and row 3 at cell 2.
-std::vector<notes_kv::run> notes_kv::runs(const std::vector<uint32_t> & cells) {
+void notes_kv::check_rows(const notes_rows * rows, int32_t n_layers) const {
+    if (n_layers != (int32_t) all.size()) {
+        throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the memory has " + std::to_string(all.size()));
+    }
+    for (int32_t i = 0; i < n_layers; ++i) {
+        const auto layer = describe(all[i]);
+        const bool plain = rows[i].type == GGML_TYPE_F32 || (rows[i].type == GGML_TYPE_F16 && layer.kind != NOTES_RECURRENT);
+        if ((!rows[i].k && layer.n_embd_k > 0) || (!rows[i].v && layer.n_embd_v > 0) || !plain) {
+            throw notes_failure(NOTES_E_ARGUMENT, "rows of layer " + std::to_string(layer.layer) + " are missing or neither f16 nor f32 (a state: f32)");
+        }
+    }
+}
+
+// Whether a cache keeps all rows: one of sliding-window layers may be so small that it drops what leaves the window.
+bool notes_kv::whole_window(size_t cache) const {
+    return memory.caches[cache].kv->get_size() == memory.caches[0].kv->get_size();
+}
+
+void notes_kv::check_move(llama_pos base, llama_pos p0, int32_t n) const {
+    const std::string why = p0 == base ? "" : notes_graph_move_refusal(ctx, base, p0, n);
+    if (!why.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, why);
+    }
+}
+
+std::vector<notes_kv::run> notes_kv::runs(const std::vector<uint32_t> & cells, int32_t first_row) {
     std::vector<run> res;
     for (size_t i = 0; i < cells.size(); ++i) {
         if (!res.empty() && res.back().cell + res.back().n == cells[i]) {
             res.back().n++;
         } else {
-            res.push_back({ cells[i], (int32_t) i, 1 });
+            res.push_back({ cells[i], first_row + (int32_t) i, 1 });
         }
     }
     return res;
 }
 
 // Layers are independent of each other. Threads only where there is enough to move to pay for starting them.
-void notes_kv::for_each_layer(size_t bytes, const std::function<void(int32_t)> & work) const {
-    const int32_t n_layers  = kv.layers.size();
-    const int32_t n_threads = std::min<int64_t>({ n_layers, ctx.n_threads_batch(), 1 + (int64_t) (bytes >> 22) });
-
+static void in_parallel(int32_t n_tasks, int32_t n_threads, const std::function<void(int32_t)> & work) {
     std::atomic<int32_t> next { 0 };
     std::exception_ptr   error;
     std::mutex           mutex;
     const auto loop = [&] { // an exception must not leave a thread
         try {
-            for (int32_t i; (i = next++) < n_layers; ) {
+            for (int32_t i; (i = next++) < n_tasks; ) {
                 work(i);
             }
         } catch (...) {
             const std::lock_guard<std::mutex> lock(mutex);
             error = std::current_exception();
-            next  = n_layers;
+            next  = n_tasks;
         }
     };
 
     std::vector<std::thread> others;
     try {
-        for (int32_t t = 1; t < n_threads; ++t) {
+        for (int32_t t = 1; t < std::min(n_tasks, n_threads); ++t) {
             others.emplace_back(loop);
         }
     } catch (...) {
@@ -206,171 +252,325 @@ void notes_kv::for_each_layer(size_t bytes, const std::function<void(int32_t)> &
 // memory through a staging buffer and the backend's own copy.
 struct tensor_rows {
     ggml_tensor * t;
+    int  n_embd;
+    int  hadamard;
     bool columns; // V without flash attention: element j of cell c stands at j*kv_size + c
 
     bool   host()   const { return ggml_backend_buffer_is_host(t->view_src ? t->view_src->buffer : t->buffer); }
-    int    n_embd() const { return t->ne[0]; }
     size_t item()   const { return ggml_type_size(t->type); }
     size_t pitch()  const { return columns ? t->ne[1]*item() : ggml_row_size(t->type, t->ne[0]); }
     size_t offset(uint32_t cell) const { return columns ? cell*item() : cell*pitch(); }
+    size_t width(int n) const { return columns ? n*item() : ggml_row_size(t->type, n_embd); }
+    int    lines(int n) const { return columns ? n_embd : n; }
 
     using convert = std::function<bool(const notes_row_block & from, const notes_row_block & to)>;
 
     bool write(uint32_t cell, int n, const notes_row_block & rows, const convert & f) const {
         if (host()) {
-            return f(rows, { t->type, (char *) t->data + offset(cell), pitch() });
+            return f(rows, { t->type, (char *) t->data + offset(cell), pitch(), hadamard });
         }
-        std::vector<char> staging((size_t) n*n_embd()*item());
-        const size_t width = columns ? n*item() : pitch();
-        const bool ok = f(rows, { t->type, staging.data(), width });
+        std::vector<char> staging(lines(n)*width(n));
+        const bool ok = f(rows, { t->type, staging.data(), width(n), hadamard });
         if (ok) {
-            ggml_backend_tensor_set_2d(t, staging.data(), offset(cell), width, columns ? n_embd() : n, pitch(), width);
+            ggml_backend_tensor_set_2d(t, staging.data(), offset(cell), width(n), lines(n), pitch(), width(n));
         }
         return ok;
     }
 
     bool read(uint32_t cell, int n, const notes_row_block & rows, const convert & f) const {
         if (host()) {
-            return f({ t->type, (char *) t->data + offset(cell), pitch() }, rows);
+            return f({ t->type, (char *) t->data + offset(cell), pitch(), hadamard }, rows);
         }
-        std::vector<char> staging((size_t) n*n_embd()*item());
-        const size_t width = columns ? n*item() : pitch();
-        ggml_backend_tensor_get_2d(t, staging.data(), offset(cell), width, columns ? n_embd() : n, pitch(), width);
-        return f({ t->type, staging.data(), width }, rows);
+        std::vector<char> staging(lines(n)*width(n));
+        ggml_backend_tensor_get_2d(t, staging.data(), offset(cell), width(n), lines(n), pitch(), width(n));
+        return f({ t->type, staging.data(), width(n), hadamard }, rows);
     }
 };
 
-bool notes_kv::move_layer(direction way, int32_t i, uint32_t stream, const std::vector<run> & runs, const notes_rows & rows, double distance) const {
-    const auto & layer = kv.layers[i];
-    const tensor_rows k { layer.k_stream[stream], false };
-    const tensor_rows v { layer.v_stream[stream], kv.v_trans };
+bool notes_kv::move_layer(direction way, const layer & layer, const place & place, const notes_rows & rows, double distance) const {
+    const auto & cache = memory.caches[layer.cache];
+    const auto & kv    = *cache.kv;
+    const auto & at    = kv.layers[layer.i];
+    const auto   what  = describe(layer);
     const ggml_type type = (ggml_type) rows.type;
-    const size_t k_row = ggml_row_size(type, k.n_embd());
-    const size_t v_row = ggml_row_size(type, v.n_embd());
-    const notes_turn turn(notes_layer_rotation(ctx, layer.il), distance);
 
-    for (const auto & r : runs) {
-        const notes_row_block rows_k { type, (char *) rows.k + r.row*k_row, k_row };
-        const notes_row_block rows_v { type, (char *) rows.v + r.row*v_row, v_row };
+    int mix_k = 0; // the sizes of build_input_k_rot and build_input_v_rot
+    if (kv.attn_rot_k && cache.mixes && notes_graph_mixes_k(ctx, layer.kind)) {
+        for (mix_k = 64; kv.n_embd_head_k_all % (2*mix_k) == 0; ) {
+            mix_k *= 2;
+        }
+    }
+    const int mix_v = kv.attn_rot_v && cache.mixes ? 64 : 0;
 
-        const auto move_k = [&](const auto & from, const auto & to) { return notes_rows_turn(turn, from, to, r.n, k.n_embd()); };
-        const auto move_v = [&](const auto & from, const auto & to) {
-            if (!v.columns) {
-                return notes_rows_copy(from, to, r.n, v.n_embd());
-            }
-            return way == INTO_CACHE ? notes_rows_transpose(from, to, r.n, v.n_embd()) : notes_rows_transpose(from, to, v.n_embd(), r.n);
+    const notes_turn turn(rotation(layer), distance);
+    const notes_turn none;
+
+    for (const auto & r : place.runs) {
+        const auto move = [&](const tensor_rows & cache, void * data, const notes_turn & turn) {
+            const size_t size = ggml_row_size(type, cache.n_embd);
+            const notes_row_block mine { type, (char *) data + r.row*size, size };
+            const auto convert = [&](const auto & from, const auto & to) {
+                return !cache.columns     ? notes_rows_move(turn, from, to, r.n, cache.n_embd)
+                     : way == INTO_CACHE  ? notes_rows_transpose(from, to, r.n, cache.n_embd)
+                     :                      notes_rows_transpose(from, to, cache.n_embd, r.n);
+            };
+            return way == INTO_CACHE ? cache.write(r.cell, r.n, mine, convert) : cache.read(r.cell, r.n, mine, convert);
         };
-
-        const bool ok = way == INTO_CACHE
-            ? k.write(r.cell, r.n, rows_k, move_k) && v.write(r.cell, r.n, rows_v, move_v)
-            : k.read (r.cell, r.n, rows_k, move_k) && v.read (r.cell, r.n, rows_v, move_v);
-        if (!ok) {
+        if (what.n_embd_k > 0 && !move({ at.k_stream[place.stream], what.n_embd_k, mix_k, false }, rows.k, turn)) {
+            return false;
+        }
+        if (what.n_embd_v > 0 && !move({ at.v_stream[place.stream], what.n_embd_v, mix_v, kv.v_trans }, rows.v, none)) {
             return false;
         }
     }
     return true;
 }
 
-// Cells of a sequence at positions [p0, p0+n), in order of position.
-static std::vector<uint32_t> cells_between(const llama_kv_cells & cells, llama_seq_id seq, llama_pos p0, int32_t n) {
+// The state of a recurrent layer stands in row `state` of its tensors.
+bool notes_kv::move_state(direction way, const layer & layer, int64_t state, const notes_rows & rows) const {
+    const auto & mem = *memory.recurrent;
+    char * k = (char *) rows.k;
+    char * v = (char *) rows.v;
+
+    const auto move = [&](ggml_tensor * t, char * & data) {
+        if (!t || t->ne[0] == 0) {
+            return true;
+        }
+        const size_t size = ggml_row_size(GGML_TYPE_F32, t->ne[0]);
+        const notes_row_block block { GGML_TYPE_F32, data, size };
+        std::vector<char> copy(size);
+        if (way == OUT_OF_CACHE) {
+            ggml_backend_tensor_get(t, data, state*size, size);
+        }
+        const bool finite = notes_rows_move({}, block, { GGML_TYPE_F32, copy.data(), size }, 1, t->ne[0]);
+        if (finite && way == INTO_CACHE) {
+            ggml_backend_tensor_set(t, data, state*size, size);
+        }
+        data += size;
+        return finite;
+    };
+    return move(mem.r_l[layer.il], k) && move(mem.p_l[layer.il], k) && move(mem.s_l[layer.il], v);
+}
+
+// All layers; `places` has one entry a cache. False if something was not finite.
+bool notes_kv::move(direction way, const std::vector<place> & places, int64_t state, const notes_rows * rows, int32_t n, double distance) const {
+    int64_t bytes = 0;
+    for (const auto & layer : all) {
+        const auto what = describe(layer);
+        bytes += (int64_t) n*2*(what.n_embd_k + what.n_embd_v);
+    }
+    const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22));
+
+    std::atomic<bool> finite { true };
+    in_parallel(all.size(), n_threads, [&](int32_t i) {
+        const bool ok = all[i].kind == NOTES_RECURRENT ? move_state(way, all[i], state, rows[i])
+                                                       : move_layer(way, all[i], places[all[i].cache], rows[i], distance);
+        if (!ok) {
+            finite = false;
+        }
+    });
+    return finite;
+}
+
+// Cells of a sequence at positions [p0, p1), in order of position, then of row and column.
+static std::vector<uint32_t> cells_between(const llama_kv_cells & cells, llama_seq_id seq, llama_pos p0, int64_t p1) {
     std::vector<uint32_t> res;
     const auto & all = cells.seq_pos_get(seq);
-    for (auto it = all.lower_bound({ p0, 0 }); it != all.end() && (int64_t) it->first < (int64_t) p0 + n; ++it) {
+    for (auto it = all.lower_bound({ p0, 0 }); it != all.end() && it->first < p1; ++it) {
         res.push_back(it->second);
     }
+    const auto order = [&](uint32_t cell) {
+        const auto & ext = cells.ext_get(cell);
+        return std::make_tuple(cells.pos_get(cell), ext.y, ext.x);
+    };
+    std::stable_sort(res.begin(), res.end(), [&](uint32_t a, uint32_t b) { return order(a) < order(b); });
     return res;
 }
 
-size_t notes_kv::row_bytes() const {
-    size_t res = 0;
-    for (const auto & layer : kv.layers) {
-        res += ggml_row_size(layer.k->type, layer.k->ne[0]) + ggml_row_size(layer.v->type, layer.v->ne[0]);
-    }
-    return res;
-}
-
-void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const notes_rows * rows, int32_t n_layers, llama_pos base) {
+void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_rows * rows, int32_t n_layers, llama_pos base) {
     check_seq(seq);
     check_rows(rows, n_layers);
 
-    const int32_t n_vocab = ctx.get_model().vocab.n_tokens();
-    if (n <= 0 || p0 < 0 || base < 0 || (int64_t) p0 + n > ctx.n_ctx_seq()) {
-        throw notes_failure(NOTES_E_ARGUMENT, "positions " + between(p0, n) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
+    const int32_t  n_vocab = ctx.get_model().vocab.n_tokens();
+    const uint32_t n_pos   = ctx.get_model().hparams.n_pos_per_embd();
+    if (n <= 0 || p0 < 0 || base < 0) {
+        throw notes_failure(NOTES_E_ARGUMENT, "there are no positions " + between(p0, n));
     }
     if (std::any_of(tokens, tokens + n, [&](llama_token t) { return t < 0 || t >= n_vocab; })) {
         throw notes_failure(NOTES_E_ARGUMENT, "a token is outside the vocabulary of " + std::to_string(n_vocab));
     }
-    if (!cells_between(kv.get_cells(seq), seq, p0, n).empty()) {
-        throw notes_failure(NOTES_E_POSITION, "positions " + between(p0, n) + " of sequence " + std::to_string(seq) + " already hold rows");
+    if (positions && n_pos == 1) {
+        throw notes_failure(NOTES_E_ARGUMENT, "this model's positions have one axis only");
+    }
+    for (int32_t i = 0; positions && i < n; ++i) {
+        const llama_pos * here = positions + 3*i;
+        if ((i == 0 ? here[0] != base : std::lexicographical_compare(here, here + 3, here - 3, here)) || *std::min_element(here, here + 3) < base) {
+            throw notes_failure(NOTES_E_ARGUMENT, "positions must begin at base and ascend");
+        }
     }
 
-    // the ubatch that a decode of these tokens would have had: it says where the cells stand (as in state_read_meta)
-    llama_batch_allocr balloc(ctx.get_model().hparams.n_pos_per_embd());
-    llama_ubatch ubatch = balloc.ubatch_reserve(n, 1);
-    ubatch.seq_id_unq[0] = seq;
-    for (int32_t i = 0; i < n; ++i) {
-        ubatch.token[i]    = tokens[i];
-        ubatch.pos[i]      = p0 + i;
-        ubatch.n_seq_id[i] = 1;
-        ubatch.seq_id[i]   = &seq;
+    const int64_t moved = (int64_t) p0 - base;
+    const auto at = [&](int32_t i, int axis) { return positions ? positions[3*i + axis] + moved : (int64_t) p0 + i; };
+    const int64_t p1 = at(n - 1, 0) + 1;
+    if (p1 > ctx.n_ctx_seq()) {
+        throw notes_failure(NOTES_E_ARGUMENT, "positions " + between(p0, p1 - p0) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
     }
-
-    const auto slot = kv.find_slot(ubatch, false);
-    if (slot.empty()) {
-        throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(n) + " free cells in the K/V cache");
+    for (const auto & cache : memory.caches) {
+        if (!cells_between(cache.kv->get_cells(seq), seq, p0, p1).empty()) {
+            throw notes_failure(NOTES_E_POSITION, "positions " + between(p0, p1 - p0) + " of sequence " + std::to_string(seq) + " already hold rows");
+        }
     }
+    if (memory.recurrent && (p0 != 0 || ctx.get_memory()->seq_pos_max(seq) >= 0)) {
+        throw notes_failure(NOTES_E_POSITION, "the state of recurrent layers can only be restored at the start of an empty sequence");
+    }
+    check_move(base, p0, p1 - p0);
 
     settle();
 
+    // the ubatch that a decode of the rows from `first` on would have had: it says where the cells stand (as in state_read_meta)
+    const auto ubatch_from = [&](int32_t first) {
+        llama_batch_allocr balloc(n_pos);
+        llama_ubatch ubatch = balloc.ubatch_reserve(n - first, 1);
+        ubatch.seq_id_unq[0] = seq;
+        for (int32_t i = first; i < n; ++i) {
+            const int32_t j = i - first;
+            ubatch.token   [j] = tokens[i];
+            ubatch.n_seq_id[j] = 1;
+            ubatch.seq_id  [j] = &seq;
+            for (uint32_t axis = 0; axis < n_pos; ++axis) {
+                ubatch.pos[axis*(n - first) + j] = axis < 3 ? at(i, axis) : 0;
+            }
+        }
+        return ubatch;
+    };
+
+    struct landing { llama_ubatch ubatch; llama_kv_cache::slot_info slot; };
+    std::vector<landing> landings;
+    std::vector<place>   places;
+    for (size_t c = 0; c < memory.caches.size(); ++c) {
+        auto & kv = *memory.caches[c].kv;
+
+        // Where only the window is kept, what leaves it makes room first. Nothing may fail then: try the rows before.
+        int32_t first = 0;
+        if (memory.caches[c].window && !whole_window(c)) {
+            while (at(first, 0) < p1 - (int64_t) kv.n_swa) {
+                first++;
+            }
+            std::vector<char> scratch(ctx.get_model().hparams.n_embd_k_gqa_max()*sizeof(float) + ctx.get_model().hparams.n_embd_v_gqa_max()*sizeof(float));
+            for (size_t i = 0; i < all.size(); ++i) {
+                if (all[i].kind == NOTES_RECURRENT || all[i].cache != c) {
+                    continue;
+                }
+                const auto what = describe(all[i]);
+                const auto type = (ggml_type) rows[i].type;
+                const auto fine = [&](void * data, int n_embd, int32_t into, const notes_turn & turn) {
+                    const size_t size = ggml_row_size(type, n_embd);
+                    return notes_rows_move(turn, { type, (char *) data, size }, { (ggml_type) into, scratch.data(), 0 }, n, n_embd);
+                };
+                if (!fine(rows[i].k, what.n_embd_k, what.type_k, notes_turn(rotation(all[i]), moved)) ||
+                        (what.n_embd_v > 0 && !fine(rows[i].v, what.n_embd_v, what.type_v, {}))) {
+                    throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
+                }
+            }
+            if (p1 > kv.n_swa) {
+                kv.seq_rm(seq, 0, p1 - kv.n_swa);
+            }
+        }
+
+        landing to { ubatch_from(first), {} };
+        to.slot = kv.find_slot(to.ubatch, false);
+        if (to.slot.empty()) {
+            throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(n - first) + " free cells in the K/V cache");
+        }
+        if (memory.caches[c].kind == NOTES_INDEXER && to.slot.idxs != landings.front().slot.idxs) {
+            throw notes_failure(NOTES_E_ROOM, "the indexer's keys do not stand where the rows stand");
+        }
+        places.push_back({ (uint32_t) to.slot.strm[0], runs(to.slot.idxs[0], first) });
+        landings.push_back(std::move(to));
+    }
+
+    int64_t state = 0;
+    if (memory.recurrent) {
+        auto & mem = *memory.recurrent;
+        llama_batch_allocr balloc(n_pos);
+        llama_ubatch ubatch = balloc.ubatch_reserve(1, 1);
+        ubatch.pos[0]        = p1 - 1;
+        ubatch.n_seq_id[0]   = 1;
+        ubatch.seq_id[0]     = &seq;
+        ubatch.seq_id_unq[0] = seq;
+        mem.seq_rm(seq, -1, -1);
+        if (!mem.find_slot(ubatch)) {
+            throw notes_failure(NOTES_E_ROOM, "no room for the state of another sequence");
+        }
+        state = mem.head;
+        mem.cells[state].src = state; // as in state_read_meta: what stands there counts
+    }
+
     // Free cells first, the books after: if the rows turn out bad, no sequence has ever seen them. What has been
     // written by then is finite: a free cell is still multiplied with zero weights, and may hold no NaN.
-    const auto     where  = runs(slot.idxs[0]);
-    const uint32_t stream = slot.strm[0];
-    std::atomic<bool> finite { true };
-
-    for_each_layer(n*row_bytes(), [&](int32_t i) {
-        if (!move_layer(INTO_CACHE, i, stream, where, rows[i], (double) p0 - base)) {
-            finite = false;
+    if (!move(INTO_CACHE, places, state, rows, n, moved)) {
+        if (memory.recurrent) {
+            memory.recurrent->seq_rm(seq, -1, -1);
         }
-    });
-
-    if (!finite) {
         throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
     }
 
-    kv.apply_ubatch(slot, ubatch);
+    for (size_t c = 0; c < landings.size(); ++c) {
+        memory.caches[c].kv->apply_ubatch(landings[c].slot, landings[c].ubatch);
+    }
+    if (memory.pools) {
+        memory.pools->mem_idx_stale_set(seq, 0);
+    }
 }
 
-void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, notes_rows * rows, int32_t n_layers, llama_pos base) const {
+void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const {
     check_seq(seq);
     check_rows(rows, n_layers);
 
     if (n <= 0 || p0 < 0 || base < 0) {
         throw notes_failure(NOTES_E_ARGUMENT, "there are no positions " + between(p0, n));
     }
-    const auto cells = cells_between(kv.get_cells(seq), seq, p0, n);
-    bool whole = (int32_t) cells.size() == n;
-    for (int32_t i = 0; whole && i < n; ++i) { // seq_cp and seq_add can put two rows at one position
-        whole = kv.get_cells(seq).pos_get(cells[i]) == p0 + i;
-    }
-    if (!whole) {
-        throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + " has " + std::to_string(cells.size()) + " of the " +
-                std::to_string(n) + " rows at positions " + between(p0, n));
+    if (memory.recurrent && (p0 != 0 || n != ctx.get_memory()->seq_pos_max(seq) + 1)) {
+        throw notes_failure(NOTES_E_POSITION, "with recurrent layers only the whole sequence can be read, from position 0 to its end");
     }
 
     settle();
 
-    const auto     where  = runs(cells);
-    const uint32_t stream = kv.get_stream(seq);
-
-    std::atomic<bool> finite { true };
-
-    for_each_layer(n*row_bytes(), [&](int32_t i) {
-        if (!move_layer(OUT_OF_CACHE, i, stream, where, rows[i], (double) base - p0)) {
-            finite = false;
+    std::vector<place> places;
+    for (const auto & cache : memory.caches) {
+        const auto & cells = cache.kv->get_cells(seq);
+        auto found = cells_between(cells, seq, p0, positions ? LLONG_MAX : (int64_t) p0 + n);
+        if (positions && found.size() > (size_t) n) {
+            found.resize(n);
         }
-    });
-    if (!finite) {
+        bool whole = (int32_t) found.size() == n && cells.pos_get(found[0]) == p0;
+        for (int32_t i = 0; whole && !positions && i < n; ++i) { // seq_cp and seq_add can put two rows at one position
+            whole = cells.pos_get(found[i]) == p0 + i;
+        }
+        if (!whole) {
+            throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + " has " + std::to_string(found.size()) + " of the " +
+                    std::to_string(n) + " rows at positions " + between(p0, n));
+        }
+        for (int32_t i = 0; positions && i < n; ++i) {
+            const auto & ext = cells.ext_get(found[i]);
+            const llama_pos pos = cells.pos_get(found[i]);
+            const bool two = ctx.get_model().hparams.n_pos_per_embd() > 1;
+            const llama_pos axes[3] = { pos, two ? ext.y : pos, two ? ext.x : pos };
+            for (int axis = 0; axis < 3; ++axis) {
+                positions[3*i + axis] = axes[axis] - p0 + base;
+            }
+        }
+        places.push_back({ cache.kv->get_stream(seq), runs(found) });
+    }
+
+    int64_t state = 0;
+    if (memory.recurrent) {
+        const auto & mem  = *memory.recurrent;
+        const auto   tail = mem.cells[seq].tail;
+        state = mem.cells[tail].src >= 0 ? mem.cells[tail].src : tail;
+    }
+
+    if (!move(OUT_OF_CACHE, places, state, rows, n, (double) base - p0)) {
         throw notes_failure(NOTES_E_NOT_FINITE, "the rows at positions " + between(p0, n) + " hold NaN or infinity, or do not fit the type asked for");
     }
 }
@@ -401,38 +601,79 @@ static void add(llama_batch_ext & batch, llama_seq_id seq, llama_pos pos, llama_
 void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output) {
     check_seq(seq);
 
-    auto & cells = kv.v_cells[kv.get_stream(seq)];
-
-    // the rows as they are, one cell a position
-    std::vector<uint32_t> old;
-    const auto & all = cells.seq_pos_get(seq);
-    for (int32_t i = 0; i < n; ++i) {
-        if (i > 0 && positions[i] <= positions[i - 1]) {
-            throw notes_failure(NOTES_E_ARGUMENT, "positions must ascend: " + std::to_string(positions[i]) + " stands after " + std::to_string(positions[i - 1]));
-        }
-        const auto it = all.lower_bound({ positions[i], 0 });
-        if (positions[i] < 0 || it == all.end() || it->first != positions[i]) {
-            throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + " has no row at position " + std::to_string(positions[i]));
-        }
-        if (std::next(it) != all.end() && std::next(it)->first == positions[i]) { // an image, or rows of two origins
-            throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + " has several rows at position " + std::to_string(positions[i]));
-        }
-        old.push_back(it->second);
-    }
     const int32_t n_batch = ctx.n_batch();
     if (n <= 0 || (output == NOTES_OUTPUT_ALL && n > n_batch)) {
         throw notes_failure(NOTES_E_ARGUMENT, "cannot rewrite " + std::to_string(n) + " tokens (logits of all of them: at most " + std::to_string(n_batch) + ")");
     }
-    if (cells.size() - cells.get_used() < (uint32_t) n) {
-        throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " +
-                std::to_string(cells.size() - cells.get_used()));
+    for (int32_t i = 1; i < n; ++i) {
+        if (positions[i] <= positions[i - 1]) {
+            throw notes_failure(NOTES_E_ARGUMENT, "positions must ascend: " + std::to_string(positions[i]) + " stands after " + std::to_string(positions[i - 1]));
+        }
     }
 
-    // Out of the sequence's sight, but not free: the old rows survive until the new ones stand.
-    for (const uint32_t cell : old) {
-        cells.seq_add(cell, PARKED);
-        cells.seq_rm (cell, seq);
+    // the rows as they are, one cell a position, in every cache
+    std::vector<std::vector<uint32_t>> old;
+    const auto cells_of = [&](size_t c) -> llama_kv_cells & {
+        auto & kv = *memory.caches[c].kv;
+        return kv.v_cells[kv.get_stream(seq)];
+    };
+    for (size_t c = 0; c < memory.caches.size(); ++c) {
+        const auto & kv    = *memory.caches[c].kv;
+        const auto & cells = cells_of(c);
+
+        // A token is recomputed from all that its window shows. A small cache has dropped what later tokens do not see.
+        if (c > 0 && n > 0 && cells.seq_pos_min(seq) != cells_of(0).seq_pos_min(seq)) {
+            const int32_t   size  = kv.n_swa;
+            const llama_pos first = kv.swa_type == LLAMA_SWA_TYPE_CHUNKED ? positions[0]/size*size : positions[0] - size + 1;
+            if (cells.seq_pos_min(seq) < 0 || cells.seq_pos_min(seq) > std::max(first, cells_of(0).seq_pos_min(seq))) {
+                throw notes_failure(NOTES_E_POSITION, "position " + std::to_string(positions[0]) + " lies deeper than the sliding window: its layers keep the rows from position " +
+                        std::to_string(cells.seq_pos_min(seq)) + " on only (swa_full keeps them all)");
+            }
+        }
+
+        old.emplace_back();
+        for (int32_t i = 0; i < n; ++i) {
+            const auto here = positions[i] < 0 ? std::vector<uint32_t>() : cells_between(cells, seq, positions[i], (int64_t) positions[i] + 1);
+            if (here.size() != 1) { // several: an image, or rows of two origins
+                throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + (here.empty() ? " has no row" : " has several rows") + " at position " + std::to_string(positions[i]));
+            }
+            old[c].push_back(here[0]);
+        }
+        if (cells.size() - cells.get_used() < (uint32_t) n) {
+            throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " +
+                    std::to_string(cells.size() - cells.get_used()));
+        }
     }
+
+    // Out of the sequence's sight, but not free: the old rows survive until the new ones stand. Meanwhile no cell is free
+    // for lying outside of a window: the parked ones and what the next token to be rewritten looks at would seem to.
+    std::vector<bool> keeps;
+    for (size_t c = 0; c < memory.caches.size(); ++c) {
+        keeps.push_back(memory.caches[c].kv->keep_masked);
+        memory.caches[c].kv->keep_masked = true;
+        for (const uint32_t cell : old[c]) {
+            cells_of(c).seq_add(cell, PARKED);
+            cells_of(c).seq_rm (cell, seq);
+        }
+    }
+    const auto finish = [&](bool done) {
+        for (size_t c = 0; c < memory.caches.size(); ++c) {
+            auto & cells = cells_of(c);
+            for (int32_t i = 0; !done && i < n; ++i) {
+                for (const uint32_t cell : cells_between(cells, seq, positions[i], (int64_t) positions[i] + 1)) {
+                    cells.seq_rm(cell, seq);
+                }
+            }
+            for (const uint32_t cell : old[c]) {
+                if (!done) {
+                    cells.seq_add(cell, seq);
+                }
+                cells.seq_rm(cell, PARKED);
+            }
+            memory.caches[c].kv->keep_masked = keeps[c];
+        }
+    };
+
     try {
         for (int32_t i0 = 0; i0 < n; i0 += n_batch) {
             llama_batch_ext batch(&ctx);
@@ -443,20 +684,26 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
             decode(ctx, batch);
         }
     } catch (...) {
-        for (int32_t i = 0; i < n; ++i) {
-            for (const uint32_t cell : cells_between(cells, seq, positions[i], 1)) {
-                cells.seq_rm(cell, seq);
-            }
-        }
-        for (const uint32_t cell : old) {
-            cells.seq_add(cell, seq);
-            cells.seq_rm (cell, PARKED);
-        }
+        finish(false);
         throw;
     }
-    for (const uint32_t cell : old) {
-        cells.seq_rm(cell, PARKED);
+    finish(true);
+}
+
+// The position after the last row. That of an image is as far on as the image is high or wide.
+static llama_pos next_position(llama_context & ctx, llama_seq_id seq) {
+    const llama_pos last = ctx.get_memory()->seq_pos_max(seq);
+    llama_pos res = last + 1;
+    if (last >= 0 && ctx.get_model().hparams.n_pos_per_embd() > 1) {
+        for (const auto & cache : notes_memory(ctx).caches) {
+            const auto & cells = cache.kv->get_cells(seq);
+            for (const uint32_t cell : cells_between(cells, seq, last, (int64_t) last + 1)) {
+                const auto & ext = cells.ext_get(cell);
+                res = std::max({ res, ext.x + 1, ext.y + 1 });
+            }
+        }
     }
+    return res;
 }
 
 void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, int32_t n_seqs, const llama_token * tokens, notes_output output) {
@@ -476,7 +723,7 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         if (seqs[s] < 0 || (uint32_t) seqs[s] >= ctx.n_seq_max() || !seen.insert(seqs[s]).second || n_tokens[s] <= 0) {
             throw notes_failure(NOTES_E_ARGUMENT, "cannot append " + std::to_string(n_tokens[s]) + " tokens to sequence " + std::to_string(seqs[s]));
         }
-        const llama_pos p0 = memory.seq_pos_max(seqs[s]) + 1;
+        const llama_pos p0 = next_position(ctx, seqs[s]);
         if ((int64_t) p0 + n_tokens[s] > ctx.n_ctx_seq()) {
             throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n_tokens[s]) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
         }
@@ -513,7 +760,9 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         }
     } catch (...) {
         for (const auto & [seq, p0] : starts) {
-            memory.seq_rm(seq, p0, -1); // recurrent state cannot go back; it says so by returning false
+            if (!memory.seq_rm(seq, p0, -1)) { // recurrent state cannot go back, and half a decode has spoilt it
+                memory.seq_rm(seq, -1, -1);
+            }
         }
         throw;
     }

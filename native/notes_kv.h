@@ -1,14 +1,15 @@
-// notes_kv.h: splice, rewrite, append and read on the attention cache of one context.
+// notes_kv.h: splice, rewrite, append and read on the memory of one context.
 #pragma once
 
 #include "notes_ext.h"
+#include "notes_memory.h"
 
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-class llama_kv_cache;
+struct notes_rotation;
 
 // What went wrong; notes_ext.cpp turns it into a status and a message.
 struct notes_failure : std::runtime_error {
@@ -27,27 +28,47 @@ struct notes_kv {
     std::vector<notes_layer> layers() const;
     std::vector<double>      frequencies(int32_t i) const;
 
-    void splice (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const notes_rows * rows, int32_t n_layers, llama_pos base);
-    void read   (llama_seq_id seq, llama_pos p0, int32_t n, notes_rows * rows, int32_t n_layers, llama_pos base) const;
+    // Throws notes_failure if `n` rows computed at `base` cannot stand at `p0`.
+    void check_move(llama_pos base, llama_pos p0, int32_t n) const;
+
+    void splice (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_rows * rows, int32_t n_layers, llama_pos base);
+    void read   (llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const;
     void rewrite(llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output);
 
-    // Needs no attention cache: any memory can append.
+    // Any memory can append.
     static void append(llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, int32_t n_seqs, const llama_token * tokens, notes_output output);
 
 private:
-    llama_context  & ctx;
-    llama_kv_cache & kv;
+    llama_context & ctx;
+    notes_memory    memory;
+
+    // A layer of the memory: the i-th of a cache, or the state of a recurrent one.
+    struct layer {
+        notes_layer_kind kind;
+        int32_t          il;
+        size_t           cache;
+        size_t           i;
+    };
+    std::vector<layer> all;
+
+    notes_rotation rotation(const layer & layer) const;
+    notes_layer    describe(const layer & layer) const;
 
     void settle() const;
-    size_t row_bytes() const;
     void check_rows(const notes_rows * rows, int32_t n_layers) const;
     void check_seq(llama_seq_id seq) const;
+    bool whole_window(size_t cache) const;
 
+    // Neighbouring cells together: {5,6,7,2} is rows 0..2 at cells 5..7 and row 3 at cell 2.
     struct run { uint32_t cell; int32_t row; int32_t n; };
-    static std::vector<run> runs(const std::vector<uint32_t> & cells);
-
-    void for_each_layer(size_t bytes, const std::function<void(int32_t)> & work) const;
+    struct place {
+        uint32_t         stream;
+        std::vector<run> runs;
+    };
+    static std::vector<run> runs(const std::vector<uint32_t> & cells, int32_t first_row = 0);
 
     enum direction { INTO_CACHE, OUT_OF_CACHE };
-    bool move_layer(direction way, int32_t i, uint32_t stream, const std::vector<run> & runs, const notes_rows & rows, double distance) const;
+    bool move      (direction way, const std::vector<place> & places, int64_t state, const notes_rows * rows, int32_t n, double distance) const;
+    bool move_layer(direction way, const layer & layer, const place & place, const notes_rows & rows, double distance) const;
+    bool move_state(direction way, const layer & layer, int64_t state, const notes_rows & rows) const;
 };

@@ -3,6 +3,7 @@
 #include "ggml-cpu.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -12,33 +13,62 @@
 #include <emmintrin.h>
 #endif
 
-// Whether every element is finite and stays so when it is stored as `into`: a finite f32 can be infinite as f16.
-// Integer maxima instead of isfinite: the compiler vectorises these loops.
+// Whether every element is finite and stays so when it is stored as `into`. What a quantized type can hold depends on
+// its neighbours: there, as for f16, 65520 is the bound. Integer maxima instead of isfinite: these loops are vectorised.
 static bool fits(ggml_type type, const void * row, int n, ggml_type into) {
-    if (type == GGML_TYPE_F16) {
+    if (type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) {
         const uint16_t * x = (const uint16_t *) row;
         uint16_t top = 0;
         for (int i = 0; i < n; ++i) {
             top = std::max<uint16_t>(top, x[i] & 0x7fff);
         }
-        return top < 0x7c00;
+        return top < (type == GGML_TYPE_F16 ? 0x7c00 : into == GGML_TYPE_F32 || into == type ? 0x7f80 : 0x4780);
     }
     const uint32_t * x = (const uint32_t *) row;
     uint32_t top = 0;
     for (int i = 0; i < n; ++i) {
         top = std::max<uint32_t>(top, x[i] & 0x7fffffff);
     }
-    return top < (into == GGML_TYPE_F16 ? 0x477ff000u : 0x7f800000u); // 65520 is the first that rounds to infinity
+    // the first that rounds to infinity: 2^128 - 2^119 in bf16, 65520 in f16
+    return top < (into == GGML_TYPE_F32 ? 0x7f800000u : into == GGML_TYPE_BF16 ? 0x7f7f8000u : 0x477ff000u);
 }
 
-// `n` elements in the other type, or as they are.
+bool notes_rows_can(ggml_type type) {
+    return type == GGML_TYPE_F32 || (ggml_get_type_traits(type)->to_float && ggml_get_type_traits_cpu(type)->from_float);
+}
+
+// `n` elements in another type, or as they are. One of the two is f32, or they are the same.
 static void convert(ggml_type from, const void * src, ggml_type to, void * dst, int n) {
     if (from == to) {
         memcpy(dst, src, ggml_row_size(from, n));
-    } else if (to == GGML_TYPE_F32) {
+    } else if (from == GGML_TYPE_F16) {
         ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) src, (float *) dst, n);
-    } else {
+    } else if (to == GGML_TYPE_F16) {
         ggml_cpu_fp32_to_fp16((const float *) src, (ggml_fp16_t *) dst, n);
+    } else if (to == GGML_TYPE_F32) {
+        ggml_get_type_traits(from)->to_float(src, (float *) dst, n);
+    } else {
+        ggml_get_type_traits_cpu(to)->from_float((const float *) src, dst, n);
+    }
+}
+
+// Multiply every `size` elements with the orthonormal Walsh-Hadamard matrix, which is its own inverse.
+static void mix(float * x, int n, int size) {
+    const float scale = 1.0f/sqrtf(size);
+    for (int first = 0; first < n; first += size) {
+        for (int half = 1; half < size; half *= 2) {
+            for (int i = first; i < first + size; i += 2*half) {
+                for (int j = i; j < i + half; ++j) {
+                    const float a = x[j];
+                    const float b = x[j + half];
+                    x[j]        = a + b;
+                    x[j + half] = a - b;
+                }
+            }
+        }
+    }
+    for (int i = 0; i < n; ++i) {
+        x[i] *= scale;
     }
 }
 
@@ -83,9 +113,22 @@ static void turn_head(const notes_turn & turn, const float * __restrict x, float
     }
 }
 
-bool notes_rows_turn(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
-    if (turn.identity) {
-        return notes_rows_copy(src, dst, n_rows, n_embd);
+static bool copy(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
+    const size_t size = ggml_row_size(src.type, n_embd);
+    for (int i = 0; i < n_rows; ++i) {
+        const char * row = src.data + i*src.stride;
+        if (!fits(src.type, row, n_embd, dst.type)) {
+            return false;
+        }
+        stream(dst.data + i*dst.stride, row, size);
+    }
+    settle();
+    return true;
+}
+
+bool notes_rows_move(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
+    if (turn.identity && src.type == dst.type && src.hadamard == dst.hadamard && !ggml_is_quantized(src.type)) {
+        return copy(src, dst, n_rows, n_embd);
     }
 
     const auto & rotation = turn.rotation;
@@ -95,37 +138,27 @@ bool notes_rows_turn(const notes_turn & turn, const notes_row_block & src, const
 
     for (int i = 0; i < n_rows; ++i) {
         convert(src.type, src.data + i*src.stride, GGML_TYPE_F32, x.data(), n_embd);
-        if (rotation.n_rot < rotation.head_size) {
-            y = x; // what is not rotated
+        if (src.hadamard) {
+            mix(x.data(), n_embd, src.hadamard);
         }
-        for (int h = 0; h < rotation.n_head; ++h) {
-            const int first = h*rotation.head_size;
-            turn_head(turn, x.data() + first, y.data() + first);
+        if (!turn.identity) {
+            if (rotation.n_rot < rotation.head_size) {
+                y = x; // what is not rotated
+            }
+            for (int h = 0; h < rotation.n_head; ++h) {
+                const int first = h*rotation.head_size + rotation.offset;
+                turn_head(turn, x.data() + first, y.data() + first);
+            }
+            std::swap(x, y);
         }
-        if (!fits(GGML_TYPE_F32, y.data(), n_embd, dst.type)) { // NaN and infinity come through a turn, and it can overflow
+        if (dst.hadamard) {
+            mix(x.data(), n_embd, dst.hadamard);
+        }
+        if (!fits(GGML_TYPE_F32, x.data(), n_embd, dst.type)) { // NaN and infinity come through all of it
             return false;
         }
-        convert(GGML_TYPE_F32, y.data(), dst.type, x.data(), n_embd);
-        stream(dst.data + i*dst.stride, x.data(), ggml_row_size(dst.type, n_embd));
-    }
-
-    settle();
-    return true;
-}
-
-bool notes_rows_copy(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
-    std::vector<float> buffer(n_embd);
-
-    for (int i = 0; i < n_rows; ++i) {
-        const char * row = src.data + i*src.stride;
-        if (!fits(src.type, row, n_embd, dst.type)) {
-            return false;
-        }
-        if (src.type != dst.type) {
-            convert(src.type, row, dst.type, buffer.data(), n_embd);
-            row = (const char *) buffer.data();
-        }
-        stream(dst.data + i*dst.stride, row, ggml_row_size(dst.type, n_embd));
+        convert(GGML_TYPE_F32, x.data(), dst.type, y.data(), n_embd);
+        stream(dst.data + i*dst.stride, y.data(), ggml_row_size(dst.type, n_embd));
     }
 
     settle();
@@ -175,8 +208,12 @@ static bool transpose(const notes_row_block & src, const notes_row_block & dst, 
                 const char * from = rows + r*src.stride + j*ggml_type_size(src.type);
                 if (src.type == dst.type && m == TILE) {
                     memcpy(a + r*TILE, from, TILE*sizeof(T)); // of a size known here: no call, twice the speed
-                } else {
+                } else if (src.type == dst.type || src.type == GGML_TYPE_F32 || dst.type == GGML_TYPE_F32) {
                     convert(src.type, from, dst.type, a + r*TILE, m);
+                } else {
+                    float x[TILE];
+                    convert(src.type, from, GGML_TYPE_F32, x, m);
+                    convert(GGML_TYPE_F32, x, dst.type, a + r*TILE, m);
                 }
             }
             const T * t = transpose_tile(a, b);
@@ -191,5 +228,5 @@ static bool transpose(const notes_row_block & src, const notes_row_block & dst, 
 }
 
 bool notes_rows_transpose(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols) {
-    return dst.type == GGML_TYPE_F16 ? transpose<ggml_fp16_t>(src, dst, n_rows, n_cols) : transpose<float>(src, dst, n_rows, n_cols);
+    return dst.type == GGML_TYPE_F32 ? transpose<float>(src, dst, n_rows, n_cols) : transpose<uint16_t>(src, dst, n_rows, n_cols);
 }

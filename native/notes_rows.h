@@ -1,4 +1,4 @@
-// notes_rows.h: the inner loops over K and V rows: turn, convert, transpose, and look for NaN on the way.
+// notes_rows.h: the inner loops over K and V rows: turn, convert, mix, transpose, and look for NaN on the way.
 #pragma once
 
 #include "notes_rope.h"
@@ -7,19 +7,23 @@
 
 #include <cstddef>
 
-// A row of `n` elements of `type` (f16 or f32), consecutive rows `stride` bytes apart.
+// Rows of `n` elements of `type`, consecutive rows `stride` bytes apart. A quantized cache keeps a row mixed: every
+// `hadamard` elements multiplied with an orthonormal Walsh-Hadamard matrix, which spreads outliers. 0: not mixed.
 struct notes_row_block {
     ggml_type type;
     char *    data;
     size_t    stride;
+    int       hadamard = 0;
 };
 
-// Copy `n_rows` rows of `n_embd` elements, turned, converting between f16 and f32. Returns false if an element is
-// NaN or infinite or would be so in `dst`; no such element is written, the rows before it are. Blocks must not overlap.
-bool notes_rows_turn(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
+// Whether rows can be converted from and to this type.
+bool notes_rows_can(ggml_type type);
 
-// The same without a turn.
-bool notes_rows_copy(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
+// Copy `n_rows` rows of `n_embd` elements, turned, in float, rounding once. Bit for bit where nothing is to be done.
+// Returns false if an element is NaN or infinite or would be so in `dst`; no such element is written, the rows before
+// it are. Blocks must not overlap.
+bool notes_rows_move(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
 
-// The same, transposed: element j of row i of `src` becomes element i of row j of `dst`, which has n_cols rows.
+// The same without a turn, transposed: element j of row i of `src` becomes element i of row j of `dst`, which has n_cols
+// rows. Neither is mixed or quantized.
 bool notes_rows_transpose(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols);

@@ -28,7 +28,7 @@ ARCHITECTURES = {
     # Q, K, V in one tensor, and rotary factors that change where a context is larger than 4096 (LongRoPE).
     "phi3": {"head": 16, "bias": False, "norm": False, "base": 10000.0, "fused": True, "long": 4096},
     # Of llama's shape, but not among the architectures whose rotation has been verified: refused.
-    "baichuan": {"head": 16, "bias": False, "norm": False, "base": 10000.0},
+    "llama-embed": {"head": 16, "bias": False, "norm": False, "base": 10000.0},
 }
 
 

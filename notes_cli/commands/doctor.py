@@ -67,7 +67,9 @@ def _model(given: str | None) -> dict[str, str]:
 
     path = Path(given).expanduser() if given else config.shipped_model()
     with Model(path) as model, Context(model, ContextOptions(n_ctx=256)) as context:
-        can = {operation: context.supports(operation) for operation in ("splice", "rewrite", "append", "read")}
+        can = {
+            operation: context.supports(operation) for operation in ("splice", "rewrite", "append", "read", "restore")
+        }
         return {
             "model": f"{path} ({model.name}, {model.architecture}, {model.quantization})",
             "model can": ", ".join(operation for operation, reason in can.items() if reason is None),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from notes_cli.work.workspace import Workspace
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-KV_TYPES = ("f16", "f32")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -100,7 +100,7 @@ _MODEL_OPTIONS = [
         default="f16",
         metavar="TYPE",
         show_default=True,
-        help="Type of K in the cache: f16, f32.",
+        help="Type of K in the cache: f16, q8_0, ...",
     ),
     click.option(
         *("-ctv", "--cache-type-v"),
@@ -109,7 +109,7 @@ _MODEL_OPTIONS = [
         default="f16",
         metavar="TYPE",
         show_default=True,
-        help="Type of V in the cache: f16, f32.",
+        help="Type of V in the cache: f16, q8_0, ...",
     ),
     click.option(
         "--rope-scaling",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -24,10 +25,9 @@ from notes_cli.engine.segment import LayerRows, Tokens
 from notes_cli.errors import EngineError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
-_KV_NAMES = {number: name for name, number in KV_TYPES.items()}
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
-_ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox"}
+_ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
 _ROW_TYPES: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
 
 Output = Literal["none", "last", "all"]
@@ -44,6 +44,7 @@ class ContextOptions:
     n_threads: int | None = None
     n_sequences: int = 1
     unified: bool = False
+    swa_full: bool = True
     flash_attention: Literal["auto", "on", "off"] = "auto"
     type_k: str = "f16"
     type_v: str = "f16"
@@ -52,6 +53,7 @@ class ContextOptions:
     rope_freq_base: float = 0.0
     rope_freq_scale: float = 0.0
     yarn_orig_ctx: int = 0
+    yarn_attn_factor: float | None = None
 
 
 class Context:
@@ -66,19 +68,23 @@ class Context:
         params.n_ctx = options.n_ctx
         params.n_batch = options.n_batch
         params.n_ubatch = min(options.n_ubatch, options.n_batch)
-        params.n_seq_max = options.n_sequences
-        params.kv_unified = options.unified
+        # Where a sequence cannot go back, a second one is what may be spoilt: see `ahead`.
+        self._spare = options.n_sequences if model.recurrent else None
+        params.n_seq_max = options.n_sequences + (self._spare is not None)
+        params.kv_unified = options.unified or (self._spare is not None and options.n_sequences == 1)
         params.n_threads = params.n_threads_batch = options.n_threads or _physical_cores()
         params.flash_attn_type = _FLASH[options.flash_attention]
         params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
         params.offload_kqv = options.offload_kv
-        params.swa_full = True
+        params.swa_full = options.swa_full
         params.no_perf = True
         if options.rope_scaling is not None:
             params.rope_scaling_type = _ROPE_SCALING[options.rope_scaling]
         params.rope_freq_base = options.rope_freq_base
         params.rope_freq_scale = options.rope_freq_scale
         params.yarn_orig_ctx = options.yarn_orig_ctx
+        if options.yarn_attn_factor is not None:
+            params.yarn_attn_factor = options.yarn_attn_factor
         native.log_lines.clear()
         self._handle = llama.llama_init_from_model(model.handle, params)
         if not self._handle:
@@ -108,8 +114,18 @@ class Context:
         self.close()
 
     def supports(self, operation: str) -> str | None:
-        """None if this context can `splice`, `rewrite`, `append` or `read`, else the reason it cannot."""
+        """None if this context can `splice`, `rewrite`, `append`, `read` or `restore`, else the reason it cannot."""
         return native.supports(self.handle, operation)
+
+    @property
+    def master(self) -> ContextOptions:
+        """The options of a context that rows for this one are compiled in."""
+        options = self.options
+        return replace(options, type_k=_master(options.type_k), type_v=_master(options.type_v))
+
+    def can_move(self, base: int, position: int, count: int) -> str | None:
+        """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
+        return native.can_move(self.handle, base, position, count)
 
     @cached_property
     def layers(self) -> list[native.Layer]:
@@ -131,13 +147,14 @@ class Context:
         """Digest of how every layer rotates. It does not change while the context lives, and is asked for often."""
         digest = hashlib.sha256()
         for index, layer in enumerate(self.layers):
-            digest.update(f"{layer.layer} {layer.rope} {layer.n_rot} {layer.magnitude:.6f}\n".encode())
+            part = "" if layer.part == "attention" else f" {layer.part}"
+            digest.update(f"{layer.layer} {layer.rope} {layer.n_rot} {layer.magnitude:.6f}{part}\n".encode())
             digest.update(self.frequencies(index).astype(np.float32).tobytes())
         return digest.hexdigest()
 
     def identity(self, weights: str) -> Identity:
         """What a segment must have been compiled with to fit here. `weights`: sha256 of the model's file."""
-        first = self.layers[0]
+        first = next((layer for layer in self.layers if layer.rope >= 0), self.layers[0])
         return Identity(
             model=self.model.name,
             architecture=self.model.architecture,
@@ -145,7 +162,7 @@ class Context:
             weights=weights,
             rope=self._rotation,
             rope_text=f"{_ROPE_NAMES.get(first.rope, first.rope)} base {first.freq_base:g} scale {first.freq_scale:g}",
-            kv_type=f"{_KV_NAMES[first.type_k]}/{_KV_NAMES[first.type_v]}",
+            kv_type=f"{_master(self.options.type_k)}/{_master(self.options.type_v)}",
             adapters="",
         )
 
@@ -183,44 +200,71 @@ class Context:
         base: int,
         *,
         rotate: bool = True,
+        axes: NDArray[np.int32] | None = None,
     ) -> None:
         """Place rows at [position, position + len(tokens)), K turned by position - base.
 
         `rotate=False` leaves K as it is: the control that must go wrong, for measuring what the rotation does.
+        `axes`, [n, 3], says where rows stand that are not one a position, as `read_axes` gave it (an image).
         """
         self._check_layers(layers, len(tokens))
-        rows = (native.Rows * len(layers))()
-        keep = []  # the arrays must outlive the call
-        for entry, layer in zip(rows, layers, strict=True):
-            k, v = np.ascontiguousarray(layer.k), np.ascontiguousarray(layer.v)
-            keep += [k, v]
-            entry.type, entry.k, entry.v = _ROW_TYPES[k.dtype], k.ctypes.data, v.ctypes.data
         what = np.ascontiguousarray(tokens, np.int32)
+        base = base if rotate else position
         native.call(
             *("notes_splice", self.handle, sequence, position, _int32(what), len(what)),
-            *(rows, len(layers), base if rotate else position),
+            *(None if axes is None else _int32(np.ascontiguousarray(axes, np.int32)), *_rows(layers), base),
         )
 
     def read(self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
         """Rows of [position, position + count), the first one's K turned to position `base`."""
-        kind = np.dtype(np.float32 if dtype == "f32" else np.float16)
-        layers = tuple(
-            LayerRows(layer.layer, np.empty((count, layer.n_embd_k), kind), np.empty((count, layer.n_embd_v), kind))
-            for layer in self.layers
-        )
-        rows = (native.Rows * len(layers))()
-        for entry, part in zip(rows, layers, strict=True):
-            entry.type, entry.k, entry.v = _ROW_TYPES[kind], part.k.ctypes.data, part.v.ctypes.data
-        native.call("notes_read", self.handle, sequence, position, count, rows, len(layers), base)
+        layers = self._empty_layers(count, dtype)
+        native.call("notes_read", self.handle, sequence, position, count, None, *_rows(layers), base)
         return layers
+
+    def read_axes(
+        self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16"
+    ) -> tuple[tuple[LayerRows, ...], NDArray[np.int32]]:
+        """The first `count` rows from `position` on, and where they stand on the axes of M-RoPE, [count, 3]."""
+        layers, axes = self._empty_layers(count, dtype), np.zeros((count, 3), np.int32)
+        native.call("notes_read", self.handle, sequence, position, count, _int32(axes), *_rows(layers), base)
+        return layers, axes
+
+    def _empty_layers(self, count: int, dtype: str) -> tuple[LayerRows, ...]:
+        def empty(layer: native.Layer) -> LayerRows:
+            state = layer.part == "state"
+            kind, rows = (np.float32, 1) if state else (np.float32 if dtype == "f32" else np.float16, count)
+            k, v = np.empty((rows, layer.n_embd_k), kind), np.empty((rows, layer.n_embd_v), kind)
+            return LayerRows(layer.layer, k, v, layer.part)
+
+        return tuple(empty(layer) for layer in self.layers)
 
     def truncate(self, sequence: int, length: int) -> None:
         """Drop the rows of the sequence from position `length` on."""
+        window = 0 if self.options.swa_full else int(llama.llama_model_n_swa(self.model.handle))
+        if window and length and int(llama.llama_memory_seq_pos_min(self._memory, sequence)) > max(0, length - window):
+            raise EngineError(f"the sliding-window layers no longer hold what position {length} looks at (swa_full)")
         if not llama.llama_memory_seq_rm(self._memory, sequence, length, -1):
             raise EngineError(f"this model's memory cannot go back to position {length} (recurrent state)")
 
+    @contextmanager
+    def ahead(self, sequence: int) -> Iterator[int]:
+        """A sequence that goes on from this one and is forgotten afterwards; this one is as it was."""
+        if self._spare is None:
+            length = self.length(sequence)
+            try:
+                yield sequence
+            finally:
+                self.truncate(sequence, length)
+        else:
+            llama.llama_memory_seq_cp(self._memory, sequence, self._spare, -1, -1)
+            try:
+                yield self._spare
+            finally:
+                llama.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+
     def clear(self) -> None:
-        llama.llama_memory_clear(self._memory, False)
+        """Forget all sequences. The data of recurrent state goes, too: NaN in it would outlive them."""
+        llama.llama_memory_clear(self._memory, self.model.recurrent)
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """Logits of an output of the last append or rewrite, [n_vocab], a copy."""
@@ -237,13 +281,35 @@ class Context:
         if len(layers) != len(self.layers):
             raise EngineError(f"rows of {len(layers)} layers, the cache has {len(self.layers)}")
         for rows, layer in zip(layers, self.layers, strict=True):
-            expected = (count, layer.n_embd_k), (count, layer.n_embd_v)
+            count_here = 1 if layer.part == "state" else count
+            expected = (count_here, layer.n_embd_k), (count_here, layer.n_embd_v)
+            if (rows.layer, rows.part) != (layer.layer, layer.part):
+                raise EngineError(
+                    f"{rows.part} rows of layer {rows.layer} given, expected {layer.part} of {layer.layer}"
+                )
             if (rows.k.shape, rows.v.shape) != expected or rows.k.dtype != rows.v.dtype:
                 raise EngineError(
                     f"rows of layer {rows.layer} are {rows.k.shape} and {rows.v.shape}, expected {expected}"
                 )
             if rows.k.dtype not in _ROW_TYPES:
                 raise EngineError(f"rows of layer {rows.layer} are {rows.k.dtype}, expected float16 or float32")
+
+
+def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:
+    """The arguments `rows` and `n_layers` of a hook. They point into `layers`, or into copies that live as long."""
+    rows = (native.Rows * len(layers))()
+    kept: list[Any] = []
+    rows.kept = kept  # type: ignore[attr-defined]
+    for entry, layer in zip(rows, layers, strict=True):
+        k, v = np.ascontiguousarray(layer.k), np.ascontiguousarray(layer.v)
+        kept += [k, v]
+        entry.type, entry.k, entry.v = _ROW_TYPES[k.dtype], k.ctypes.data, v.ctypes.data
+    return rows, len(layers)
+
+
+def _master(kv_type: str) -> str:
+    """The type that segments for a cache of this type keep: rows are quantized once, where they are spliced."""
+    return "f32" if kv_type == "f32" else "f16"
 
 
 def _int32(array: NDArray[np.int32]) -> Any:

@@ -17,19 +17,21 @@ from typing import Any
 import notes_cli
 from notes_cli.errors import EngineError, UnsupportedError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 _MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 
 OK, E_UNSUPPORTED = 0, -2
-OPERATIONS = {"splice": 0, "rewrite": 1, "append": 2, "read": 3}
+OPERATIONS = {"splice": 0, "rewrite": 1, "append": 2, "read": 3, "restore": 4}
 OUTPUT_NONE, OUTPUT_LAST, OUTPUT_ALL = 0, 1, 2
+PARTS = ("attention", "indexer", "state")
 
 
 class Layer(ctypes.Structure):
-    """struct notes_layer: shape, type and rotation of one layer of the K/V cache."""
+    """struct notes_layer: shape, type and rotation of one layer of the memory."""
 
     _fields_ = [
         ("layer", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
         ("n_embd_k", ctypes.c_int32),
         ("n_embd_v", ctypes.c_int32),
         ("type_k", ctypes.c_int32),
@@ -40,6 +42,11 @@ class Layer(ctypes.Structure):
         ("freq_scale", ctypes.c_float),
         ("magnitude", ctypes.c_float),
     ]
+
+    @property
+    def part(self) -> str:
+        """What the layer keeps: `attention`, `indexer` or `state`."""
+        return PARTS[self.kind]
 
 
 class Rows(ctypes.Structure):
@@ -92,12 +99,13 @@ _signatures: dict[str, list[Any]] = {
     "notes_supports": [ctypes.c_void_p, ctypes.c_int],
     "notes_layers": [ctypes.c_void_p, ctypes.POINTER(Layer), ctypes.c_int32],
     "notes_frequencies": [ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_double), ctypes.c_int32],
+    "notes_can_move": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
     "notes_splice": [
-        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32),
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32, _int32_p),
         *(ctypes.POINTER(Rows), ctypes.c_int32, ctypes.c_int32),
     ],
     "notes_read": [
-        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, _int32_p),
         *(ctypes.POINTER(Rows), ctypes.c_int32, ctypes.c_int32),
     ],
     "notes_rewrite": [ctypes.c_void_p, ctypes.c_int32, _int32_p, _int32_p, ctypes.c_int32, ctypes.c_int],
@@ -106,7 +114,7 @@ _signatures: dict[str, list[Any]] = {
 for _name, _types in _signatures.items():
     _function = getattr(_library, _name)
     _function.argtypes = _types
-    _function.restype = ctypes.c_bool if _name == "notes_supports" else ctypes.c_int32
+    _function.restype = ctypes.c_bool if _name in ("notes_supports", "notes_can_move") else ctypes.c_int32
 _library.notes_error.restype = ctypes.c_char_p
 
 
@@ -126,8 +134,13 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def supports(context: Any, operation: str) -> str | None:
-    """None if the context can do the operation (`splice`, `rewrite`, `append`, `read`), else the reason it cannot."""
+    """None if the context can do the operation (a key of OPERATIONS), else the reason it cannot."""
     return None if _library.notes_supports(context, OPERATIONS[operation]) else last_error()
+
+
+def can_move(context: Any, base: int, position: int, count: int) -> str | None:
+    """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
+    return None if _library.notes_can_move(context, base, position, count) else last_error()
 
 
 def devices() -> list[str]:

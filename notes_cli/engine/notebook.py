@@ -113,6 +113,29 @@ class Notebook:
         self._done = len(self)
         self._logits = None
 
+    def restore(self, segment: Segment) -> None:
+        """Put back a segment whose rows begin at position 0. The notebook holds its left context and nothing more."""
+        if self._done or not np.array_equal(self.tokens, segment.context):
+            raise EngineError(
+                f"{segment.name} can only be restored at the start of a notebook, behind its left context"
+            )
+        self._check_room(len(segment))
+        started = time.perf_counter()
+        if not self.dry:
+            tokens = np.concatenate([segment.context, segment.tokens])
+            try:
+                self.context.splice(self.sequence, 0, tokens, segment.layers, 0)
+            except BaseException:  # as in splice
+                self.context.truncate(self.sequence, 0)
+                raise
+        self.seconds["splice"] += time.perf_counter() - started
+        self.pieces = [replace(piece, how="spliced", why=f"restored with {segment.name}") for piece in self.pieces]
+        why = "restored where it was compiled, at the start of the prompt"
+        self.pieces.append(Piece("splice", segment.name, len(self), len(segment), "spliced", why))
+        self._tokens += [int(token) for token in segment.tokens]
+        self._done = len(self)
+        self._logits = None
+
     def flush(self, progress: Progress | None = None) -> None:
         """Decode what waits. Interrupted or failed, the notebook keeps what has been decoded and the rest waits on."""
         if self.dry:
@@ -179,11 +202,9 @@ class Notebook:
         """Logits after each of these tokens if they came next, [len(tokens), n_vocab]; the notebook stays as it is."""
         self.flush()
         self._check_room(len(tokens))
-        try:
-            self.context.append({self.sequence: np.array(tokens, np.int32)}, "all")
+        with self.context.ahead(self.sequence) as sequence:
+            self.context.append({sequence: np.array(tokens, np.int32)}, "all")
             return np.stack([self.context.logits(index) for index in range(len(tokens))])
-        finally:
-            self.context.truncate(self.sequence, len(self))
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token."""

@@ -19,11 +19,16 @@ Rows = NDArray[np.float16] | NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """K and V rows of one model layer, one row a token: `k` is [n_tokens, n_embd_k], `v` is [n_tokens, n_embd_v]."""
+    """K and V rows of one model layer, one row a token: `k` is [n_tokens, n_embd_k], `v` is [n_tokens, n_embd_v].
+
+    `part` tells what they are: of `attention`, of the `indexer` of a sparse one (no V), or the `state` of a recurrent
+    layer after the last token: one row each, `k` for its convolution and `v` for its recurrence.
+    """
 
     layer: int
     k: Rows
     v: Rows
+    part: str = "attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,14 @@ class Segment:
     fields: tuple[FieldSpan, ...]
     identity: Identity
     layers: tuple[LayerRows, ...]
+    # Rows that cannot be moved are kept with those of the left context, from position 0 on, and the state of recurrent
+    # layers with them: the whole can be put back at the start of a prompt, and nowhere else.
+    whole: bool = False
+
+    @property
+    def first(self) -> int:
+        """Position of the first row."""
+        return 0 if self.whole else self.base
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -31,6 +31,7 @@ class Card:
     tokens: Tokens
     context: Tokens
     base: int
+    first: int  # position of the first row: base, or 0 where the rows of the left context are there, too
     fields: tuple[FieldSpan, ...]
     identity: Identity
     layers: int  # how many layers have rows
@@ -51,6 +52,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         "text": segment.text,
         "fields": json.dumps([asdict(span) for span in segment.fields], ensure_ascii=False),
         "base": segment.base,
+        "first": segment.first,
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -70,6 +72,9 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
     base = head.metadata.get("notes.base")
     if not isinstance(base, int):
         raise FormatError("notes.base is missing")
+    first = head.metadata.get("notes.first", base)
+    if first not in (0, base) or (first != base and len(context) != base):
+        raise FormatError("notes.first does not fit")
     rows = {name: place for name, place in head.tensors.items() if name.startswith("blk.")}
     types = {f"f{8 * place.dtype.itemsize}" for place in rows.values()}
     return Card(
@@ -80,6 +85,7 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         tokens=tokens,
         context=context,
         base=base,
+        first=first,
         fields=_fields(text("fields"), text("text"), len(tokens)),
         identity=Identity(**{part.name: text(f"identity.{part.name}") for part in fields_of(Identity)}),
         layers=len({name.split(".")[1] for name in rows}),

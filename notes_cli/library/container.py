@@ -28,7 +28,9 @@ __all__ = ["Card", "open_segment", "peek", "write_segment"]
 NO_DIGEST = "0" * 32
 HEAD_SUM = "notes.checksum.head"
 LISTS = ("notes.tokens", "notes.context")
-ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv])")
+ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
+# By part of a layer: the names of its K and its V, as llama.cpp has them.
+NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
 
 
 def write_segment(path: Path, segment: Segment, *, writer: str = "notes", created: str | None = None) -> None:
@@ -78,7 +80,8 @@ def open_segment(path: Path) -> Segment:
             context=card.context,
             fields=card.fields,
             identity=card.identity,
-            layers=_layers(data, head, len(card.tokens)),
+            layers=_layers(data, head, card.base - card.first + len(card.tokens)),
+            whole=card.first != card.base,
         )
 
 
@@ -102,11 +105,10 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
         "notes.context": np.ascontiguousarray(segment.context, "<i4"),
     }
     for rows in segment.layers:
-        for kind, values in (("k", rows.k), ("v", rows.v)):
-            if values.dtype not in (np.float16, np.float32) or values.shape[0] != len(segment):
-                raise SegmentError(
-                    f"layer {rows.layer} of {segment.name} has {kind.upper()} rows that do not fit it"
-                )
+        count = 1 if rows.part == "state" else segment.base - segment.first + len(segment)
+        for kind, values in zip(NAMES[rows.part], (rows.k, rows.v), strict=True):
+            if values.dtype not in (np.float16, np.float32) or values.shape[0] != count:
+                raise SegmentError(f"layer {rows.layer} of {segment.name} has {kind} rows that do not fit it")
             tensors[f"blk.{rows.layer}.{kind}"] = np.ascontiguousarray(values)
     return {name: tensor for name, tensor in tensors.items() if tensor.size}
 
@@ -146,9 +148,7 @@ def _mapped(path: Path) -> Iterator[memoryview]:
     except OSError as error:
         raise SegmentError(f"cannot read {path}: {error.strerror}") from error
     except _NewerError as error:
-        raise SegmentError(
-            f"{path} has segment format {error}, this notes reads {FORMAT}. Update notes"
-        ) from error
+        raise SegmentError(f"{path} has segment format {error}, this notes reads {FORMAT}. Update notes") from error
     except _OtherKindError as error:
         raise SegmentError(f"{path} is a GGUF file but not a compiled segment. See: notes ls") from error
     except ValueError as error:
@@ -225,20 +225,28 @@ def _array(data: memoryview, place: TensorPlace) -> NDArray[Any]:
     return np.frombuffer(data, place.dtype, count, place.offset).reshape(place.shape)
 
 
-def _layers(data: memoryview, head: Head, n_tokens: int) -> tuple[LayerRows, ...]:
-    """The rows of each layer, in the order of the layers. Without a V tensor, V has no columns."""
-    found: dict[int, dict[str, NDArray[Any]]] = {}
+def _layers(data: memoryview, head: Head, n_rows: int) -> tuple[LayerRows, ...]:
+    """The rows of each layer, in the order of the layers and their parts. Without a V tensor, V has no columns."""
+    parts = {name: (part, index) for part, names in NAMES.items() for index, name in enumerate(names)}
+    found: dict[tuple[int, str], list[NDArray[Any] | None]] = {}
     for name, place in head.tensors.items():
         if name in LISTS:
             continue
         match = ROWS_NAME.fullmatch(name)
         if match is None:
             raise FormatError(f"it holds a tensor {name[:40]!r} that segments do not have")
-        if len(place.shape) != 2 or place.shape[0] != n_tokens or place.dtype.kind != "f":
-            raise FormatError(f"{name} does not have one row a token")
-        found.setdefault(int(match[1]), {})[match[2]] = _array(data, place)
-    for layer, rows in found.items():
-        if "k" not in rows:
+        part, index = parts[match[2]]
+        if len(place.shape) != 2 or place.shape[0] != (1 if part == "state" else n_rows) or place.dtype.kind != "f":
+            raise FormatError(f"{name} does not have one row {'in all' if part == 'state' else 'a token'}")
+        found.setdefault((int(match[1]), part), [None, None])[index] = _array(data, place)
+    order = list(NAMES)
+    rows = []
+    for layer, part in sorted(found, key=lambda key: (key[0], order.index(key[1]))):
+        k, v = found[layer, part]
+        if k is None and (part != "state" or v is None):
             raise FormatError(f"layer {layer} has no K rows")
-        rows.setdefault("v", np.empty((n_tokens, 0), rows["k"].dtype))
-    return tuple(LayerRows(layer, found[layer]["k"], found[layer]["v"]) for layer in sorted(found))
+        known = k if k is not None else v
+        assert known is not None
+        empty = np.empty((len(known), 0), known.dtype)
+        rows.append(LayerRows(layer, empty if k is None else k, empty if v is None else v, part))
+    return tuple(rows)

@@ -1,6 +1,7 @@
 """Compiling: prefill a skill once, behind the left context it will mostly have, and keep its rows.
 
-Only the skill's own rows are kept: its first token is then no attention sink, and the segment fits anywhere.
+Only the skill's own rows are kept: its first token is then no attention sink, and the segment fits anywhere. Where rows
+cannot be moved, those of the left context are kept with them, and the segment fits the start of a prompt.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import notes_cli
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Progress
+from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.errors import SegmentError, UnsupportedError
 from notes_cli.library.container import peek, write_segment
@@ -32,13 +33,14 @@ class Compiled:
 def compile_skill(workspace: Workspace, skill: Skill, progress: Progress | None = None) -> Segment:
     """Prefill the skill and read its rows. Raise UnsupportedError where this model's rows cannot be moved."""
     segment = plan(workspace, skill)
-    notebook = workspace.notebook()
-    notebook.append(segment.context)
-    notebook.flush()
-    notebook.append(segment.tokens)
-    notebook.flush(progress)
-    dtype = "f32" if "f32" in segment.identity.kv_type else "f16"
-    rows = workspace.context.read(0, segment.base, len(segment), base=segment.base, dtype=dtype)
+    with workspace.compiler() as context:
+        notebook = Notebook(context)
+        notebook.append(segment.context)
+        notebook.flush()
+        notebook.append(segment.tokens)
+        notebook.flush(progress)
+        dtype = "f32" if "f32" in segment.identity.kv_type else "f16"
+        rows = context.read(0, segment.first, len(notebook) - segment.first, base=segment.first, dtype=dtype)
     return replace(segment, layers=rows)
 
 
@@ -51,12 +53,13 @@ def plan(workspace: Workspace, skill: Skill) -> Segment:
     return Segment(
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
+        whole=workspace.context.supports("splice") is not None,
     )
 
 
 def check_support(workspace: Workspace, name: str) -> None:
-    """Raise UnsupportedError where this model's rows cannot be moved."""
-    for operation in ("read", "splice"):
+    """Raise UnsupportedError where this model's rows can neither be moved nor put back."""
+    for operation in ("read", "restore"):
         reason = workspace.context.supports(operation)
         if reason:
             raise UnsupportedError(f"{name} cannot be compiled for {workspace.model.name}: {reason}")

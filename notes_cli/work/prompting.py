@@ -128,7 +128,22 @@ def lay(
         elif not splice:
             notebook.append(ids, piece.kind, piece.name, why="full prefill asked for")
         else:
-            segment = by_name[piece.name]
-            same_left = np.array_equal(notebook.tokens, segment.context)
-            notebook.splice(segment, seam=0 if same_left else seam, rotate=rotate)
+            _place(notebook, by_name[piece.name], seam, rotate)
     return notebook
+
+
+def _place(notebook: Notebook, segment: Segment, seam: int, rotate: bool) -> None:
+    """The best that is right: restored, spliced, or decoded anew where its rows cannot stand here, and why."""
+    same_left = np.array_equal(notebook.tokens, segment.context)
+    if segment.whole and same_left:
+        notebook.restore(segment)
+        return
+    context = notebook.context
+    reason = (
+        context.supports("splice") if segment.whole else context.can_move(segment.base, len(notebook), len(segment))
+    )
+    if reason is not None:
+        also = ", and what stands before is not what it was compiled behind" if segment.whole else ""
+        notebook.append(segment.tokens, "splice", segment.name, why=f"decoded: {reason}{also}")
+    else:
+        notebook.splice(segment, seam=0 if same_left else seam, rotate=rotate)

@@ -6,7 +6,8 @@ What every command that runs a model starts from. The context grows with the pro
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -69,6 +70,16 @@ class Workspace:
         if self._context is None:
             self._context = Context(self.model, self.options)
         return self._context
+
+    @contextmanager
+    def compiler(self) -> Iterator[Context]:
+        """An empty context to compile in: rows are compiled in f16 or f32, also for a quantized cache."""
+        if self.context.master == self.options:
+            self.context.clear()
+            yield self.context
+        else:
+            with Context(self.model, self.context.master) as context:
+                yield context
 
     def make_room(self, tokens: int, spare: int = 0) -> None:
         """See to a context of at least so many tokens. One that holds rows is replaced by an empty one.

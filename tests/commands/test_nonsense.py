@@ -31,7 +31,7 @@ from .conftest import Notes, command_line, run_apart
         (["ask", "x", "--seed", "-1"], "-1 is not a whole number"),
         (["ask", "x", "--rope-freq-base", "0"], "0 is not a number above 0"),
         (["ask", "x", "--top-p", "2"], "2 is not a number from 0 to 1"),
-        (["ask", "x", "-ctk", "q8_0"], "'q8_0'"),
+        (["ask", "x", "-ctk", "q3_0"], "'q3_0'"),
         (["ask", "x", "--choices", "yes"], "two or more different answers, got 'yes'"),
         (["ask", "x", "--choices", "yes,,no"], "two or more different answers"),
         (["ask", "x", "--choices", "yes, yes"], "two or more different answers"),

@@ -1,0 +1,247 @@
+#include "notes_graph.h"
+
+#include "llama-context.h"
+#include "llama-hparams.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <set>
+
+// The architectures whose graphs have been read and whose rows and logits have been measured against decoding at the
+// target position (make zoo, docs/architectures.md). To move the rows of another one on trust could make a silently
+// wrong cache. Where a graph does something of its own, it stands in notes_graph_of.
+static const std::set<llm_arch> KNOWN = {
+    LLM_ARCH_AFMOE, LLM_ARCH_ARCEE, LLM_ARCH_ARCTIC, LLM_ARCH_BAICHUAN, LLM_ARCH_BAILINGMOE, LLM_ARCH_BAILINGMOE2,
+    LLM_ARCH_BLOOM, LLM_ARCH_CHATGLM, LLM_ARCH_CODESHELL, LLM_ARCH_COGVLM, LLM_ARCH_COHERE2, LLM_ARCH_COHERE2MOE,
+    LLM_ARCH_COMMAND_R, LLM_ARCH_DBRX, LLM_ARCH_DECI, LLM_ARCH_DEEPSEEK, LLM_ARCH_DEEPSEEK2, LLM_ARCH_DEEPSEEK32,
+    LLM_ARCH_DOTS1, LLM_ARCH_DOTS3NOTE, LLM_ARCH_ERNIE4_5, LLM_ARCH_ERNIE4_5_MOE, LLM_ARCH_EXAONE, LLM_ARCH_EXAONE4,
+    LLM_ARCH_EXAONE_MOE, LLM_ARCH_FALCON, LLM_ARCH_GEMMA, LLM_ARCH_GEMMA2, LLM_ARCH_GEMMA3, LLM_ARCH_GLM4,
+    LLM_ARCH_GLM4_MOE, LLM_ARCH_GLM_DSA, LLM_ARCH_GPTNEOX, LLM_ARCH_GRANITE, LLM_ARCH_GRANITE_MOE,
+    LLM_ARCH_GRANITE_SWA, LLM_ARCH_GROK, LLM_ARCH_GROVEMOE, LLM_ARCH_HRM_TEXT, LLM_ARCH_HY_V3, LLM_ARCH_HY_V4,
+    LLM_ARCH_INTERNLM2, LLM_ARCH_JAIS, LLM_ARCH_JAIS2, LLM_ARCH_LAGUNA, LLM_ARCH_LLAMA, LLM_ARCH_LLAMA4,
+    LLM_ARCH_MAPLE, LLM_ARCH_MELLUM, LLM_ARCH_MIMO2, LLM_ARCH_MINICPM, LLM_ARCH_MINICPM3, LLM_ARCH_MINIMAX_M2,
+    LLM_ARCH_MINIMAX_M3, LLM_ARCH_MISTRAL3, LLM_ARCH_MISTRAL4, LLM_ARCH_MUSE_GLIMMER, LLM_ARCH_NANBEIGE,
+    LLM_ARCH_NEMOTRON, LLM_ARCH_OLMO, LLM_ARCH_OLMO2, LLM_ARCH_OLMOE, LLM_ARCH_OPENAI_MOE, LLM_ARCH_OPENELM,
+    LLM_ARCH_ORION, LLM_ARCH_PADDLEOCR, LLM_ARCH_PANGU_EMBED, LLM_ARCH_PHI2, LLM_ARCH_PHI3, LLM_ARCH_PHIMOE,
+    LLM_ARCH_PLAMO, LLM_ARCH_PLAMO3, LLM_ARCH_POCKETTTS, LLM_ARCH_QWEN, LLM_ARCH_QWEN2, LLM_ARCH_QWEN2MOE,
+    LLM_ARCH_QWEN2VL, LLM_ARCH_QWEN3, LLM_ARCH_QWEN3MOE, LLM_ARCH_QWEN3TTS, LLM_ARCH_QWEN3VL, LLM_ARCH_QWEN3VLMOE,
+    LLM_ARCH_REFACT, LLM_ARCH_SEED_OSS, LLM_ARCH_SMALLTHINKER, LLM_ARCH_SMOLLM3, LLM_ARCH_SPARK2_5, LLM_ARCH_STABLELM,
+    LLM_ARCH_STARCODER2, LLM_ARCH_TALKIE, LLM_ARCH_XVERSE,
+};
+
+// Which layers rotate K. Granite says so in its hyper-parameters, all others in their graphs.
+static bool rotates(const llama_model & model, int32_t il) {
+    const auto & hparams = model.hparams;
+    const int32_t step = hparams.n_no_rope_layer_step;
+    switch (model.arch) {
+        case LLM_ARCH_AFMOE:
+        case LLM_ARCH_LLAMA4:
+            return step > 0 && (il + 1) % step != 0;
+        case LLM_ARCH_SMOLLM3:
+            return (il + 1) % step != 0;
+        case LLM_ARCH_SMALLTHINKER:
+            return step == (int32_t) hparams.n_layer() || il % step != 0;
+        case LLM_ARCH_COHERE2:
+        case LLM_ARCH_EXAONE_MOE:
+        case LLM_ARCH_MAPLE:
+        case LLM_ARCH_MUSE_GLIMMER:
+            return hparams.is_swa(il);
+        case LLM_ARCH_COHERE2MOE:
+            return hparams.is_swa(il) || il < (int32_t) hparams.n_layer_dense_lead;
+        case LLM_ARCH_EXAONE4:
+            return hparams.is_swa(il) || hparams.swa_type == LLAMA_SWA_TYPE_NONE;
+        case LLM_ARCH_BAICHUAN:
+            return model.type == LLM_TYPE_7B; // the others have ALiBi
+        default:
+            return hparams.has_rope(il);
+    }
+}
+
+notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hparams, notes_layer_kind kind, int32_t il) {
+    const auto & model   = ctx.get_model();
+    const auto & cparams = ctx.get_cparams();
+
+    notes_graph res = {};
+    res.type = LLAMA_ROPE_TYPE_NONE;
+    if (model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || !rotates(model, il)) {
+        return res;
+    }
+
+    res.type        = model.hparams.rope_type;
+    res.n_rot       = model.hparams.n_rot(); // most graphs take that of the first layer for all
+    res.freq_base   = model.get_rope_freq_base (cparams, il);
+    res.freq_scale  = model.get_rope_freq_scale(cparams, il);
+    res.ext_factor  = cparams.yarn_ext_factor;
+    res.attn_factor = cparams.yarn_attn_factor;
+    res.factors     = model.get_rope_factors(cparams, il);
+
+    const bool window = model.hparams.is_swa(il);
+
+    // With low-rank K (MLA) what is rotated stands at the end: of the row that K and V are computed from, or of a head.
+    if (kind == NOTES_ATTENTION && (model.hparams.is_mla() || model.hparams.n_lora_kv > 0)) {
+        res.offset = hparams.n_embd_head_k(il) - res.n_rot;
+    }
+
+    switch (model.arch) {
+        // the base and the scale of the context on every layer, also where sliding windows have their own
+        case LLM_ARCH_COHERE2:
+        case LLM_ARCH_COHERE2MOE:
+        case LLM_ARCH_EXAONE4:
+        case LLM_ARCH_EXAONE_MOE:
+        case LLM_ARCH_GRANITE_SWA:
+            res.freq_base  = cparams.rope_freq_base;
+            res.freq_scale = cparams.rope_freq_scale;
+            break;
+        case LLM_ARCH_DOTS3NOTE:
+            res.freq_scale = cparams.rope_freq_scale;
+            break;
+        // no scaling in the layers of the sliding window
+        case LLM_ARCH_MELLUM:
+        case LLM_ARCH_OLMO2:
+            res.freq_base = cparams.rope_freq_base;
+            if (window) {
+                res.freq_scale  = 1.0f;
+                res.ext_factor  = 0.0f;
+                res.attn_factor = 1.0f;
+            }
+            break;
+        case LLM_ARCH_LAGUNA:
+            if (window) {
+                res.n_rot       = model.hparams.n_rot(il);
+                res.ext_factor  = 0.0f;
+                res.attn_factor = 1.0f;
+            }
+            break;
+        case LLM_ARCH_GEMMA4:
+        case LLM_ARCH_MAPLE:
+        case LLM_ARCH_SPARK2_5:
+            res.n_rot = model.hparams.n_rot(il);
+            break;
+        // constants, whatever the file or the user says
+        case LLM_ARCH_COGVLM:
+            res.freq_base   = 10000.0f;
+            res.freq_scale  = 1.0f;
+            res.ext_factor  = 0.0f;
+            res.attn_factor = 1.0f;
+            res.factors     = nullptr;
+            break;
+        case LLM_ARCH_DEEPSEEK2OCR:
+            res.type        = LLAMA_ROPE_TYPE_NEOX;
+            res.n_rot       = hparams.n_embd_head_k(il);
+            res.offset      = 0;
+            res.freq_scale  = 1.0f;
+            res.ext_factor  = 0.0f;
+            res.attn_factor = 1.0f;
+            res.factors     = nullptr;
+            break;
+        // factors that are in the file and not in the graph
+        case LLM_ARCH_PANGU_EMBED:
+            res.factors = nullptr;
+            break;
+        case LLM_ARCH_STEP35:
+            res.n_rot = model.hparams.n_rot(il);
+            if (window) {
+                res.factors = nullptr;
+            }
+            break;
+        default:
+            break;
+    }
+
+    if (kind == NOTES_INDEXER) {
+        switch (model.arch) {
+            case LLM_ARCH_GLM_DSA:
+                res.type = LLAMA_ROPE_TYPE_NORM;
+                break;
+            case LLM_ARCH_HY_V4:
+                res.offset = hparams.n_embd_head_k(il) - res.n_rot;
+                break;
+            case LLM_ARCH_MINIMAX_M3:
+                break;
+            default:
+                res.type = LLAMA_ROPE_TYPE_NEOX; // DeepSeek V3.2, dots3note
+        }
+    }
+
+    return res;
+}
+
+bool notes_graph_mixes_k(const llama_context & ctx, notes_layer_kind kind) {
+    const auto & model = ctx.get_model();
+    if (kind == NOTES_ATTENTION) {
+        return !model.hparams.is_mla(); // llm_graph_input_attn_k
+    }
+    return model.arch != LLM_ARCH_HY_V4 && model.arch != LLM_ARCH_MINIMAX_M3;
+}
+
+bool notes_graph_uses_indexer(const llama_context & ctx) {
+    const auto & cparams = ctx.get_cparams();
+    return ctx.get_model().arch != LLM_ARCH_MINIMAX_M3 || (cparams.flash_attn && (cparams.n_seq_max == 1 || !cparams.kv_unified));
+}
+
+std::string notes_graph_refusal(const llama_context & ctx) {
+    if (!ctx.get_cparams().causal_attn) {
+        return "this model's attention looks ahead, so rows depend on what follows them";
+    }
+    switch (ctx.get_model().arch) {
+        case LLM_ARCH_DFLASH:
+        case LLM_ARCH_EAGLE3:
+        case LLM_ARCH_GEMMA4_ASSISTANT:
+            return "a draft model's rows belong to the model that it drafts for";
+        case LLM_ARCH_LLAMA_EMBED:
+            return "this model keeps no K/V cache (an encoder or a diffusion model)"; // it has one, and never writes it
+        default:
+            return "";
+    }
+}
+
+std::string notes_graph_move_refusal(const llama_context & ctx) {
+    const auto & model = ctx.get_model();
+
+    switch (model.arch) {
+        // W*R(p)*q times W*R(p')*k is no function of p - p'
+        case LLM_ARCH_HUNYUAN_DENSE:
+        case LLM_ARCH_HUNYUAN_MOE:
+        case LLM_ARCH_HUNYUAN_VL:
+        case LLM_ARCH_MAINCODER:
+            return "this model weights its queries and keys after their rotation, so attention depends on absolute positions";
+        default:
+            break;
+    }
+    if (model.pos_embd) {
+        return "this model learned a vector for every absolute position, so its rows belong where they were computed";
+    }
+#ifndef NOTES_ZOO
+    if (KNOWN.count(model.arch) == 0) {
+        return "how architecture '" + model.arch_name() + "' rotates its keys has not been verified";
+    }
+#endif
+    return "";
+}
+
+std::string notes_graph_move_refusal(const llama_context & ctx, llama_pos base, llama_pos p0, int32_t n) {
+    const auto & model   = ctx.get_model();
+    const auto & hparams = model.hparams;
+
+    const auto [low, high] = std::minmax(base, p0);
+    const llama_pos last = high + n - 1;
+
+    // With chunked attention a token sees its own chunk of positions only.
+    if (const int32_t size = hparams.n_swa; hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED && high % size != low % size &&
+            (low/size != (low + n - 1)/size || high/size != last/size)) {
+        return "rows cannot be moved across a boundary of this model's attention chunks of " + std::to_string(size) + " positions";
+    }
+    // Queries are scaled by how far along the text they stand, in steps: rows of higher layers follow from that.
+    if (const int32_t size = hparams.n_attn_temp_floor_scale; hparams.f_attn_temp_scale != 0.0f && size > 0) {
+        const llama_pos offset = hparams.f_attn_temp_offset;
+        if ((low + offset)/size != (last + offset)/size) {
+            return "rows cannot be moved from one stretch of " + std::to_string(size) + " positions to another: this model scales its attention by them";
+        }
+    }
+    // Which blocks of positions a token looks at is chosen by score once there are more than it may look at.
+    if (const int32_t size = hparams.indexer_block_size; model.arch == LLM_ARCH_MINIMAX_M3 && size > 0 && (high - low) % size != 0 &&
+            last >= (int64_t) size*hparams.indexer_top_k) {
+        return "behind position " + std::to_string((int64_t) size*hparams.indexer_top_k) + " rows can be moved by multiples of " + std::to_string(size) + " positions only, this model's attention blocks";
+    }
+    return "";
+}

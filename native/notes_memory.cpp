@@ -1,0 +1,71 @@
+#include "notes_memory.h"
+
+#include "llama-context.h"
+#include "llama-kv-cache-dsa-iswa.h"
+#include "llama-kv-cache-dsa.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-kv-cache-msa.h"
+#include "llama-kv-cache.h"
+#include "llama-memory-hybrid-idx.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-recurrent.h"
+
+#include <typeinfo>
+
+// The exact class, not a relative: what a class inherits may be only half of what it keeps.
+template<typename T>
+static T * exactly(llama_memory_i & memory) {
+    return typeid(memory) == typeid(T) ? static_cast<T *>(&memory) : nullptr;
+}
+
+notes_memory::notes_memory(const llama_context & ctx) {
+    if (!ctx.get_memory()) {
+        unknown = "this model keeps no K/V cache (an encoder or a diffusion model)";
+        return;
+    }
+    auto & memory = *ctx.get_memory();
+
+    const auto iswa = [&](const llama_kv_cache_iswa & kv) {
+        caches.push_back({ kv.get_base(), NOTES_ATTENTION, false });
+        caches.push_back({ kv.get_swa (), NOTES_ATTENTION, true  });
+    };
+    const auto dsa = [&](const llama_kv_cache_dsa & kv) {
+        caches.push_back({ kv.get_mla(), NOTES_ATTENTION, false });
+        caches.push_back({ kv.get_lid(), NOTES_INDEXER,   false });
+    };
+
+    if (auto * kv = exactly<llama_kv_cache>(memory)) {
+        caches.push_back({ kv, NOTES_ATTENTION, false });
+    } else if (auto * kv = exactly<llama_kv_cache_iswa>(memory)) {
+        iswa(*kv);
+    } else if (auto * kv = exactly<llama_kv_cache_dsa>(memory)) {
+        dsa(*kv);
+    } else if (auto * kv = exactly<llama_kv_cache_dsa_iswa>(memory)) {
+        dsa(*kv->get_dsa());
+        caches.push_back({ kv->get_swa(), NOTES_ATTENTION, true });
+    } else if (auto * kv = exactly<llama_kv_cache_msa>(memory)) {
+        caches.push_back({ kv->get_base(), NOTES_ATTENTION, false });
+        caches.push_back({ kv->get_idx (), NOTES_INDEXER,   false });
+    } else if (auto * mem = exactly<llama_memory_hybrid>(memory)) {
+        caches.push_back({ mem->get_mem_attn(), NOTES_ATTENTION, false });
+        recurrent = mem->get_mem_recr();
+    } else if (auto * mem = exactly<llama_memory_hybrid_iswa>(memory)) {
+        iswa(*mem->get_mem_attn());
+        for (auto & cache : caches) {
+            cache.mixes = false; // build_inp_mem_hybrid_iswa knows of none
+        }
+        recurrent = mem->get_mem_recr();
+    } else if (auto * mem = exactly<llama_memory_hybrid_idx>(memory)) {
+        caches.push_back({ mem->get_mem_attn(), NOTES_ATTENTION, false });
+        if (auto * idx = mem->get_mem_idx()) {
+            caches.push_back({ idx, NOTES_INDEXER, false });
+        }
+        recurrent = mem->get_mem_recr();
+        pools     = mem;
+    } else if (auto * mem = exactly<llama_memory_recurrent>(memory)) {
+        recurrent = mem;
+    } else {
+        unknown = "this model compresses its keys over stretches of positions, which cannot be taken apart"; // DeepSeek V4
+    }
+}
