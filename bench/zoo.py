@@ -1,15 +1,15 @@
-"""Every architecture that llama.cpp has, as a tiny random model: does a splice give what decoding there gives?
+"""Every architecture that llama.cpp has, as a tiny random model, in every kind of context: a table.
 
-    python -m bench.zoo [--models build/zoo/models] [--arch REGEX] [--write docs/architectures.md]
+    python -m bench.zoo [--models build/zoo/models] [--arch REGEX] [--columns REGEX] [--write docs/architectures.md]
 
-`make zoo` writes the models first, with llama.cpp's own test-llama-archs. Tokens are compiled at position 0 and
-spliced at 40; rows and logits are compared with those of decoding the same tokens at 40 with stock calls. Each model
-runs in a process of its own, so a crash is a verdict, too. Exits 1 if anything is wrong or crashes.
+Prints a line a combination: exact, refused, wrong or crash. What is measured, and how, is in bench/zoo_model.py, which
+runs in a process a model, so that a crash is a verdict, too. Exits 1 if anything is wrong, crashes, or if a control
+that must be caught is not.
 
-The installed library refuses architectures that nobody has measured. To measure one, set NOTES_LIBRARY to the folder of
-the library that `make zoo` builds beside the models, which refuses none. A tiny model does not exercise everything:
+The installed library refuses architectures that nobody has measured. To measure one, set NOTES_LIBRARY to the folder
+of the library that `make zoo` builds beside the models, which refuses none. A tiny model does not exercise everything:
 SmolLM3 leaves every fourth layer unrotated, and has two here. Read the graph of an architecture before you believe its
-`exact`.
+`exact`, and write down in native/notes_graph.cpp what it does of its own.
 """
 
 from __future__ import annotations
@@ -20,146 +20,163 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from itertools import product
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-COLUMNS = [
-    f"{kv} fa {flash} {scaling}"
-    for kv, flash, scaling in product(("f32", "f16"), ("off", "on"), ("plain", "yarn", "linear"))
-]
-# Rows of an f32 cache differ by up to this much when stock llama.cpp decodes them at two positions with flash attention
-# on, whose CPU kernel works in f16 (docs/LOG.md).
-BOUND = {"f32 fa off": 1e-6, "f32 fa on": 1e-5, "f16 fa off": 1e-5, "f16 fa on": 1e-5}
-WRONG = 1e-3  # an error above this is no rounding; what lies between is amplified rounding, and is called noisy
-TARGET, TOKENS, QUESTION = 40, 24, 4
+WORDS = ("exact", "refused", "wrong", "crash")
+OPERATIONS = ("splice", "restore", "rewrite")
+
+Line = dict[str, Any]  # a Verdict of bench.zoo_model as JSON, with the model's name
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """exact, noisy, wrong, refused or crash, and why or by how much."""
-
-    word: str
-    why: str = ""
-    logits: float = 0.0
-    rows: float = 0.0
-    control: float = 0.0
-
-
-def measure(path: Path) -> dict[str, Verdict]:
-    """Verdicts of one model, by column. Runs in the worker process."""
-    import numpy as np
-
-    from notes_cli.engine.context import Context, ContextOptions
-    from notes_cli.engine.model import Model
-    from notes_cli.errors import NotesError
-
-    sys.path.append(str(ROOT / "tests" / "engine"))
-    from reference import decode, nmse
-
-    model = Model(path)
-    random = np.random.default_rng(0)
-    skill, question = (random.integers(0, model.n_vocab, n).astype(np.int32) for n in (TOKENS, QUESTION))
-
-    def one(kv: str, flash: str, scaling: str) -> Verdict:
-        options = ContextOptions(
-            n_ctx=256, n_batch=64, n_ubatch=64, n_threads=1, type_k=kv, type_v=kv, flash_attention=flash,  # type: ignore[arg-type]
-            rope_scaling=None if scaling == "plain" else scaling, rope_freq_scale=0.0 if scaling == "plain" else 0.25,
-        )  # fmt: skip
-        with Context(model, options) as ours, Context(model, options) as stock:
-            reason = ours.supports("splice")
-            if reason:
-                return Verdict("refused", reason)
-            decode(stock, skill, TARGET)
-            wanted_rows = stock.read(0, TARGET, TOKENS, base=TARGET, dtype=kv)
-            wanted = decode(stock, question, TARGET + TOKENS)
-            ours.append({0: skill})
-            rows = ours.read(0, 0, TOKENS, base=0, dtype=kv)
-
-            def spliced(rotate: bool) -> float:
-                ours.clear()
-                ours.splice(0, TARGET, skill, rows, 0, rotate=rotate)
-                ours.append({0: question})
-                return nmse(ours.logits(), wanted)
-
-            control, logits = spliced(rotate=False), spliced(rotate=True)
-            found_rows = ours.read(0, TARGET, TOKENS, base=TARGET, dtype=kv)
-            error = max(nmse(a.k, b.k) for a, b in zip(found_rows, wanted_rows, strict=True))
-            bound, worst = BOUND[f"{kv} fa {flash}"], max(logits, error)
-            word = "exact" if worst < bound else "noisy" if worst < WRONG else "wrong"
-            return Verdict(word, "", logits, error, control)
-
-    verdicts = {}
-    for column in COLUMNS:
-        kv, _, flash, scaling = column.split()
-        try:
-            verdicts[column] = one(kv, flash, scaling)
-        except NotesError as error:
-            verdicts[column] = Verdict("refused", str(error))
-    return verdicts
-
-
-def judge(path: Path) -> dict[str, Verdict]:
-    """Verdicts of one model, measured in a process of its own."""
-    command = [sys.executable, "-m", "bench.zoo", "--one", str(path)]
-    environment = os.environ.copy()
+def measure(path: Path, columns: str) -> list[Line]:
+    """The lines of one model, measured in a process of its own."""
+    command = [sys.executable, "-m", "bench.zoo_model", str(path), "--columns", columns]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if "NOTES_LIBRARY" in environment:
         environment["LLAMA_CPP_LIB_PATH"] = environment["NOTES_LIBRARY"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    # a dying process prints a backtrace, too
+    lines = [{"model": path.stem} | json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode:
-        return dict.fromkeys(COLUMNS, Verdict("crash", f"status {done.returncode}: {done.stderr[-200:]}"))
-    return {column: Verdict(**verdict) for column, verdict in json.loads(done.stdout.splitlines()[-1]).items()}
+        why = f"status {done.returncode}: {done.stderr.strip()[-200:]}"
+        crash = {"column": "the one after", "why": why, "errors": {}, "missed": []} | dict.fromkeys(OPERATIONS, "crash")
+        lines.append({"model": path.stem} | crash)
+    return lines
 
 
-def row(name: str, verdicts: dict[str, Verdict]) -> str:
-    """One line of the table: a word for all columns if they agree, else the columns that differ."""
-    words = {verdict.word for verdict in verdicts.values()}
-    worst = max(verdicts.values(), key=lambda verdict: max(verdict.logits, verdict.rows))
-    if words == {"refused"}:
-        return f"| {name} | refused | {next(iter(verdicts.values())).why} |"
-    odd = [f"{column}: {verdict.word}" for column, verdict in verdicts.items() if verdict.word != "exact"]
-    word = next(word for word in ("crash", "wrong", "noisy", "exact", "refused") if word in words)
-    error = f"logits {worst.logits:.0e}, rows {worst.rows:.0e}, unrotated {worst.control:.0e}"
-    return f"| {name} | {word} | {error}{'; ' + ', '.join(odd) if odd else ''} |"
+def sentence(line: Line) -> str:
+    """One combination for people."""
+    words = " ".join(f"{operation} {line[operation]}" for operation in OPERATIONS)
+    errors = line["errors"].get("splice") or line["errors"].get("restore") or {}
+    numbers = " ".join(f"{name} {value:.0e}" for name, value in errors.items())
+    missed = f" NOT CAUGHT: {', '.join(line['missed'])}" if line["missed"] else ""
+    why = f" ({line['why']})" if line["why"] else ""
+    return f"{line['model']:<22} {line['column']:<26} {words}  {numbers}{why}{missed}"
+
+
+def counts(lines: Iterable[Line], operation: str = "splice") -> str:
+    found = Counter(line[operation] for line in lines)
+    return " | ".join(str(found[word]) for word in WORDS)
+
+
+def report(lines: list[Line]) -> list[str]:
+    """docs/architectures.md."""
+    models = sorted({line["model"] for line in lines})
+    columns = list(dict.fromkeys(line["column"] for line in lines))
+    plain = [line for line in lines if line["column"].startswith("f16 plain")]
+    exact = [name for name in models if all(x["splice"] == "exact" for x in plain if x["model"] == name)]
+    restored = [name for name in models if all(x["restore"] == "exact" for x in plain if x["model"] == name)]
+    text = [
+        "# Architectures",
+        "",
+        "Written by `make zoo` (bench/zoo.py); do not edit. All rows were run on the CPU backend with one thread, none "
+        "on CUDA or Metal.",
+        "",
+        f"{len(models)} tiny random models, one of every architecture that llama.cpp's test-llama-archs writes, in "
+        f"{len(columns)} kinds of context: K/V type, RoPE scaling, flash attention, streams. Tokens compiled at one "
+        "position are spliced at another; K rows and logits are compared with decoding them there. `exact`: the error "
+        "is that of rounding, in a quantized cache at most 1.5 times its own. bench/zoo_model.py has the bounds.",
+        "",
+        f"With an f16 cache {len(exact)} models can be spliced at any position, and {len(restored)} restored where "
+        "they were compiled, recurrent state included; the rest is refused with the reason below.",
+        "",
+        "| splice | " + " | ".join(WORDS) + " |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    groups = list(dict.fromkeys(" ".join(column.split()[:2]) for column in columns if len(column.split()) == 4))
+    for group in groups:
+        text.append(f"| {group} | {counts(line for line in lines if line['column'].startswith(group + ' '))} |")
+    for operation in OPERATIONS:
+        text.append(f"| *all, {operation}* | {counts(lines, operation)} |")
+    text += [
+        "",
+        "## Controls",
+        "",
+        "What must be called wrong by the same comparison, and how often it was. Rows that a 4-bit cache has rounded "
+        "by more than the control moves them cannot show it.",
+        "",
+        "| control | cache | caught | not caught |",
+        "| --- | --- | --- | --- |",
+    ]
+    for control in ("no rotation", "distance off by one", "magnitude twice"):
+        for kv in dict.fromkeys(column.split()[0] for column in columns):
+            tried = [x for x in lines if control in x["errors"] and x["column"].split()[0] == kv]
+            missed = [x for x in tried if control in x["missed"]]
+            if tried:
+                names = ", ".join(sorted({x["model"] for x in missed}))
+                text.append(
+                    f"| {control} | {kv} | {len(tried) - len(missed)} | {f'{len(missed)}: {names}' if missed else 0} |"
+                )
+    text += [
+        "",
+        "## Models",
+        "",
+        "Errors are the largest over all f16 contexts: of K rows and of logits.",
+        "",
+        "| model | splice | restore | rewrite | K rows | logits | why not, and where not |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    text += [_row(name, [line for line in lines if line["model"] == name]) for name in models]
+    return text
+
+
+def _row(name: str, lines: list[Line]) -> str:
+    f16 = [line for line in lines if line["column"].startswith("f16")] or lines
+
+    def word(operation: str) -> str:
+        return max((line[operation] for line in f16), key=WORDS.index)
+
+    operation = "splice" if word("splice") == "exact" else "restore"
+    errors = [line["errors"][operation] for line in f16 if operation in line["errors"]]
+    rows, logits = (f"{max(e[key] for e in errors):.0e}" if errors else "" for key in ("rows", "logits"))
+    reasons: dict[str, list[str]] = {}
+    for line in lines:
+        if line["splice"] != "exact":
+            reasons.setdefault(line["why"] or line["splice"], []).append(line["column"])
+    notes = [why if len(where) == len(lines) else f"{_where(where)}: {why}" for why, where in reasons.items()]
+    return f"| {' | '.join((name, *map(word, OPERATIONS), rows, logits, '; '.join(notes)))} |"
+
+
+def _where(columns: list[str]) -> str:
+    """What a list of columns has in common."""
+    parts = zip(*(column.split() for column in columns), strict=True)
+    names = ("", "", "flash attention ", "")
+    found = [
+        name + "/".join(dict.fromkeys(part)) for name, part in zip(names, parts, strict=False) if len(set(part)) < 3
+    ]
+    return " ".join(found)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "zoo" / "models")
     parser.add_argument("--arch", default="", help="only models whose name matches")
+    parser.add_argument("--columns", default="", help="only combinations that match, such as '^f16 plain on one'")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="models at a time")
     parser.add_argument("--write", type=Path, help="write the table into this Markdown file, too")
-    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        print(json.dumps({column: asdict(verdict) for column, verdict in measure(given.one).items()}))
-        return 0
 
-    lines, counts = [], dict.fromkeys(("exact", "noisy", "refused", "wrong", "crash"), 0)
-    for path in sorted(given.models.glob("*.gguf")):
-        if re.search(given.arch, path.stem):
-            verdicts = judge(path)
-            line = row(path.stem, verdicts)
-            counts[line.split(" | ")[1]] += 1
-            lines.append(line)
-            print(line, flush=True)
-    summary = ", ".join(f"{count} {word}" for word, count in counts.items())
-    print(f"{len(lines)} models: {summary}")
+    paths = [path for path in sorted(given.models.glob("*.gguf")) if re.search(given.arch, path.stem)]
+    lines: list[Line] = []
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for found in pool.map(partial(measure, columns=given.columns), paths):
+            lines += found
+            for line in found:
+                print(sentence(line), flush=True)
+    for operation in OPERATIONS:
+        print(f"{operation}: " + ", ".join(f"{Counter(x[operation] for x in lines)[word]} {word}" for word in WORDS))
+    missed = sum(bool(line["missed"]) for line in lines)
+    print(f"{len(paths)} models, {len(lines)} combinations, {missed} with a control not caught")
     if given.write:
-        text = [
-            "# Architectures",
-            "",
-            "Written by `make zoo` (bench/zoo.py); do not edit. CPU, one thread, one stream. A model is `exact` if "
-            f"all of {', '.join(COLUMNS)} are; `noisy` is rounding, amplified.",
-            "",
-            f"{summary}.",
-            "",
-            "| model | splice | error at worst, or why |",
-            "| --- | --- | --- |",
-            *lines,
-        ]
-        given.write.write_text("\n".join(text) + "\n", encoding="utf-8")
-    return 1 if counts["wrong"] or counts["crash"] or not lines else 0
+        given.write.write_text("\n".join(report(lines)) + "\n", encoding="utf-8")
+    bad = [line for line in lines for operation in OPERATIONS if line[operation] in ("wrong", "crash")]
+    return 1 if bad or not lines else 0
 
 
 if __name__ == "__main__":

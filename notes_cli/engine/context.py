@@ -68,10 +68,10 @@ class Context:
         params.n_ctx = options.n_ctx
         params.n_batch = options.n_batch
         params.n_ubatch = min(options.n_ubatch, options.n_batch)
-        # Where a sequence cannot go back, a second one is what may be spoilt: see `ahead`.
-        self._spare = options.n_sequences if model.recurrent else None
-        params.n_seq_max = options.n_sequences + (self._spare is not None)
-        params.kv_unified = options.unified or (self._spare is not None and options.n_sequences == 1)
+        # Where the sequence cannot go back, a second one is there to be spoilt: see `ahead`.
+        spare = model.recurrent and options.n_sequences == 1
+        params.n_seq_max = options.n_sequences + spare
+        params.kv_unified = options.unified or spare
         params.n_threads = params.n_threads_batch = options.n_threads or _physical_cores()
         params.flash_attn_type = _FLASH[options.flash_attention]
         params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
@@ -249,18 +249,20 @@ class Context:
     @contextmanager
     def ahead(self, sequence: int) -> Iterator[int]:
         """A sequence that goes on from this one and is forgotten afterwards; this one is as it was."""
-        if self._spare is None:
+        if not self.model.recurrent:
             length = self.length(sequence)
             try:
                 yield sequence
             finally:
                 self.truncate(sequence, length)
-        else:
-            llama.llama_memory_seq_cp(self._memory, sequence, self._spare, -1, -1)
+        elif self.options.n_sequences == 1:
+            llama.llama_memory_seq_cp(self._memory, sequence, sequence + 1, -1, -1)
             try:
-                yield self._spare
+                yield sequence + 1
             finally:
-                llama.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+                llama.llama_memory_seq_rm(self._memory, sequence + 1, -1, -1)
+        else:
+            raise EngineError("this model's memory cannot go back, and the context has no sequence to spare")
 
     def clear(self) -> None:
         """Forget all sequences. The data of recurrent state goes, too: NaN in it would outlive them."""

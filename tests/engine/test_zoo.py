@@ -1,0 +1,71 @@
+"""A part of the zoo: all architectures in three kinds of context. All kinds: make zoo."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from bench import zoo
+
+MODELS = Path(__file__).parents[2] / "build" / "zoo" / "models"
+COLUMNS = {
+    "ordinary": "f16 plain on one",
+    "V transposed, streams": "f16 yarn off streams",
+    "quantized, unified": "q8_0 linear on unified",
+}
+
+
+@pytest.fixture(scope="module")
+def lines() -> dict[str, list[zoo.Line]]:
+    """What was measured, by kind of context."""
+    paths = sorted(MODELS.glob("*.gguf"))
+    if not paths:
+        pytest.fail(f"there are no models in {MODELS}. Run: make test")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = [
+            line
+            for part in pool.map(lambda p: zoo.measure(p, f"^({'|'.join(COLUMNS.values())})$"), paths)
+            for line in part
+        ]
+    assert [line for line in found if line["column"] not in COLUMNS.values()] == [], "a model crashed"
+    return {kind: [line for line in found if line["column"] == column] for kind, column in COLUMNS.items()}
+
+
+def names(lines: Iterable[zoo.Line], operation: str, word: str) -> set[str]:
+    return {line["model"] for line in lines if line[operation] == word}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_nothing_is_wrong(lines: dict[str, list[zoo.Line]], kind: str) -> None:
+    """Splice, restore and rewrite give what decoding gives, or are refused with a reason."""
+    assert len(lines[kind]) >= 128
+    for operation in zoo.OPERATIONS:
+        assert names(lines[kind], operation, "wrong") == set()
+    assert all(line["why"] for line in lines[kind] if line["splice"] == "refused")
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_controls_are_caught(lines: dict[str, list[zoo.Line]], kind: str) -> None:
+    """No rotation, a distance off by one and the magnitude twice are each called wrong by the same comparison."""
+    assert {line["model"]: line["missed"] for line in lines[kind] if line["missed"]} == {}
+    tried = {control for line in lines[kind] for control in line["errors"]}
+    assert {"no rotation", "distance off by one"} <= tried
+    assert ("magnitude twice" in tried) == ("yarn" in COLUMNS[kind])
+
+
+def test_how_many(lines: dict[str, list[zoo.Line]]) -> None:
+    """At least 96 of the 128 can be spliced; all but encoders, diffusion models and DeepSeek V4 can be restored."""
+    ordinary = lines["ordinary"]
+    assert len(names(ordinary, "splice", "exact")) >= 96
+    assert names(ordinary, "restore", "refused") == {
+        *("deepseek4-moe", "dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe"),
+    }
+
+
+def test_yarn_is_exact_where_plain_is(lines: dict[str, list[zoo.Line]]) -> None:
+    """YaRN changes frequencies and magnitude, not what can be done."""
+    assert names(lines["V transposed, streams"], "splice", "exact") == names(lines["ordinary"], "splice", "exact")
