@@ -144,9 +144,9 @@ class Case:
     def outcome(self, context: Context, position: int) -> Outcome:
         """Rows of the skill where it stands, and the logits of each token of a question behind it."""
         whole = context.supports("splice") is not None  # recurrent: the state is that of the last token
-        end = position + TOKENS
         rows = () if whole else context.read(self.sequence, position, TOKENS, base=position, dtype="f32")
-        logits = [decode(context, [token], end + i, self.sequence) for i, token in enumerate(self.question)]
+        context.append({self.sequence: self.question}, "all")
+        logits = [context.logits(index) for index in range(QUESTION)]
         return rows, np.stack(logits)
 
     def decoded(self, position: int, kv: str | None = None) -> Outcome:

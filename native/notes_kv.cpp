@@ -106,7 +106,7 @@ notes_rotation notes_kv::rotation(const layer & layer) const {
     return notes_layer_rotation(ctx, memory.caches[layer.cache].kv->hparams, layer.kind, layer.il);
 }
 
-notes_layer notes_kv::describe(const layer & layer) const {
+notes_layer notes_kv::shape(const layer & layer) const {
     notes_layer res = {};
     res.layer = layer.il;
     res.kind  = layer.kind;
@@ -130,20 +130,21 @@ notes_layer notes_kv::describe(const layer & layer) const {
         res.n_embd_v = kv.hparams.n_embd_v_gqa(layer.il); // the tensor may be wider: without flash attention all are alike
         res.type_v   = at.v->type;
     }
-
-    const auto rot = rotation(layer);
-    res.rope       = rot.type;
-    res.n_rot      = rot.n_rot;
-    res.freq_base  = rot.freq_base;
-    res.freq_scale = rot.freq_scale;
-    res.magnitude  = rot.magnitude;
     return res;
 }
 
 std::vector<notes_layer> notes_kv::layers() const {
     std::vector<notes_layer> res;
     for (const auto & layer : all) {
-        res.push_back(describe(layer));
+        res.push_back(shape(layer));
+        if (layer.kind != NOTES_RECURRENT) {
+            const auto rot = rotation(layer);
+            res.back().rope       = rot.type;
+            res.back().n_rot      = rot.n_rot;
+            res.back().freq_base  = rot.freq_base;
+            res.back().freq_scale = rot.freq_scale;
+            res.back().magnitude  = rot.magnitude;
+        }
     }
     return res;
 }
@@ -182,7 +183,7 @@ void notes_kv::check_rows(const notes_rows * rows, int32_t n_layers) const {
         throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the memory has " + std::to_string(all.size()));
     }
     for (int32_t i = 0; i < n_layers; ++i) {
-        const auto layer = describe(all[i]);
+        const auto layer = shape(all[i]);
         const bool plain = rows[i].type == GGML_TYPE_F32 || (rows[i].type == GGML_TYPE_F16 && layer.kind != NOTES_RECURRENT);
         if ((!rows[i].k && layer.n_embd_k > 0) || (!rows[i].v && layer.n_embd_v > 0) || !plain) {
             throw notes_failure(NOTES_E_ARGUMENT, "rows of layer " + std::to_string(layer.layer) + " are missing or neither f16 nor f32 (a state: f32)");
@@ -192,7 +193,7 @@ void notes_kv::check_rows(const notes_rows * rows, int32_t n_layers) const {
 
 // Whether a cache keeps all rows: one of sliding-window layers may be so small that it drops what leaves the window.
 bool notes_kv::whole_window(size_t cache) const {
-    return memory.caches[cache].kv->get_size() == memory.caches[0].kv->get_size();
+    return !memory.caches[cache].window || memory.caches[cache].kv->get_size() == memory.caches[0].kv->get_size();
 }
 
 void notes_kv::check_move(llama_pos base, llama_pos p0, int32_t n) const {
@@ -291,7 +292,7 @@ bool notes_kv::move_layer(direction way, const layer & layer, const place & plac
     const auto & cache = memory.caches[layer.cache];
     const auto & kv    = *cache.kv;
     const auto & at    = kv.layers[layer.i];
-    const auto   what  = describe(layer);
+    const auto   what  = shape(layer);
     const ggml_type type = (ggml_type) rows.type;
 
     int mix_k = 0; // the sizes of build_input_k_rot and build_input_v_rot
@@ -314,7 +315,13 @@ bool notes_kv::move_layer(direction way, const layer & layer, const place & plac
                      : way == INTO_CACHE  ? notes_rows_transpose(from, to, r.n, cache.n_embd)
                      :                      notes_rows_transpose(from, to, cache.n_embd, r.n);
             };
-            return way == INTO_CACHE ? cache.write(r.cell, r.n, mine, convert) : cache.read(r.cell, r.n, mine, convert);
+            switch (way) {
+                case INTO_CACHE:   return cache.write(r.cell, r.n, mine, convert);
+                case OUT_OF_CACHE: return cache.read (r.cell, r.n, mine, convert);
+                case NOWHERE:      break;
+            }
+            std::vector<char> row(cache.n_embd*sizeof(float)); // every row over the one before
+            return notes_rows_move(turn, mine, { cache.t->type, row.data(), 0, cache.hadamard }, r.n, cache.n_embd);
         };
         if (what.n_embd_k > 0 && !move({ at.k_stream[place.stream], what.n_embd_k, mix_k, false }, rows.k, turn)) {
             return false;
@@ -356,7 +363,7 @@ bool notes_kv::move_state(direction way, const layer & layer, int64_t state, con
 bool notes_kv::move(direction way, const std::vector<place> & places, int64_t state, const notes_rows * rows, int32_t n, double distance) const {
     int64_t bytes = 0;
     for (const auto & layer : all) {
-        const auto what = describe(layer);
+        const auto what = shape(layer);
         bytes += (int64_t) n*2*(what.n_embd_k + what.n_embd_v);
     }
     const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22));
@@ -387,30 +394,54 @@ static std::vector<uint32_t> cells_between(const llama_kv_cells & cells, llama_s
     return res;
 }
 
+void notes_kv::check_positions(const llama_pos * positions, int32_t n, llama_pos base) const {
+    if (ctx.get_model().hparams.n_pos_per_embd() == 1) {
+        throw notes_failure(NOTES_E_ARGUMENT, "this model's positions have one axis only");
+    }
+    for (int32_t i = 0; i < n; ++i) {
+        const llama_pos * here = positions + 3*i;
+        const bool after = i == 0 ? here[0] == base : !std::lexicographical_compare(here, here + 3, here - 3, here);
+        if (!after || *std::min_element(here, here + 3) < base) {
+            throw notes_failure(NOTES_E_ARGUMENT, "positions must begin at base and ascend");
+        }
+    }
+}
+
+// The ubatch that a decode of rows [first, n) would have had: it says where the cells stand (as in state_read_meta).
+llama_ubatch notes_kv::ubatch(const llama_seq_id & seq, const llama_token * tokens, int32_t first, int32_t n, const std::function<llama_pos(int32_t, uint32_t)> & at) const {
+    const uint32_t n_pos = ctx.get_model().hparams.n_pos_per_embd();
+    llama_batch_allocr balloc(n_pos);
+    llama_ubatch res = balloc.ubatch_reserve(n - first, 1);
+    res.seq_id_unq[0] = seq;
+    for (int32_t i = first; i < n; ++i) {
+        const int32_t j = i - first;
+        res.token   [j] = tokens[i];
+        res.n_seq_id[j] = 1;
+        res.seq_id  [j] = const_cast<llama_seq_id *>(&seq);
+        for (uint32_t axis = 0; axis < n_pos; ++axis) {
+            res.pos[axis*(n - first) + j] = axis < 3 ? at(i, axis) : 0;
+        }
+    }
+    return res;
+}
+
 void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_rows * rows, int32_t n_layers, llama_pos base) {
     check_seq(seq);
     check_rows(rows, n_layers);
 
-    const int32_t  n_vocab = ctx.get_model().vocab.n_tokens();
-    const uint32_t n_pos   = ctx.get_model().hparams.n_pos_per_embd();
+    const int32_t n_vocab = ctx.get_model().vocab.n_tokens();
     if (n <= 0 || p0 < 0 || base < 0) {
         throw notes_failure(NOTES_E_ARGUMENT, "there are no positions " + between(p0, n));
     }
     if (std::any_of(tokens, tokens + n, [&](llama_token t) { return t < 0 || t >= n_vocab; })) {
         throw notes_failure(NOTES_E_ARGUMENT, "a token is outside the vocabulary of " + std::to_string(n_vocab));
     }
-    if (positions && n_pos == 1) {
-        throw notes_failure(NOTES_E_ARGUMENT, "this model's positions have one axis only");
-    }
-    for (int32_t i = 0; positions && i < n; ++i) {
-        const llama_pos * here = positions + 3*i;
-        if ((i == 0 ? here[0] != base : std::lexicographical_compare(here, here + 3, here - 3, here)) || *std::min_element(here, here + 3) < base) {
-            throw notes_failure(NOTES_E_ARGUMENT, "positions must begin at base and ascend");
-        }
+    if (positions) {
+        check_positions(positions, n, base);
     }
 
     const int64_t moved = (int64_t) p0 - base;
-    const auto at = [&](int32_t i, int axis) { return positions ? positions[3*i + axis] + moved : (int64_t) p0 + i; };
+    const auto at = [&](int32_t i, uint32_t axis) -> int64_t { return positions ? positions[3*i + axis] + moved : (int64_t) p0 + i; };
     const int64_t p1 = at(n - 1, 0) + 1;
     if (p1 > ctx.n_ctx_seq()) {
         throw notes_failure(NOTES_E_ARGUMENT, "positions " + between(p0, p1 - p0) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
@@ -427,22 +458,15 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
 
     settle();
 
-    // the ubatch that a decode of the rows from `first` on would have had: it says where the cells stand (as in state_read_meta)
-    const auto ubatch_from = [&](int32_t first) {
-        llama_batch_allocr balloc(n_pos);
-        llama_ubatch ubatch = balloc.ubatch_reserve(n - first, 1);
-        ubatch.seq_id_unq[0] = seq;
-        for (int32_t i = first; i < n; ++i) {
-            const int32_t j = i - first;
-            ubatch.token   [j] = tokens[i];
-            ubatch.n_seq_id[j] = 1;
-            ubatch.seq_id  [j] = &seq;
-            for (uint32_t axis = 0; axis < n_pos; ++axis) {
-                ubatch.pos[axis*(n - first) + j] = axis < 3 ? at(i, axis) : 0;
-            }
-        }
-        return ubatch;
-    };
+    // Where only the window is kept, what leaves it makes room. It does not come back: try the rows before.
+    std::vector<place> nowhere(memory.caches.size(), { 0, { { 0, 0, n } } });
+    bool drops = false;
+    for (size_t c = 0; c < memory.caches.size(); ++c) {
+        drops |= !whole_window(c);
+    }
+    if (drops && !move(NOWHERE, nowhere, 0, rows, n, moved)) {
+        throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
+    }
 
     struct landing { llama_ubatch ubatch; llama_kv_cache::slot_info slot; };
     std::vector<landing> landings;
@@ -450,34 +474,15 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     for (size_t c = 0; c < memory.caches.size(); ++c) {
         auto & kv = *memory.caches[c].kv;
 
-        // Where only the window is kept, what leaves it makes room first. Nothing may fail then: try the rows before.
         int32_t first = 0;
-        if (memory.caches[c].window && !whole_window(c)) {
+        if (!whole_window(c) && p1 > kv.n_swa) {
+            kv.seq_rm(seq, 0, p1 - kv.n_swa);
             while (at(first, 0) < p1 - (int64_t) kv.n_swa) {
                 first++;
             }
-            std::vector<char> scratch(ctx.get_model().hparams.n_embd_k_gqa_max()*sizeof(float) + ctx.get_model().hparams.n_embd_v_gqa_max()*sizeof(float));
-            for (size_t i = 0; i < all.size(); ++i) {
-                if (all[i].kind == NOTES_RECURRENT || all[i].cache != c) {
-                    continue;
-                }
-                const auto what = describe(all[i]);
-                const auto type = (ggml_type) rows[i].type;
-                const auto fine = [&](void * data, int n_embd, int32_t into, const notes_turn & turn) {
-                    const size_t size = ggml_row_size(type, n_embd);
-                    return notes_rows_move(turn, { type, (char *) data, size }, { (ggml_type) into, scratch.data(), 0 }, n, n_embd);
-                };
-                if (!fine(rows[i].k, what.n_embd_k, what.type_k, notes_turn(rotation(all[i]), moved)) ||
-                        (what.n_embd_v > 0 && !fine(rows[i].v, what.n_embd_v, what.type_v, {}))) {
-                    throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
-                }
-            }
-            if (p1 > kv.n_swa) {
-                kv.seq_rm(seq, 0, p1 - kv.n_swa);
-            }
         }
 
-        landing to { ubatch_from(first), {} };
+        landing to { ubatch(seq, tokens, first, n, at), {} };
         to.slot = kv.find_slot(to.ubatch, false);
         if (to.slot.empty()) {
             throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(n - first) + " free cells in the K/V cache");
@@ -492,14 +497,8 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     int64_t state = 0;
     if (memory.recurrent) {
         auto & mem = *memory.recurrent;
-        llama_batch_allocr balloc(n_pos);
-        llama_ubatch ubatch = balloc.ubatch_reserve(1, 1);
-        ubatch.pos[0]        = p1 - 1;
-        ubatch.n_seq_id[0]   = 1;
-        ubatch.seq_id[0]     = &seq;
-        ubatch.seq_id_unq[0] = seq;
         mem.seq_rm(seq, -1, -1);
-        if (!mem.find_slot(ubatch)) {
+        if (!mem.find_slot(ubatch(seq, tokens, n - 1, n, at))) {
             throw notes_failure(NOTES_E_ROOM, "no room for the state of another sequence");
         }
         state = mem.head;
@@ -622,7 +621,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         const auto & cells = cells_of(c);
 
         // A token is recomputed from all that its window shows. A small cache has dropped what later tokens do not see.
-        if (c > 0 && n > 0 && cells.seq_pos_min(seq) != cells_of(0).seq_pos_min(seq)) {
+        if (!whole_window(c) && cells.seq_pos_min(seq) != cells_of(0).seq_pos_min(seq)) {
             const int32_t   size  = kv.n_swa;
             const llama_pos first = kv.swa_type == LLAMA_SWA_TYPE_CHUNKED ? positions[0]/size*size : positions[0] - size + 1;
             if (cells.seq_pos_min(seq) < 0 || cells.seq_pos_min(seq) > std::max(first, cells_of(0).seq_pos_min(seq))) {

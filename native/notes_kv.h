@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+struct llama_ubatch;
 struct notes_rotation;
 
 // What went wrong; notes_ext.cpp turns it into a status and a message.
@@ -52,11 +53,12 @@ private:
     std::vector<layer> all;
 
     notes_rotation rotation(const layer & layer) const;
-    notes_layer    describe(const layer & layer) const;
+    notes_layer    shape(const layer & layer) const; // without the rotation
 
     void settle() const;
     void check_rows(const notes_rows * rows, int32_t n_layers) const;
     void check_seq(llama_seq_id seq) const;
+    void check_positions(const llama_pos * positions, int32_t n, llama_pos base) const;
     bool whole_window(size_t cache) const;
 
     // Neighbouring cells together: {5,6,7,2} is rows 0..2 at cells 5..7 and row 3 at cell 2.
@@ -67,7 +69,9 @@ private:
     };
     static std::vector<run> runs(const std::vector<uint32_t> & cells, int32_t first_row = 0);
 
-    enum direction { INTO_CACHE, OUT_OF_CACHE };
+    llama_ubatch ubatch(const llama_seq_id & seq, const llama_token * tokens, int32_t first, int32_t n, const std::function<llama_pos(int32_t, uint32_t)> & at) const;
+
+    enum direction { INTO_CACHE, OUT_OF_CACHE, NOWHERE }; // nowhere: only to see whether it would go well
     bool move      (direction way, const std::vector<place> & places, int64_t state, const notes_rows * rows, int32_t n, double distance) const;
     bool move_layer(direction way, const layer & layer, const place & place, const notes_rows & rows, double distance) const;
     bool move_state(direction way, const layer & layer, int64_t state, const notes_rows & rows) const;

@@ -28,6 +28,8 @@ def command(source: str, name: str | None, target: Path | None, force: bool, qui
     `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to stdout. A
     skill that has not changed is not compiled again.
 
+    Rows are kept in f16, which serves a K/V cache of any type but f32: that one needs a segment of its own.
+
     \b
     Examples:
       notes compile skill.txt

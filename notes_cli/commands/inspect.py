@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from notes_cli import output
+
+if TYPE_CHECKING:
+    from notes_cli.library.card import Card
 
 
 @click.command()
@@ -36,7 +41,7 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     files = [entry.path for entry in library.entries() if entry.name == name] if target.path is None else [target.path]
     shown = []
     for path in files:
-        segment = open_segment(path)  # checks every byte
+        open_segment(path)  # checks every byte
         card = peek(path)
         if text:
             output.result(card.text)
@@ -47,9 +52,10 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             "description": card.description,
             "path": str(path),
             "bytes": card.nbytes,
-            "rows": f"{len(segment.layers)} layers, {card.dtype}",
+            "rows": _rows(card),
             "tokens": len(card.tokens),
-            "compiled_at": f"position {card.base}, behind {len(card.context)} tokens",
+            "compiled_at": f"position {card.base}, behind {len(card.context)} tokens"
+            + (", and fits there only" if card.whole else ""),
             "created": f"{card.created} by {card.writer}",
             "fields": [
                 {"name": s.name, "value": s.value, "characters": [s.start, s.end], "tokens": [s.first, s.last]}
@@ -62,6 +68,12 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             _print(facts, card.text)
     if json_:
         output.as_json(shown)
+
+
+def _rows(card: Card) -> str:
+    rows = [f"{card.layers} layers, {card.dtype}"] if card.layers else []
+    states = [f"recurrent state of {card.states} layers"] if card.states else []
+    return "; ".join(rows + states)
 
 
 def _print(facts: dict[str, object], text: str) -> None:

@@ -100,7 +100,7 @@ _MODEL_OPTIONS = [
         default="f16",
         metavar="TYPE",
         show_default=True,
-        help="Type of K in the cache: f16, q8_0, ...",
+        help="K in the cache: f32, f16, bf16, q8_0, q5_1, ...",
     ),
     click.option(
         *("-ctv", "--cache-type-v"),
@@ -109,7 +109,7 @@ _MODEL_OPTIONS = [
         default="f16",
         metavar="TYPE",
         show_default=True,
-        help="Type of V in the cache: f16, q8_0, ...",
+        help="V likewise. A quantized V needs flash attention.",
     ),
     click.option(
         "--rope-scaling",
@@ -152,6 +152,10 @@ def open_workspace(*, quiet: bool = False, **given: Any) -> Workspace:
     from notes_cli.engine.context import ContextOptions
     from notes_cli.work.workspace import DEFAULT_CONTEXT, Workspace
 
+    if given["flash_attn"] == "off" and given["cache_type_v"].startswith("q"):
+        raise click.UsageError(
+            f"-ctv {given['cache_type_v']} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
+        )
     native.set_verbose(given["verbose"])
     options = ContextOptions(
         n_ctx=given["ctx_size"] or DEFAULT_CONTEXT,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     *("-s", "--system"),
     metavar="TEXT",
-    help="System text before the skills.  [default: a few sentences, so that the skills move]",
+    help="System text before the skills.  [default: a few sentences, so that skills move, if they can]",
 )
 @click.option("--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: 1]")
 @click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
@@ -66,13 +66,15 @@ def command(
     answers = answers_of(choices)
     with open_workspace(quiet=json_, **model) as workspace:
         segments = open_segments(workspace, names, output.say)
+        if system is None:
+            system = "" if any(segment.whole for segment in segments) else verify_system()
         report = verify(
             workspace,
             segments,
             list(questions) or field_questions(segments),
             parse_errata(errata, segments),
             choices=answers,
-            system=verify_system() if system is None else system,
+            system=system,
             seam=DEFAULT_SEAM if seam is None else seam,
             wording=wording,
         )
@@ -113,7 +115,7 @@ def _print(report: Report, model: str) -> None:
                 _short(case.reference),
                 "" if case.corrected is None else _short(case.corrected),
                 "same" if case.right else "DIFFERS",
-                f"{case.control_cosine:.4f}" if case.moved else "not moved",
+                f"{case.control_cosine:.4f}" if case.moved else "not moved" if case.spliced else "not reused",
                 _short(case.control_decision),
             )
         )
@@ -124,9 +126,15 @@ def _print(report: Report, model: str) -> None:
     )
     same = sum(case.right for case in report.cases)
     verdict = "pass" if report.passed else "FAIL"
+    if any(case.moved for case in report.cases):
+        control = f"control without rotation {report.control_cosine:.4f}"
+    elif any(case.spliced for case in report.cases):
+        control = "no control: rows were reused where they were compiled"
+    else:
+        control = "no control: nothing was reused, notes ask --explain says why"
     output.result(
         f"{verdict}: {same} of {len(rows)} decisions as a full recompute, mean cosine {report.cosine:.4f} "
-        f"(control without rotation {report.control_cosine:.4f}) on {model}"
+        f"({control}) on {model}"
     )
 
 

@@ -31,11 +31,12 @@ class Card:
     tokens: Tokens
     context: Tokens
     base: int
-    first: int  # position of the first row: base, or 0 where the rows of the left context are there, too
+    whole: bool  # the rows of the left context are there, too
     fields: tuple[FieldSpan, ...]
     identity: Identity
     layers: int  # how many layers have rows
-    dtype: str  # of the rows: "f16" or "f32"
+    dtype: str  # of the rows: "f16" or "f32"; "" if no layer has any
+    states: int  # how many layers have a recurrent state
     nbytes: int  # size of the file
     created: str  # UTC, ISO 8601
     writer: str  # the program that wrote it, with its version
@@ -52,7 +53,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         "text": segment.text,
         "fields": json.dumps([asdict(span) for span in segment.fields], ensure_ascii=False),
         "base": segment.base,
-        "first": segment.first,
+        **({"first": 0} if segment.whole else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -72,11 +73,12 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
     base = head.metadata.get("notes.base")
     if not isinstance(base, int):
         raise FormatError("notes.base is missing")
-    first = head.metadata.get("notes.first", base)
-    if first not in (0, base) or (first != base and len(context) != base):
+    first = head.metadata.get("notes.first")
+    if first is not None and (first != 0 or len(context) != base):
         raise FormatError("notes.first does not fit")
-    rows = {name: place for name, place in head.tensors.items() if name.startswith("blk.")}
-    types = {f"f{8 * place.dtype.itemsize}" for place in rows.values()}
+    layers = {name: place for name, place in head.tensors.items() if name.startswith("blk.")}
+    states = {name for name in layers if ".state." in name}
+    types = {f"f{8 * place.dtype.itemsize}" for name, place in layers.items() if name not in states}
     return Card(
         path=path,
         name=text("name"),
@@ -85,11 +87,12 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         tokens=tokens,
         context=context,
         base=base,
-        first=first,
+        whole=first is not None,
         fields=_fields(text("fields"), text("text"), len(tokens)),
         identity=Identity(**{part.name: text(f"identity.{part.name}") for part in fields_of(Identity)}),
-        layers=len({name.split(".")[1] for name in rows}),
-        dtype=types.pop() if len(types) == 1 else "mixed",
+        layers=len({name.split(".")[1] for name in layers.keys() - states}),
+        dtype="mixed" if len(types) > 1 else "".join(types),
+        states=len({name.split(".")[1] for name in states}),
         nbytes=nbytes,
         created=text("created"),
         writer=text("writer"),

@@ -71,6 +71,8 @@ def open_segment(path: Path) -> Segment:
         for name in head.tensors:
             _check_tensor(data, head, name)
         card = _card(path, data, head)
+        if card.states and not card.whole:
+            raise FormatError("it holds the state of recurrent layers, but not all rows before it")
         return Segment(
             name=card.name,
             description=card.description,
@@ -80,8 +82,8 @@ def open_segment(path: Path) -> Segment:
             context=card.context,
             fields=card.fields,
             identity=card.identity,
-            layers=_layers(data, head, card.base - card.first + len(card.tokens)),
-            whole=card.first != card.base,
+            layers=_layers(data, head, len(card.tokens) + (card.base if card.whole else 0)),
+            whole=card.whole,
         )
 
 
@@ -105,9 +107,11 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
         "notes.context": np.ascontiguousarray(segment.context, "<i4"),
     }
     for rows in segment.layers:
-        count = 1 if rows.part == "state" else segment.base - segment.first + len(segment)
+        state = rows.part == "state"
+        count = 1 if state else segment.base - segment.first + len(segment)
+        types = (np.float32,) if state else (np.float16, np.float32)
         for kind, values in zip(NAMES[rows.part], (rows.k, rows.v), strict=True):
-            if values.dtype not in (np.float16, np.float32) or values.shape[0] != count:
+            if values.dtype not in types or values.shape[0] != count:
                 raise SegmentError(f"layer {rows.layer} of {segment.name} has {kind} rows that do not fit it")
             tensors[f"blk.{rows.layer}.{kind}"] = np.ascontiguousarray(values)
     return {name: tensor for name, tensor in tensors.items() if tensor.size}
@@ -236,8 +240,11 @@ def _layers(data: memoryview, head: Head, n_rows: int) -> tuple[LayerRows, ...]:
         if match is None:
             raise FormatError(f"it holds a tensor {name[:40]!r} that segments do not have")
         part, index = parts[match[2]]
-        if len(place.shape) != 2 or place.shape[0] != (1 if part == "state" else n_rows) or place.dtype.kind != "f":
-            raise FormatError(f"{name} does not have one row {'in all' if part == 'state' else 'a token'}")
+        if part == "state":
+            if len(place.shape) != 2 or place.shape[0] != 1 or place.dtype != np.float32:
+                raise FormatError(f"{name} is not one row of f32")
+        elif len(place.shape) != 2 or place.shape[0] != n_rows or place.dtype.kind != "f":
+            raise FormatError(f"{name} does not have one row a token")
         found.setdefault((int(match[1]), part), [None, None])[index] = _array(data, place)
     order = list(NAMES)
     rows = []

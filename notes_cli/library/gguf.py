@@ -22,7 +22,7 @@ ALIGNMENT = 32  # of every tensor; also the default of the format
 UINT32, STRING, UINT64 = 4, 8, 10
 DTYPES: Mapping[int, np.dtype[np.generic]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 26: np.dtype("<i4")}
 
-# A segment has two tensors a layer and one checksum for each. Far above any model, far below what takes
+# A segment has a few tensors a layer and one checksum for each. Far above any model, far below what takes
 # long to read.
 MAX_ENTRIES = 1 << 14
 MAX_DIMS = 4

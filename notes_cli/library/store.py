@@ -172,11 +172,12 @@ def changes(
     fields: Sequence[tuple[str, str, int, int]],
     identity: Identity,
     context: Tokens | Sequence[int],
+    whole: bool,
 ) -> list[str]:
     """What has changed since the segment was compiled, in words; empty if it is up to date.
 
     `fields` are (name, value, start, end) of each place (Skill.fields are such), `context` the tokens that
-    it would be compiled behind now.
+    it would be compiled behind now, `whole` whether their rows would be kept, too.
     """
     found = list(card.identity.differences(identity))
     if card.text != text:
@@ -187,4 +188,6 @@ def changes(
         found.append("the description has changed")
     if not np.array_equal(card.context, np.asarray(context, np.int32)):
         found.append("it was compiled behind another left context")
+    if card.whole != whole:
+        found.append("its rows can be moved now" if card.whole else "its rows cannot be moved any more")
     return found

@@ -31,7 +31,7 @@ class Compiled:
 
 
 def compile_skill(workspace: Workspace, skill: Skill, progress: Progress | None = None) -> Segment:
-    """Prefill the skill and read its rows. Raise UnsupportedError where this model's rows cannot be moved."""
+    """Prefill the skill and read its rows. Raise UnsupportedError where this model's rows cannot be kept."""
     segment = plan(workspace, skill)
     with workspace.compiler() as context:
         notebook = Notebook(context)
@@ -53,8 +53,13 @@ def plan(workspace: Workspace, skill: Skill) -> Segment:
     return Segment(
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
-        whole=workspace.context.supports("splice") is not None,
+        whole=_whole(workspace),
     )
+
+
+def _whole(workspace: Workspace) -> bool:
+    """Whether rows of this model cannot be moved, so that they are kept with those of the left context."""
+    return workspace.context.supports("splice") is not None
 
 
 def check_support(workspace: Workspace, name: str) -> None:
@@ -121,6 +126,7 @@ def stale(workspace: Workspace, skill: Skill, path: Path) -> list[str]:
         fields=skill.fields,
         identity=workspace.identity,
         context=workspace.left_context,
+        whole=_whole(workspace),
     )
 
 

@@ -45,9 +45,8 @@ def open_segments(
     for given in words:
         target = workspace.library.resolve(given)
         if target.kind == "name":
-            path = workspace.library.find(
-                target.name, workspace.identity, f"notes compile FILE --name {target.name} -m {workspace.model.path}"
-            )
+            remedy = f"notes compile FILE --name {target.name} -m {workspace.model.path}{_cache_options(workspace)}"
+            path = workspace.library.find(target.name, workspace.identity, remedy)
         elif target.kind == "segment":
             assert target.path is not None
             path = target.path
@@ -60,6 +59,12 @@ def open_segments(
             path = _compile_text(workspace, given, skill, say)
         segments.append(workspace.open(path))
     return segments
+
+
+def _cache_options(workspace: Workspace) -> str:
+    """What a compile must be told of the cache: nothing unless it is f32, as all other types take f16 rows."""
+    master = workspace.context.master
+    return f" -ctk {master.type_k} -ctv {master.type_v}" if "f32" in (master.type_k, master.type_v) else ""
 
 
 def _read_text(given: str, say: Callable[[str], None]) -> Skill:
@@ -139,11 +144,13 @@ def _place(notebook: Notebook, segment: Segment, seam: int, rotate: bool) -> Non
         notebook.restore(segment)
         return
     context = notebook.context
-    reason = (
-        context.supports("splice") if segment.whole else context.can_move(segment.base, len(notebook), len(segment))
-    )
-    if reason is not None:
-        also = ", and what stands before is not what it was compiled behind" if segment.whole else ""
-        notebook.append(segment.tokens, "splice", segment.name, why=f"decoded: {reason}{also}")
+    if segment.whole:
+        reason = context.supports("splice") or "its rows can be moved if it is compiled again"
+        why = f"decoded: what stands before is not what it was compiled behind; {reason}"
+        notebook.append(segment.tokens, "splice", segment.name, why=why)
+        return
+    refusal = context.can_move(segment.base, len(notebook), len(segment))
+    if refusal is not None:
+        notebook.append(segment.tokens, "splice", segment.name, why=f"decoded: {refusal}")
     else:
         notebook.splice(segment, seam=0 if same_left else seam, rotate=rotate)

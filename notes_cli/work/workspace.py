@@ -108,7 +108,7 @@ class Workspace:
 
     @property
     def identity(self) -> Identity:
-        """Identity of this model in this context. Raise UnsupportedError where its rows cannot be moved."""
+        """Identity of this model in this context. Raise UnsupportedError where its rows cannot be read."""
         return self.context.identity(self.weights)
 
     @cached_property
@@ -149,4 +149,5 @@ class Workspace:
         """Raise SegmentError, saying what differs, unless the segment fits the context as it is now."""
         differences = segment.identity.differences(self.identity)
         if differences:
-            raise SegmentError(f"{segment.name} was {'; '.join(differences)}. Compile it for this model")
+            found = "; ".join(differences)
+            raise SegmentError(f"{segment.name} was {found}. Compile it for this model, with these options")

@@ -1,0 +1,68 @@
+"""The zoo's models, a tiny random one of every architecture, and copies of them that say something else of themselves.
+
+The zoo's files are all alike: one base, no scaling, two layers, whole heads rotated. What a graph does of its own then
+does not show. A copy with other metadata, or with more layers, shows it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+MODELS = Path(__file__).parents[1] / "build" / "zoo" / "models"
+
+
+def zoo_model(name: str) -> Path:
+    """The zoo's model of that name, such as `gemma3-dense`."""
+    path = MODELS / f"{name}.gguf"
+    if not path.exists():
+        pytest.fail(f"there is no model {path}. Run: make test")
+    return path
+
+
+def variant(
+    name: str, path: Path, overrides: dict[str, Any], layers: int = 0, shapes: dict[str, tuple[int, ...]] | None = None
+) -> Path:
+    """Write a copy of a zoo model whose metadata is as `overrides` say, keys without the architecture's name.
+
+    With `layers` it has as many: those it has, then its last one again and again. Lists of one value a layer go round.
+    `shapes`: what tensors must be like to go with it, by the end of their names; their numbers are repeated or cut.
+    """
+    source = gguf.GGUFReader(zoo_model(name))
+    architecture = source.fields["general.architecture"].contents()
+    had = int(source.fields[f"{architecture}.block_count"].contents())
+    layers = layers or had
+    writer = gguf.GGUFWriter(path, architecture)
+    overrides = {f"{architecture}.{key}": value for key, value in overrides.items()}
+    overrides[f"{architecture}.block_count"] = layers
+    unknown = overrides.keys() - source.fields.keys()
+    assert not unknown, f"{name} says nothing of {unknown}"
+    for key, field in source.fields.items():
+        value = overrides.get(key, field.contents())
+        if key.startswith("GGUF.") or key == gguf.Keys.General.ARCHITECTURE or value == []:
+            continue
+        kind, part = field.types[0], field.types[-1]
+        if isinstance(value, list):
+            if len(value) == had and key not in overrides:
+                value = (value * layers)[:layers]
+            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, part)
+        else:
+            writer.add_key_value(key, value, part if key in overrides else kind)
+    last = f"blk.{had - 1}."
+    for tensor in source.tensors:
+        shape = next((shape for end, shape in (shapes or {}).items() if tensor.name.endswith(end)), tensor.data.shape)
+        names = [tensor.name]
+        if tensor.name.startswith(last):
+            names += [f"blk.{layer}.{tensor.name.removeprefix(last)}" for layer in range(had, layers)]
+        for each in names:
+            writer.add_tensor(each, np.resize(tensor.data, shape), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
