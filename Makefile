@@ -53,6 +53,7 @@ $(MODELS): native/LLAMA_CPP_PYTHON | $(READY)
 	@$(BIN)/cmake --build $(ZOO) --target test-llama-archs >$(ZOO)/build.log || { tail -20 $(ZOO)/build.log; exit 1; }
 	@rm -rf $(ZOO)/models && mkdir -p $(ZOO)/models
 	@$(ZOO)/bin/test-llama-archs -s 1 -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1 || { tail $(ZOO)/models.log; exit 1; }
+	@$(BIN)/python -m bench.zoo_more $(ZOO)/models
 	@touch $@
 
 zoo: $(MODELS) ## Every architecture in every kind of context (docs/architectures.md, half an hour); ARCH='regex' for some

@@ -78,7 +78,8 @@ def report(lines: list[Line]) -> list[str]:
         "Written by `make zoo` (bench/zoo.py); do not edit. All rows were run on the CPU backend with one thread, none "
         "on CUDA or Metal.",
         "",
-        f"{len(models)} tiny random models, one of every architecture that llama.cpp's test-llama-archs writes, in "
+        f"{len(models)} tiny random models, the 128 that llama.cpp's test-llama-archs writes and those of "
+        "bench/zoo_more.py, in "
         f"{len(columns)} kinds of context: K/V type, RoPE scaling, flash attention, streams. Tokens compiled at one "
         "position are spliced at another; K rows and logits are compared with decoding them there. `exact`: the error "
         "is that of rounding, in a quantized cache at most 1.5 times its own. bench/zoo_model.py has the bounds.",

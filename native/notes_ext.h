@@ -5,8 +5,8 @@
 // prompts: tokens, positions and rows only.
 //
 // Every call that can fail returns a notes_status; notes_error() then says in one sentence what and why. After a
-// failure the sequence is as it was before the call; one with recurrent state, which cannot go back, is empty if a decode
-// failed half way. Nothing here aborts or throws across the interface.
+// failure the sequence is as it was before the call; one that cannot go back (recurrent state, layers that keep only
+// a sliding window) is empty if a decode failed half way. Nothing here aborts or throws across the interface.
 // Like all of llama.cpp, a context may be used by one thread at a time.
 #pragma once
 
@@ -115,8 +115,8 @@ LLAMA_API int32_t notes_splice(struct llama_context * ctx, llama_seq_id seq, lla
 LLAMA_API int32_t notes_read(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n,
         llama_pos * positions, struct notes_rows * rows, int32_t n_layers, llama_pos base);
 
-// Decode `n` tokens at positions that already hold rows of `seq` (strictly ascending, gaps allowed) and put the new
-// rows in their place. Each new row sees the rows before it, new where they are new. Needs n free cells meanwhile.
+// Decode `n` tokens at positions that hold rows of `seq`, or are vacant between them (strictly ascending, gaps
+// allowed), and put the new rows in their place. Each new row sees the rows before it, new where they are new. Needs n free cells meanwhile.
 // More tokens than n_batch are decoded in several batches. Logits, as for append: llama_get_logits_ith(ctx, -k).
 LLAMA_API int32_t notes_rewrite(struct llama_context * ctx, llama_seq_id seq, const llama_pos * positions,
         const llama_token * tokens, int32_t n, enum notes_output output);

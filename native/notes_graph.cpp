@@ -11,13 +11,14 @@
 // target position (make zoo, docs/architectures.md). To move the rows of another one on trust could make a silently
 // wrong cache. Where a graph does something of its own, it stands in notes_graph_of.
 static const std::set<llm_arch> KNOWN = {
-    LLM_ARCH_AFMOE, LLM_ARCH_ARCEE, LLM_ARCH_ARCTIC, LLM_ARCH_BAICHUAN, LLM_ARCH_BAILINGMOE, LLM_ARCH_BAILINGMOE2,
-    LLM_ARCH_BLOOM, LLM_ARCH_CHATGLM, LLM_ARCH_CODESHELL, LLM_ARCH_COGVLM, LLM_ARCH_COHERE2, LLM_ARCH_COHERE2MOE,
-    LLM_ARCH_COMMAND_R, LLM_ARCH_DBRX, LLM_ARCH_DECI, LLM_ARCH_DEEPSEEK, LLM_ARCH_DEEPSEEK2, LLM_ARCH_DEEPSEEK32,
-    LLM_ARCH_DOTS1, LLM_ARCH_DOTS3NOTE, LLM_ARCH_ERNIE4_5, LLM_ARCH_ERNIE4_5_MOE, LLM_ARCH_EXAONE, LLM_ARCH_EXAONE4,
-    LLM_ARCH_EXAONE_MOE, LLM_ARCH_FALCON, LLM_ARCH_GEMMA, LLM_ARCH_GEMMA2, LLM_ARCH_GEMMA3, LLM_ARCH_GLM4,
-    LLM_ARCH_GLM4_MOE, LLM_ARCH_GLM_DSA, LLM_ARCH_GPTNEOX, LLM_ARCH_GRANITE, LLM_ARCH_GRANITE_MOE,
-    LLM_ARCH_GRANITE_SWA, LLM_ARCH_GROK, LLM_ARCH_GROVEMOE, LLM_ARCH_HRM_TEXT, LLM_ARCH_HY_V3, LLM_ARCH_HY_V4,
+    LLM_ARCH_AFMOE, LLM_ARCH_APERTUS, LLM_ARCH_ARCEE, LLM_ARCH_ARCTIC, LLM_ARCH_BAICHUAN, LLM_ARCH_BAILINGMOE,
+    LLM_ARCH_BAILINGMOE2, LLM_ARCH_BITNET, LLM_ARCH_BLOOM, LLM_ARCH_CHATGLM, LLM_ARCH_CODESHELL, LLM_ARCH_COGVLM,
+    LLM_ARCH_COHERE2, LLM_ARCH_COHERE2MOE, LLM_ARCH_COMMAND_R, LLM_ARCH_DBRX, LLM_ARCH_DECI, LLM_ARCH_DEEPSEEK,
+    LLM_ARCH_DEEPSEEK2, LLM_ARCH_DEEPSEEK32, LLM_ARCH_DOTS1, LLM_ARCH_DOTS3NOTE, LLM_ARCH_ERNIE4_5,
+    LLM_ARCH_ERNIE4_5_MOE, LLM_ARCH_EXAONE, LLM_ARCH_EXAONE4, LLM_ARCH_EXAONE_MOE, LLM_ARCH_FALCON, LLM_ARCH_GEMMA,
+    LLM_ARCH_GEMMA2, LLM_ARCH_GEMMA3, LLM_ARCH_GEMMA3N, LLM_ARCH_GEMMA4, LLM_ARCH_GLM4, LLM_ARCH_GLM4_MOE,
+    LLM_ARCH_GLM_DSA, LLM_ARCH_GPTNEOX, LLM_ARCH_GRANITE, LLM_ARCH_GRANITE_MOE, LLM_ARCH_GRANITE_SWA,
+    LLM_ARCH_GRANITE_SWITCH, LLM_ARCH_GROK, LLM_ARCH_GROVEMOE, LLM_ARCH_HRM_TEXT, LLM_ARCH_HY_V3, LLM_ARCH_HY_V4,
     LLM_ARCH_INTERNLM2, LLM_ARCH_JAIS, LLM_ARCH_JAIS2, LLM_ARCH_LAGUNA, LLM_ARCH_LLAMA, LLM_ARCH_LLAMA4,
     LLM_ARCH_MAPLE, LLM_ARCH_MELLUM, LLM_ARCH_MIMO2, LLM_ARCH_MINICPM, LLM_ARCH_MINICPM3, LLM_ARCH_MINIMAX_M2,
     LLM_ARCH_MINIMAX_M3, LLM_ARCH_MISTRAL3, LLM_ARCH_MISTRAL4, LLM_ARCH_MUSE_GLIMMER, LLM_ARCH_NANBEIGE,
@@ -26,7 +27,7 @@ static const std::set<llm_arch> KNOWN = {
     LLM_ARCH_PLAMO, LLM_ARCH_PLAMO3, LLM_ARCH_POCKETTTS, LLM_ARCH_QWEN, LLM_ARCH_QWEN2, LLM_ARCH_QWEN2MOE,
     LLM_ARCH_QWEN2VL, LLM_ARCH_QWEN3, LLM_ARCH_QWEN3MOE, LLM_ARCH_QWEN3TTS, LLM_ARCH_QWEN3VL, LLM_ARCH_QWEN3VLMOE,
     LLM_ARCH_REFACT, LLM_ARCH_SEED_OSS, LLM_ARCH_SMALLTHINKER, LLM_ARCH_SMOLLM3, LLM_ARCH_SPARK2_5, LLM_ARCH_STABLELM,
-    LLM_ARCH_STARCODER2, LLM_ARCH_TALKIE, LLM_ARCH_XVERSE,
+    LLM_ARCH_STARCODER2, LLM_ARCH_STEP35, LLM_ARCH_TALKIE, LLM_ARCH_XVERSE,
 };
 
 // Which layers rotate K. Granite says so in its hyper-parameters, all others in their graphs.
@@ -120,15 +121,6 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
         // constants, whatever the file or the user says
         case LLM_ARCH_COGVLM:
             res.freq_base   = 10000.0f;
-            res.freq_scale  = 1.0f;
-            res.ext_factor  = 0.0f;
-            res.attn_factor = 1.0f;
-            res.factors     = nullptr;
-            break;
-        case LLM_ARCH_DEEPSEEK2OCR:
-            res.type        = LLAMA_ROPE_TYPE_NEOX;
-            res.n_rot       = hparams.n_embd_head_k(il);
-            res.offset      = 0;
             res.freq_scale  = 1.0f;
             res.ext_factor  = 0.0f;
             res.attn_factor = 1.0f;
@@ -239,8 +231,8 @@ std::string notes_graph_move_refusal(const llama_context & ctx, llama_pos base, 
         }
     }
     // Which blocks of positions a token looks at is chosen by score once there are more than it may look at.
-    if (const int32_t size = hparams.indexer_block_size; model.arch == LLM_ARCH_MINIMAX_M3 && size > 0 && (high - low) % size != 0 &&
-            last >= (int64_t) size*hparams.indexer_top_k) {
+    if (const int32_t size = hparams.indexer_block_size; model.arch == LLM_ARCH_MINIMAX_M3 && notes_graph_uses_indexer(ctx) &&
+            size > 0 && (high - low) % size != 0 && last >= (int64_t) size*hparams.indexer_top_k) {
         return "behind position " + std::to_string((int64_t) size*hparams.indexer_top_k) + " rows can be moved by multiples of " + std::to_string(size) + " positions only, this model's attention blocks";
     }
     return "";

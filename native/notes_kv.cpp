@@ -203,6 +203,23 @@ void notes_kv::check_move(llama_pos base, llama_pos p0, int32_t n) const {
     }
 }
 
+// Cells that find_slot would give if the sequence had dropped its rows below `first`.
+int64_t notes_kv::room(size_t cache, llama_seq_id seq, int64_t first) const {
+    const auto & kv    = *memory.caches[cache].kv;
+    const auto & cells = kv.get_cells(seq);
+    int64_t res = 0;
+    for (uint32_t i = 0; i < cells.size(); ++i) {
+        bool free = cells.is_empty(i);
+        if (!free && cells.seq_count(i) == 1) {
+            const auto owner = cells.seq_get(i);
+            free = (owner == seq && cells.pos_get(i) < first) ||
+                (!kv.keep_masked && llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, cells.pos_get(i), cells.seq_pos_max(owner) + 1));
+        }
+        res += free;
+    }
+    return res;
+}
+
 std::vector<notes_kv::run> notes_kv::runs(const std::vector<uint32_t> & cells, int32_t first_row) {
     std::vector<run> res;
     for (size_t i = 0; i < cells.size(); ++i) {
@@ -458,12 +475,16 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
 
     settle();
 
-    // Where only the window is kept, what leaves it makes room. It does not come back: try the rows before.
-    std::vector<place> nowhere(memory.caches.size(), { 0, { { 0, 0, n } } });
+    // Where only the window is kept, what leaves it makes room. It does not come back: see before whether all will go well.
     bool drops = false;
     for (size_t c = 0; c < memory.caches.size(); ++c) {
+        const auto & kv = *memory.caches[c].kv;
         drops |= !whole_window(c);
+        if (!whole_window(c) && room(c, seq, p1 - kv.n_swa) < std::min<int64_t>(n, kv.n_swa)) {
+            throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(n) + " free cells in the K/V cache of the sliding window");
+        }
     }
+    const std::vector<place> nowhere(memory.caches.size(), { 0, { { 0, 0, n } } });
     if (drops && !move(NOWHERE, nowhere, 0, rows, n, moved)) {
         throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
     }
@@ -610,7 +631,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         }
     }
 
-    // the rows as they are, one cell a position, in every cache
+    // the rows as they are, in every cache: one cell a position, or none between others
     std::vector<std::vector<uint32_t>> old;
     const auto cells_of = [&](size_t c) -> llama_kv_cells & {
         auto & kv = *memory.caches[c].kv;
@@ -633,10 +654,14 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         old.emplace_back();
         for (int32_t i = 0; i < n; ++i) {
             const auto here = positions[i] < 0 ? std::vector<uint32_t>() : cells_between(cells, seq, positions[i], (int64_t) positions[i] + 1);
-            if (here.size() != 1) { // several: an image, or rows of two origins
+            const bool between = positions[i] > cells.seq_pos_min(seq) && positions[i] < cells.seq_pos_max(seq);
+            if (here.size() > 1 || (here.empty() && !between)) { // several: an image, or rows of two origins
                 throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + (here.empty() ? " has no row" : " has several rows") + " at position " + std::to_string(positions[i]));
             }
-            old[c].push_back(here[0]);
+            old[c].insert(old[c].end(), here.begin(), here.end());
+        }
+        if (!whole_window(c) && cells.size() - cells.get_used() < (uint32_t) n) { // what no token looks at any more makes room
+            memory.caches[c].kv->seq_rm(seq, 0, std::max(0, positions[0] - (llama_pos) kv.n_swa + 1));
         }
         if (cells.size() - cells.get_used() < (uint32_t) n) {
             throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " +
@@ -689,6 +714,27 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
     finish(true);
 }
 
+// Whether the sliding-window layers no longer hold what a token at `p0` looks at.
+bool notes_kv::lacks_window(const llama_context & ctx, llama_seq_id seq, llama_pos p0) {
+    const notes_memory memory(ctx);
+    for (const auto & cache : memory.caches) {
+        const llama_pos begin = memory.caches[0].kv->get_cells(seq).seq_pos_min(seq);
+        const llama_pos first = cache.kv->get_cells(seq).seq_pos_min(seq);
+        if (cache.window && begin >= 0 && (first < 0 || first > std::max(begin, p0 - (llama_pos) cache.kv->n_swa + 1))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Where positions are looked up in a table, llama.cpp aborts beyond its end.
+static void check_last(const llama_context & ctx, int64_t last) {
+    const ggml_tensor * learned = ctx.get_model().pos_embd;
+    if (learned && last >= learned->ne[1]) {
+        throw notes_failure(NOTES_E_ROOM, "this model learned " + std::to_string(learned->ne[1]) + " positions, there is no position " + std::to_string(last));
+    }
+}
+
 // The position after the last row. That of an image is as far on as the image is high or wide.
 static llama_pos next_position(llama_context & ctx, llama_seq_id seq) {
     const llama_pos last = ctx.get_memory()->seq_pos_max(seq);
@@ -726,6 +772,7 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         if ((int64_t) p0 + n_tokens[s] > ctx.n_ctx_seq()) {
             throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n_tokens[s]) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
         }
+        check_last(ctx, (int64_t) p0 + n_tokens[s] - 1);
         starts.push_back({ seqs[s], p0 });
         for (int32_t i = 0; i < n_tokens[s]; ++i, ++tokens) {
             if (*tokens < 0 || *tokens >= n_vocab) {
@@ -759,7 +806,8 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         }
     } catch (...) {
         for (const auto & [seq, p0] : starts) {
-            if (!memory.seq_rm(seq, p0, -1)) { // recurrent state cannot go back, and half a decode has spoilt it
+            // recurrent state cannot go back, and a small window has dropped what it looked at before
+            if (!memory.seq_rm(seq, p0, -1) || lacks_window(ctx, seq, p0)) {
                 memory.seq_rm(seq, -1, -1);
             }
         }

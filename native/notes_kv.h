@@ -60,6 +60,8 @@ private:
     void check_seq(llama_seq_id seq) const;
     void check_positions(const llama_pos * positions, int32_t n, llama_pos base) const;
     bool whole_window(size_t cache) const;
+    static bool lacks_window(const llama_context & ctx, llama_seq_id seq, llama_pos p0);
+    int64_t room(size_t cache, llama_seq_id seq, int64_t first) const;
 
     // Neighbouring cells together: {5,6,7,2} is rows 0..2 at cells 5..7 and row 3 at cell 2.
     struct run { uint32_t cell; int32_t row; int32_t n; };

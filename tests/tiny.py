@@ -19,7 +19,8 @@ TEMPLATE = (  # ChatML
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 N_CTX = 2048
 
-# What differs between the architectures. head: elements a head; bias, norm: extra tensors on Q and K.
+# What differs between the architectures. head: elements a head, else what the heads share; bias, norm: extra tensors on
+# Q and K.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"head": 16, "base": 10000.0},
     "mistral": {"arch": "llama", "head": 24, "base": 1000000.0},
@@ -34,11 +35,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     # Queries are scaled by the stretch of positions that they stand in: rows may move within one only.
     "mistral3": {"head": 16, "base": 1000000.0, "stretch": 256},
     # A hybrid: short convolutions, and one layer of attention between them.
-    "lfm2": {"head": 16, "norm": True, "base": 1000000.0, "attention": [1], "output_norm": "token_embd_norm"},
+    "lfm2": {"norm": True, "base": 1000000.0, "attention": [1], "output_norm": "token_embd_norm"},
     # Recurrent layers alone.
     "mamba": {"attention": []},
     # A learned vector for every position.
-    "gpt2": {"head": 16, "learned": True},
+    "gpt2": {"learned": True},
     # Of llama's shape, but not among the architectures whose rotation has been verified: refused.
     "llama-embed": {"head": 16, "base": 10000.0},
 }
@@ -93,7 +94,7 @@ def write_model(
 ) -> Path:
     """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`."""
     spec = ARCHITECTURES[kind]
-    arch, ff = spec.get("arch", kind), 2 * embd
+    arch, head, ff = spec.get("arch", kind), spec.get("head", embd // heads), 2 * embd
     layers = layers or spec.get("layers", 3)
     attention = spec.get("attention", range(layers))  # which layers have it; the others are recurrent
     writer = gguf.GGUFWriter(path, arch)
@@ -111,7 +112,10 @@ def write_model(
         writer.add_ssm_state_size(16)
         writer.add_ssm_time_step_rank(4)
     else:
-        _attention_keys(writer, spec, ff, heads, [kv_heads if i in attention else 0 for i in range(layers)])
+        writer.add_feed_forward_length(ff)
+        writer.add_head_count(heads)
+        writer.add_head_count_kv([kv_heads if i in attention else 0 for i in range(layers)])
+        _attention_keys(writer, spec, head)
     if scaling:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
         writer.add_rope_scaling_factor(factor)
@@ -125,14 +129,14 @@ def write_model(
     if "learned" in spec:
         make.matrix("position_embd.weight", N_CTX, embd, scale=8.0)
     if "long" in spec:
-        writer.add_tensor("rope_factors_short.weight", np.linspace(1, 2, spec["head"] // 2, dtype=np.float32))
-        writer.add_tensor("rope_factors_long.weight", np.linspace(2, 9, spec["head"] // 2, dtype=np.float32))
+        writer.add_tensor("rope_factors_short.weight", np.linspace(1, 2, head // 2, dtype=np.float32))
+        writer.add_tensor("rope_factors_long.weight", np.linspace(2, 9, head // 2, dtype=np.float32))
     for i in range(layers):
         if arch == "mamba":
             make.mamba(i, embd)
             continue
         if i in attention:
-            make.attention(i, spec, embd, heads, kv_heads)
+            make.attention(i, spec, embd, head, heads, kv_heads)
         else:
             make.convolution(i, embd)
         make.feed_forward(i, spec, embd, ff)
@@ -143,11 +147,7 @@ def write_model(
     return path
 
 
-def _attention_keys(writer: gguf.GGUFWriter, spec: dict[str, Any], ff: int, heads: int, kv_heads: list[int]) -> None:
-    head = spec["head"]
-    writer.add_feed_forward_length(ff)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+def _attention_keys(writer: gguf.GGUFWriter, spec: dict[str, Any], head: int) -> None:
     writer.add_key_length(head)
     writer.add_value_length(head)
     if "learned" in spec:
@@ -164,7 +164,7 @@ def _attention_keys(writer: gguf.GGUFWriter, spec: dict[str, Any], ff: int, head
     if "stretch" in spec:
         writer.add_rope_scaling_orig_ctx_len(spec["stretch"])
         writer.add_attn_temperature_scale(0.1)
-    if 0 in kv_heads:
+    if "attention" in spec:
         writer.add_shortconv_l_cache(3)
 
 
@@ -192,8 +192,8 @@ class _Tensors:
         if bias:
             self.matrix(f"{name}.bias", size)
 
-    def attention(self, i: int, spec: dict[str, Any], embd: int, heads: int, kv_heads: int) -> None:
-        head, plain = spec["head"], "learned" in spec  # GPT-2 has a bias everywhere, and its norms, too
+    def attention(self, i: int, spec: dict[str, Any], embd: int, head: int, heads: int, kv_heads: int) -> None:
+        plain = "learned" in spec  # GPT-2 has a bias everywhere, and its norms, too
         self.norm(f"blk.{i}.attn_norm", embd, bias=plain)
         if "fused" in spec or plain:
             self.matrix(f"blk.{i}.attn_qkv.weight", (heads + 2 * kv_heads) * head, embd, bias=plain)

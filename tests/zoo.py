@@ -45,13 +45,12 @@ def variant(
         value = overrides.get(key, field.contents())
         if key.startswith("GGUF.") or key == gguf.Keys.General.ARCHITECTURE or value == []:
             continue
-        kind, part = field.types[0], field.types[-1]
         if isinstance(value, list):
             if len(value) == had and key not in overrides:
                 value = (value * layers)[:layers]
-            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, part)
+            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, field.types[-1])
         else:
-            writer.add_key_value(key, value, part if key in overrides else kind)
+            writer.add_key_value(key, value, field.types[-1])
     last = f"blk.{had - 1}."
     for tensor in source.tensors:
         shape = next((shape for end, shape in (shapes or {}).items() if tensor.name.endswith(end)), tensor.data.shape)
@@ -65,4 +64,3 @@ def variant(
     writer.write_tensors_to_file()
     writer.close()
     return path
-

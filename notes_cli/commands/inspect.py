@@ -71,9 +71,13 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
 
 
 def _rows(card: Card) -> str:
-    rows = [f"{card.layers} layers, {card.dtype}"] if card.layers else []
-    states = [f"recurrent state of {card.states} layers"] if card.states else []
+    rows = [f"{_layers(card.layers)}, {card.dtype}"] if card.layers else []
+    states = [f"recurrent state of {_layers(card.states)}"] if card.states else []
     return "; ".join(rows + states)
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def _print(facts: dict[str, object], text: str) -> None:

@@ -53,6 +53,8 @@ def command(
     same rows without rotation, which must be worse. With an erratum, the decision must also be that of the corrected
     text. Exits 0 if every decision is the same and the mean cosine is at least 0.99, else 1.
 
+    Where a model's rows cannot be moved, the skills are verified at the start of the prompt, and there is no control.
+
     \b
     Examples:
       notes verify returns

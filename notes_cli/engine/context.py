@@ -61,7 +61,6 @@ class Context:
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
         self._handle: Any = None
-        self.decodes = 0  # how often logits have been replaced: who remembers this number knows whether they are his
         self.model = model
         self.options = options = options or ContextOptions()
         params = llama.llama_context_default_params()
@@ -88,7 +87,7 @@ class Context:
         native.log_lines.clear()
         self._handle = llama.llama_init_from_model(model.handle, params)
         if not self._handle:
-            reason = native.log_lines[-1].strip() if native.log_lines else "no reason given"
+            reason = native.log_lines[-1].split(": ", 1)[-1].strip() if native.log_lines else "no reason given"
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
         self.n_ctx = int(llama.llama_n_ctx_seq(self._handle))
 
@@ -161,7 +160,9 @@ class Context:
             quantization=self.model.quantization,
             weights=weights,
             rope=self._rotation,
-            rope_text=f"{_ROPE_NAMES.get(first.rope, first.rope)} base {first.freq_base:g} scale {first.freq_scale:g}",
+            rope_text=f"{_ROPE_NAMES.get(first.rope, first.rope)} base {first.freq_base:g} scale {first.freq_scale:g}"
+            if first.rope >= 0
+            else "none",
             kv_type=f"{_master(self.options.type_k)}/{_master(self.options.type_v)}",
             adapters="",
         )
@@ -177,7 +178,6 @@ class Context:
         sequences = np.array(list(tokens), np.int32)
         counts = np.array([len(part) for part in tokens.values()], np.int32)
         flat = np.concatenate(list(tokens.values())).astype(np.int32)
-        self.decodes += 1
         native.call(
             *("notes_append", self.handle, _int32(sequences), _int32(counts), len(sequences), _int32(flat)),
             _OUTPUT[output],
@@ -188,7 +188,6 @@ class Context:
         where, what = (np.ascontiguousarray(part, np.int32) for part in (positions, tokens))
         if len(where) != len(what):
             raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
-        self.decodes += 1
         native.call("notes_rewrite", self.handle, sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
 
     def splice(

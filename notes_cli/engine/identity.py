@@ -55,7 +55,8 @@ class Identity:
         elif self.rope != other.rope:
             mine, theirs = self.rope_text, other.rope_text
             if mine == theirs:
-                mine, theirs = "factors", "others (LongRoPE goes by the context size: compile with the same -c)"
+                mine = "factors"
+                theirs = "others (LongRoPE goes by -c, some sparse attention by -fa: compile with the same)"
             found.append(f"compiled with RoPE {mine}, this context uses {theirs}")
         if self.kv_type != other.kv_type:
             found.append(f"compiled from a {self.kv_type} K/V cache, this context keeps {other.kv_type}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from notes_cli.engine.context import Context
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, UnsupportedError
 
 How = Literal["decoded", "spliced", "seam"]
 Progress = Callable[[int, int], None]  # tokens done, tokens in all
@@ -37,6 +37,25 @@ class Piece:
     how: How
     why: str = ""
     moved: int = 0  # positions that spliced keys were turned by
+    rewritten: int = 0  # tokens of it that were recomputed in place
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Tokens [first, last) of a notebook are to become `tokens`."""
+
+    first: int
+    last: int
+    tokens: Sequence[int]
+
+    @property
+    def grows(self) -> int:
+        return len(self.tokens) - (self.last - self.first)
+
+
+def _shifts(patches: Sequence[Patch]) -> Callable[[int], int]:
+    """Where a position stands after the patches; that of a patch's first token stays its first."""
+    return lambda position: position + sum(patch.grows for patch in patches if patch.last <= position)
 
 
 class Notebook:
@@ -52,7 +71,6 @@ class Notebook:
         self._tokens: list[int] = []
         self._done = 0  # tokens that have rows; the rest waits to be decoded
         self._logits: NDArray[np.float32] | None = None
-        self._decode = -1  # the context's decode that gave the logits of the last token
 
     @property
     def tokens(self) -> Tokens:
@@ -150,7 +168,6 @@ class Notebook:
                 self.context.append({self.sequence: np.array(chunk, np.int32)})
                 self._done += len(chunk)
                 self._logits = self.context.logits() if self._done == len(self) else None
-                self._decode = self.context.decodes
                 if progress:
                     progress(self._done - first, total)
         except BaseException:
@@ -162,19 +179,71 @@ class Notebook:
 
     def rewrite(self, positions: list[int], tokens: Tokens) -> None:
         """Replace tokens inside the notebook and recompute their rows, and only theirs, in place."""
-        if self.dry:
-            raise EngineError("a dry notebook has no rows to rewrite")
+        self.replace(
+            [Patch(position, position + 1, (int(token),)) for position, token in zip(positions, tokens, strict=True)]
+        )
+
+    def replace(self, patches: Sequence[Patch], also: Sequence[int] = ()) -> int:
+        """Put other tokens in place of some, in one pass; returns how many were decoded.
+
+        Patches ascend. What stands behind one of another length is moved, its keys rotated. `also`: positions outside
+        of the patches whose rows are recomputed with them.
+        """
         self.flush()
+        if not patches or patches[0].first < 0 or patches[-1].last > len(self):
+            raise EngineError(f"a change outside of the notebook, which has {len(self)} tokens")
+        old, shift = self._tokens, _shifts(patches)
+        tokens, position = [], 0
+        for patch in patches:
+            tokens += [*old[position : patch.first], *patch.tokens]
+            position = patch.last
+        tokens += old[position:]
+        places = {shift(patch.first) + i for patch in patches for i in range(len(patch.tokens))} | set(map(shift, also))
+        started = time.perf_counter()
         try:
-            self.context.rewrite(self.sequence, positions, tokens)
-        except EngineError:
-            raise  # nothing has changed
-        except BaseException:  # an interrupt: who can say before or after? What stands before the edit is right
-            self.truncate(positions[0])
+            if any(patch.grows for patch in patches):
+                self._spread(patches)
+            self._done = len(tokens) if self.dry else self.context.length(self.sequence)
+            ready = sorted(place for place in places if place < self._done)
+            if ready and not self.dry:  # the rest stands at the end, and is decoded with what comes after it
+                self.context.rewrite(self.sequence, ready, np.array([tokens[place] for place in ready], np.int32))
+        except BaseException as error:
+            whole = not self.dry and self.context.length(self.sequence) == len(self)
+            self._done = min(self._done, len(self))
+            if not whole or not isinstance(error, EngineError):  # an interrupt: who can say before or after?
+                self.truncate(patches[0].first)  # what stands before the first patch is right
             raise
-        for position, token in zip(positions, tokens, strict=True):
-            self._tokens[position] = int(token)
-        self._logits = None
+        finally:
+            self.seconds["decode"] += time.perf_counter() - started
+        self._tokens, self._logits = tokens, None
+        self.pieces = [self._amended(piece, shift, places) for piece in self.pieces]
+        return len(places)
+
+    @staticmethod
+    def _amended(piece: Piece, shift: Callable[[int], int], places: Iterable[int]) -> Piece:
+        start, end = shift(piece.position), shift(piece.position + piece.tokens)
+        count = piece.rewritten + sum(start <= place < end for place in places)
+        return replace(piece, position=start, tokens=end - start, rewritten=min(count, end - start))
+
+    def _spread(self, patches: Sequence[Patch]) -> None:
+        """Move what stands behind each patch to where it will stand, and leave the patches' own places vacant."""
+        if self.dry:
+            return
+        shift, ends = _shifts(patches), [*(patch.first for patch in patches[1:]), len(self)]
+        kind = "f32" if self.context.options.type_k == "f32" else "f16"
+        parts = [
+            (patch.last, self.context.read(self.sequence, patch.last, end - patch.last, base=patch.last, dtype=kind))
+            for patch, end in zip(patches, ends, strict=True)
+            if patch.last < end
+        ]
+        for start, rows in parts:
+            reason = self.context.can_move(start, shift(start), len(rows[0].k))
+            if reason:
+                raise UnsupportedError(f"what stands behind the change cannot be moved: {reason}")
+        self.context.truncate(self.sequence, patches[0].first)
+        for start, rows in parts:
+            moved = np.array(self._tokens[start : start + len(rows[0].k)], np.int32)
+            self.context.splice(self.sequence, shift(start), moved, rows, start)
 
     def truncate(self, length: int) -> None:
         """Go back to the first `length` tokens."""
@@ -208,12 +277,9 @@ class Notebook:
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token."""
-        self.logits()
         start = len(self)
         for _ in range(limit):
-            if self._decode != self.context.decodes:  # the sampler reads the context's last output
-                self._step_back()
-            token = sampler.next(self.context)
+            token = sampler.next(self.logits())
             if self.context.model.ends(token):
                 break
             if len(self) == start:

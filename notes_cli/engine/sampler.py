@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from notes_cli.engine.context import Context
+import numpy as np
+from numpy.typing import NDArray
+
 from notes_cli.engine.native import llama
 from notes_cli.errors import EngineError
+
+# struct llama_token_data
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,18 @@ class Sampler:
         for part in parts:
             llama.llama_sampler_chain_add(self._chain, part)
 
-    def next(self, context: Context, index: int = -1) -> int:
-        """Draw from the logits of the last decode, and remember the token for the penalties."""
+    def next(self, logits: NDArray[np.float32]) -> int:
+        """Draw a token from its logits, [n_vocab], and remember it for the penalties."""
         if self._chain is None:
             raise EngineError("this sampler is closed")
-        return int(llama.llama_sampler_sample(self._chain, context.handle, index))
+        candidates = np.zeros(len(logits), _CANDIDATE)
+        candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
+        data = candidates.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
+        array = llama.llama_token_data_array(data, len(logits), -1, False)
+        llama.llama_sampler_apply(self._chain, ctypes.byref(array))
+        token = int(array.data[array.selected].id)
+        llama.llama_sampler_accept(self._chain, token)
+        return token
 
     def close(self) -> None:
         if self._chain is not None:

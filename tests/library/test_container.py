@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from notes_cli.engine.segment import FieldSpan, Segment
+from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
 from notes_cli.errors import SegmentError
 from notes_cli.library import card, container
 from notes_cli.library.container import open_segment, peek, write_segment
@@ -26,13 +26,13 @@ MakeSegment = Callable[..., Segment]
 
 def same(a: Segment, b: Segment) -> bool:
     """Equal in everything, to the bit."""
-    plain = ("name", "description", "text", "base", "fields", "identity")
+    plain = ("name", "description", "text", "base", "whole", "fields", "identity")
     arrays: list[tuple[NDArray[Any], NDArray[Any]]] = [(a.tokens, b.tokens), (a.context, b.context)]
     for left, right in zip(a.layers, b.layers, strict=True):
         arrays += [(left.k, right.k), (left.v, right.v)]
     return (
         all(getattr(a, part) == getattr(b, part) for part in plain)
-        and [rows.layer for rows in a.layers] == [rows.layer for rows in b.layers]
+        and [(rows.layer, rows.part) for rows in a.layers] == [(rows.layer, rows.part) for rows in b.layers]
         and all(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in arrays)
     )
 
@@ -83,6 +83,120 @@ def test_layers_need_not_be_all(tmp_path: Path, make_segment: MakeSegment) -> No
     assert same(open_segment(tmp_path / "a.gguf"), segment)
 
 
+def part(layer: int, part: str, n: int, k: int, v: int, dtype: str = "f2") -> LayerRows:
+    """Random rows of one part of a layer."""
+    random = np.random.default_rng(n)
+    return LayerRows(layer, random.normal(size=(n, k)).astype(dtype), random.normal(size=(n, v)).astype(dtype), part)
+
+
+@pytest.fixture
+def whole(make_segment: MakeSegment) -> Segment:
+    """3 tokens behind 2, kept from position 0 on: attention, attention with an indexer, and two kinds of states."""
+    layers = (
+        part(0, "attention", 5, 2, 3),
+        part(1, "attention", 5, 4, 0),
+        part(1, "indexer", 5, 3, 0),
+        part(2, "state", 1, 6, 0, "f4"),
+        part(4, "state", 1, 6, 8, "f4"),
+        part(7, "state", 1, 0, 8, "f4"),
+    )
+    return replace(make_segment(), layers=layers, whole=True)
+
+
+def test_a_whole_segment_comes_back(tmp_path: Path, whole: Segment) -> None:
+    """Rows of the left context, indexer keys and states, bit for bit and in order; the card counts them apart."""
+    write_segment(tmp_path / "a.gguf", whole)
+    assert same(open_segment(tmp_path / "a.gguf"), whole)
+    card = peek(tmp_path / "a.gguf")
+    assert (card.whole, card.base, card.layers, card.dtype, card.states) == (True, 2, 2, "f16", 3)
+    names = [tensor.name for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors]
+    assert names[2:] == [
+        *("blk.0.k", "blk.0.v", "blk.1.k", "blk.1.indexer.k"),
+        *("blk.2.state.r", "blk.4.state.r", "blk.4.state.s", "blk.7.state.s"),
+    ]
+
+
+def test_a_whole_segment_without_a_left_context(tmp_path: Path, whole: Segment) -> None:
+    """Compiled at position 0 there are no rows before the skill, and it is kept whole all the same."""
+    layers = tuple(replace(rows, k=rows.k[-3:], v=rows.v[-3:]) for rows in whole.layers)
+    segment = replace(whole, base=0, context=np.empty(0, np.int32), layers=layers)
+    write_segment(tmp_path / "a.gguf", segment)
+    assert same(open_segment(tmp_path / "a.gguf"), segment)
+    plain = replace(segment, whole=False, layers=layers[:3])
+    write_segment(tmp_path / "a.gguf", plain)
+    assert same(open_segment(tmp_path / "a.gguf"), plain)
+
+
+def test_states_alone(tmp_path: Path, whole: Segment) -> None:
+    """A model of recurrent layers only has no rows at all."""
+    segment = replace(whole, layers=whole.layers[3:])
+    write_segment(tmp_path / "a.gguf", segment)
+    assert same(open_segment(tmp_path / "a.gguf"), segment)
+    card = peek(tmp_path / "a.gguf")
+    assert (card.layers, card.dtype, card.states) == (0, "", 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"first": 1}, "notes.first does not fit"),  # rows begin at 0 or at the skill
+        ({"first": "0"}, "notes.first does not fit"),
+        ({"base": 3}, "notes.first does not fit"),  # other than the left context is long
+        ({"base": 1}, "notes.first does not fit"),
+        ({"first": None}, "holds the state of recurrent layers, but not all rows before it"),
+        ({"blk.0.k": (3, 2)}, "blk.0.k does not have one row a token"),  # the skill's rows alone
+        ({"blk.0.v": (6, 3)}, "blk.0.v does not have one row a token"),
+        ({"blk.1.indexer.k": (3, 3)}, "blk.1.indexer.k does not have one row a token"),
+        ({"blk.1.indexer.k": None}, None),  # which layers there must be is the model's to say
+        ({"blk.1.k": None}, None),
+        ({"blk.0.k": None}, "layer 0 has no K rows"),
+        ({"blk.2.state.r": (2, 6)}, "blk.2.state.r is not one row of f32"),
+        ({"blk.2.state.r": (6,)}, "blk.2.state.r is not one row of f32"),
+        ({"blk.4.state.s": np.float16}, "blk.4.state.s is not one row of f32"),
+        ({"blk.4.state.p": (1, 8)}, "holds a tensor 'blk.4.state.p'"),
+        ({"blk.1.indexer": (5, 3)}, "holds a tensor 'blk.1.indexer'"),
+    ],
+)
+def test_a_whole_segment_that_does_not_fit(
+    tmp_path: Path, whole: Segment, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], says: str | None
+) -> None:
+    """Sound checksums do not make wrong positions, rows or states right."""
+    make_metadata, make_tensors = container.metadata, container._tensors
+
+    def metadata(*arguments: Any) -> dict[str, str | int]:
+        made = make_metadata(*arguments) | {key: value for key, value in changes.items() if "blk" not in key}
+        return {key: value for key, value in made.items() if value is not None}
+
+    def tensors(segment: Segment) -> dict[str, NDArray[Any]]:
+        made = make_tensors(segment)
+        for name, change in changes.items():
+            if name.startswith("blk"):
+                old = made.pop(name, np.zeros(0, np.float32))
+                if isinstance(change, tuple):
+                    made[name] = np.zeros(change, old.dtype)
+                elif change is not None:
+                    made[name] = old.astype(change)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(container, "metadata", metadata)
+        patch.setattr(container, "_tensors", tensors)
+        write_segment(tmp_path / "a.gguf", whole)
+    if says is None:
+        open_segment(tmp_path / "a.gguf")
+    else:
+        with pytest.raises(SegmentError, match=says):
+            open_segment(tmp_path / "a.gguf")
+
+
+def test_states_that_do_not_fit_are_not_written(tmp_path: Path, whole: Segment) -> None:
+    """Two states of a layer, or one of f16, are a mistake of whoever made the segment."""
+    for wrong in (part(2, "state", 2, 6, 0, "f4"), part(2, "state", 1, 6, 0)):
+        with pytest.raises(SegmentError, match=r"layer 2 of returns has state\.r rows that do not fit"):
+            write_segment(tmp_path / "a.gguf", replace(whole, layers=(wrong,)))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_rows_are_views_of_the_file(tmp_path: Path, make_segment: MakeSegment) -> None:
     """Nothing is copied on load, nothing can be written to, and the file may be replaced meanwhile."""
     write_segment(tmp_path / "a.gguf", make_segment())
@@ -113,15 +227,16 @@ def test_the_gguf_package_reads_it(tmp_path: Path, make_segment: MakeSegment) ->
     assert np.array_equal(reader.tensors[2].data, segment.layers[0].k)
 
 
-def test_every_flipped_byte_is_found(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """No byte of the file is unchecked: head, padding, tensors, checksums themselves."""
+@pytest.mark.parametrize("which", ["moved", "whole"])
+def test_every_flipped_byte_is_found(tmp_path: Path, make_segment: MakeSegment, whole: Segment, which: str) -> None:
+    """No byte of the file is unchecked: head, padding, tensors, checksums themselves. Of a whole segment, a sample."""
     path = tmp_path / "a.gguf"
-    write_segment(path, make_segment(description=""))
-    whole = path.read_bytes()
+    write_segment(path, replace(make_segment() if which == "moved" else whole, description=""))
+    data = path.read_bytes()
     missed = []
-    for at in range(len(whole)):
+    for at in range(0, len(data), 1 if which == "moved" else 23):
         for flip in (0xFF, 1 << at % 8, 0x20):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :])
+            path.write_bytes(data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
             try:
                 open_segment(path)
             except SegmentError as error:

@@ -169,6 +169,7 @@ def test_changes(filled: Library, identity: Identity) -> None:
         "fields": [("date", "1é", 6, 8)],
         "identity": identity,
         "context": np.array([7, 8], np.int32),
+        "whole": False,
     }
     assert changes(card, **now) == []
     for part, value, word in [
@@ -177,6 +178,7 @@ def test_changes(filled: Library, identity: Identity) -> None:
         ("fields", [], "fields"),
         ("identity", replace(identity, kv_type="f32/f32"), "f32/f32"),
         ("context", [7], "left context"),
+        ("whole", True, "cannot be moved"),
     ]:
         (change,) = changes(card, **(now | {part: value}))
         assert word in change

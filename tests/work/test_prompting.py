@@ -42,8 +42,12 @@ def test_the_same_tokens_either_way(
     assert float(found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)) > 0.9
 
 
-def test_no_seam_where_the_left_context_is_that_of_the_compile(workspace: Workspace, skill: Skill) -> None:
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral3"])
+def test_no_seam_where_the_left_context_is_that_of_the_compile(
+    make_workspace: MakeWorkspace, skill: Skill, kind: str
+) -> None:
     """The first skill of a prompt without system text stands where it was compiled: all of it is reused, exactly."""
+    workspace = make_workspace(kind)
     segment = compile_skill(workspace, skill)
     at_home = lay(workspace, Prompt("Why?", [segment]))
     assert (at_home.count("seam"), at_home.count("spliced")) == (0, len(segment))
@@ -63,8 +67,10 @@ def test_a_seam_over_all_of_the_skill_is_the_full_prefill(workspace: Workspace, 
     assert errors[1] < errors[0] / 100
 
 
-def test_without_rotation_it_goes_wrong(workspace: Workspace, skill: Skill) -> None:
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_without_rotation_it_goes_wrong(make_workspace: MakeWorkspace, skill: Skill, kind: str) -> None:
     """The control: rows left at their angles are farther from the recompute than rotated ones."""
+    workspace = make_workspace(kind)
     segment = compile_skill(workspace, skill)
     prompt = Prompt("Why?", [segment], system="Be kind to everyone who asks.")
     wanted = lay(workspace, prompt, splice=False).logits()

@@ -1,0 +1,281 @@
+"""Tiny random models of the decoders that llama.cpp's test-llama-archs leaves out of the zoo.
+
+    python -m bench.zoo_more DIR
+
+One function an architecture says what is in the file: metadata without the architecture's prefix, and the shapes of
+the tensors as llama.cpp's load_arch_tensors writes them, the row's length first. What these graphs do of their own is
+in them: layers unlike each other in window, base, head size and rotated dimensions, layers that borrow the K/V of
+others, factors that are not 1. Left out: plm, DeepSeek-OCR and Chameleon, whose graphs abort in ordinary contexts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+VOCABULARY, WIDTH, FEED, LAYERS, HEAD = 128, 64, 96, 4, 64
+
+Metadata = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+
+
+def blocks(layers: int, block: Callable[[int], Shapes]) -> Shapes:
+    return {f"blk.{i}.{name}": shape for i in range(layers) for name, shape in block(i).items()}
+
+
+def ends() -> Shapes:
+    return {"token_embd": (WIDTH, VOCABULARY), "output_norm": (WIDTH,)}
+
+
+def attention(q: int, k: int, v: int | None = None) -> Shapes:
+    """Projections to q elements of queries, k of keys and as many of values."""
+    return {"attn_norm": (WIDTH,), "attn_q": (WIDTH, q), "attn_k": (WIDTH, k), "attn_v": (WIDTH, k if v is None else v),
+            "attn_output": (q, WIDTH)}  # fmt: skip
+
+
+def head_norms(size: int) -> Shapes:
+    return {"attn_q_norm": (size,), "attn_k_norm": (size,)}
+
+
+def feed_forward(gate: bool = True) -> Shapes:
+    return {"ffn_norm": (WIDTH,), "ffn_up": (WIDTH, FEED), "ffn_down": (FEED, WIDTH)} | (
+        {"ffn_gate": (WIDTH, FEED)} if gate else {}
+    )
+
+
+def per_layer_embeddings(layers: int, size: int) -> Shapes:
+    return {
+        "per_layer_token_embd": (size * layers, VOCABULARY),
+        "per_layer_model_proj": (WIDTH, size * layers),
+        "per_layer_proj_norm": (size,),
+    }
+
+
+def gemma_block(embedding: int) -> Shapes:
+    """What Gemma 3n and 4 have in each layer beside attention and feed-forward."""
+    return {
+        "post_attention_norm": (WIDTH,),
+        "post_ffw_norm": (WIDTH,),
+        "inp_gate": (WIDTH, embedding),
+        "proj": (embedding, WIDTH),
+        "post_norm": (WIDTH,),
+    }
+
+
+def gemma4() -> tuple[Metadata, Shapes]:
+    """Layers of two head sizes; the last two use the K/V of the two before. Full ones have V = K and factors."""
+    window, kv_heads, embedding = [1, 1, 1, 0, 1, 0], [2, 2, 2, 1, 2, 1], 16
+    layers, shared = len(window), 2
+
+    def block(i: int) -> Shapes:
+        head = HEAD if window[i] else 2 * HEAD
+        shapes = attention(2 * head, kv_heads[i] * head) | head_norms(head) | feed_forward() | gemma_block(embedding)
+        shapes["layer_output_scale"] = (1,)
+        borrowed = i >= layers - shared
+        absent = {"attn_k", "attn_v", "attn_k_norm"} if borrowed else set() if window[i] else {"attn_v"}
+        return {name: shape for name, shape in shapes.items() if name not in absent}
+
+    metadata = {
+        "block_count": layers,
+        "attention.head_count": 2,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": 2 * HEAD,
+        "attention.value_length": 2 * HEAD,
+        "attention.key_length_swa": HEAD,
+        "attention.value_length_swa": HEAD,
+        "attention.shared_kv_layers": shared,
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": window,
+        "embedding_length_per_layer_input": embedding,
+        "final_logit_softcapping": 30.0,
+        "rope.dimension_count": 2 * HEAD,
+        "rope.dimension_count_swa": HEAD,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+    }
+    return metadata, ends() | {"rope_freqs": (HEAD,)} | per_layer_embeddings(layers, embedding) | blocks(layers, block)
+
+
+def gemma3n() -> tuple[Metadata, Shapes]:
+    """Only the first 20 layers have K/V, which is fixed in llama.cpp, as are the sizes of AltUp and Laurel.
+
+    Each layer rotates as many dimensions as the first, which has a window, whatever the file says of its own.
+    """
+    layers, streams, rank, embedding = 22, 4, 64, 256
+    metadata = {
+        "block_count": layers,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": [1, 0] * (layers // 2),
+        "rope.dimension_count_swa": HEAD // 2,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+    }
+    block = gemma_block(embedding) | attention(2 * HEAD, HEAD) | head_norms(HEAD) | feed_forward()
+    block |= {
+        "altup_correct_coef": (streams, streams),
+        "altup_correct_scale": (WIDTH,),
+        "altup_predict_coef": (streams, streams * streams),
+        "altup_router": (WIDTH, streams),
+        "altup_router_norm": (WIDTH,),
+        "laurel_l": (WIDTH, rank),
+        "laurel_r": (rank, WIDTH),
+        "laurel_post_norm": (WIDTH,),
+    }
+    projections = {"altup_proj": (WIDTH, WIDTH, streams - 1), "altup_unembd_proj": (WIDTH, WIDTH, streams - 1)}
+    embeddings = per_layer_embeddings(layers, embedding)
+    return metadata, ends() | projections | embeddings | blocks(layers, lambda _: block)
+
+
+def apertus() -> tuple[Metadata, Shapes]:
+    """xIELU without a gate, and factors in every layer."""
+    metadata = {
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "rope.freq_base": 5e5,
+        **{f"xielu.{name}": [value] * LAYERS for name, value in
+           {"alpha_n": 0.8, "alpha_p": 0.8, "beta": 0.5, "eps": 1e-6}.items()},
+    }  # fmt: skip
+    block = attention(2 * HEAD, HEAD) | head_norms(HEAD) | feed_forward(gate=False)
+    shapes = ends() | {"output": (WIDTH, VOCABULARY), "rope_freqs": (HEAD // 2,)}
+    return metadata, shapes | blocks(LAYERS, lambda _: block)
+
+
+def step35() -> tuple[Metadata, Shapes]:
+    """Full layers rotate half of what the others do, and by factors that those with a window do not use."""
+    window, heads, kv_heads = [0, 1, 1, 0], [2, 4, 4, 2], [1, 2, 2, 1]
+
+    def block(i: int) -> Shapes:
+        shapes = attention(heads[i] * HEAD, kv_heads[i] * HEAD) | head_norms(HEAD) | feed_forward()
+        return shapes | {"attn_gate": (WIDTH, heads[i])}
+
+    metadata = {
+        "expert_feed_forward_length": FEED,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": window,
+        "rope.dimension_count": HEAD,
+        "rope.freq_base": 5e6,
+        "rope.freq_base_swa": 1e4,
+    }
+    shapes = ends() | {"output": (WIDTH, VOCABULARY), "rope_freqs": (HEAD // 2,)}
+    return metadata, shapes | blocks(LAYERS, block)
+
+
+def bitnet() -> tuple[Metadata, Shapes]:
+    """Norms inside attention and feed-forward; here half of each head is rotated."""
+    metadata = {"attention.head_count": 2, "attention.head_count_kv": 1, "rope.dimension_count": 16}
+    block = attention(WIDTH, WIDTH // 2) | feed_forward() | {"attn_sub_norm": (WIDTH,), "ffn_sub_norm": (FEED,)}
+    return metadata, ends() | blocks(LAYERS, lambda _: block)
+
+
+def graniteswitch() -> tuple[Metadata, Shapes]:
+    """A token switches to the adapter behind it; a row of a layer beyond the last remembers that, and has no position.
+
+    With so few tokens most texts have the one that switches.
+    """
+    vocabulary, heads, kv_heads, rank = 16, 2, 1, 4
+    q, kv = WIDTH, WIDTH // heads * kv_heads
+    metadata = {
+        "vocab_size": vocabulary,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "logit_scale": 4.0,
+        "adapters.count": 1,
+        "adapters.lora_rank": rank,
+        "adapters.token_ids_activate": [14],
+        "adapters.token_ids_substitute": [3],
+    }
+    block = {"attn_norm": (WIDTH,), "attn_qkv": (WIDTH, q + 2 * kv), "attn_output": (q, WIDTH), **feed_forward()}
+    for name, (size, out) in {
+        "attn_q": (WIDTH, q),
+        "attn_k": (WIDTH, kv),
+        "attn_v": (WIDTH, kv),
+        "attn_output": (q, WIDTH),
+        "ffn_gate": (WIDTH, FEED),
+        "ffn_up": (WIDTH, FEED),
+        "ffn_down": (FEED, WIDTH),
+    }.items():
+        block |= {f"{name}.lora_a": (size, rank, 2), f"{name}.lora_b": (rank, out, 2)}
+    return metadata, ends() | {"token_embd": (WIDTH, vocabulary)} | blocks(LAYERS, lambda _: block)
+
+
+ARCHITECTURES = {
+    "gemma4": gemma4,
+    "gemma3n": gemma3n,
+    "apertus": apertus,
+    "step35": step35,
+    "bitnet": bitnet,
+    "graniteswitch": graniteswitch,
+}
+
+
+def weights(arch: str, name: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+    """Such that every layer's output is about as large as its input, and attention looks at some tokens more."""
+    if name == "rope_freqs":  # as in Gemma 4, the last pairs all but stand still
+        return np.where(np.arange(shape[0]) < 0.75 * shape[0], random.uniform(1, 8, shape), 1e30)
+    if "norm" in name or len(shape) == 1:
+        large = 2.0
+        if arch.startswith("gemma") and name.endswith(("q_norm", "k_norm")):
+            large *= shape[0] ** -0.25  # Gemma does not divide scores by the root of the head's size: its weights do
+        elif "post" in name:
+            large = 0.5  # or many layers blow a rounding up
+        return random.uniform(large / 2, large, shape[::-1])
+    return random.normal(0, shape[0] ** -0.5, shape[::-1])
+
+
+def write(path: Path, arch: str, metadata: Metadata, shapes: Shapes) -> None:
+    defaults = {
+        "vocab_size": VOCABULARY,
+        "context_length": 256,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": FEED,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
+    random = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_tokenizer_model("none")
+    for key, value in (defaults | metadata).items():
+        key = key if key.startswith("xielu.") else f"{arch}.{key}"
+        kind = gguf.GGUFValueType[kinds[type(value[0] if isinstance(value, list) else value)]]
+        if isinstance(value, list):
+            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=kind)
+        else:
+            writer.add_key_value(key, value, kind)
+    for name, shape in shapes.items():
+        full = name if ".lora_" in name else f"{name}.weight"
+        writer.add_tensor(full, weights(arch, name, shape, random).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for arch, make in ARCHITECTURES.items():
+        write(folder / f"{arch}-dense.gguf", arch, *make())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""-ctk and -ctv: one compiled skill serves every type of cache but f32, and what cannot be is said in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from notes_cli.commands.options import KV_TYPES
+
+from .conftest import TEXT, Notes, run_here
+
+ASK = ("ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json")
+
+
+@pytest.fixture
+def notes(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Notes:
+    """With a model of 32 elements a head: that many are quantized together."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model("qwen3")))
+    return run_here
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KV_TYPES if kind != "f32"])
+def test_one_segment_for_all(notes: Notes, skill: Path, compiled: Path, kind: str) -> None:
+    """The f16 segment is spliced into a cache of the type, moved or not; a compile for that type finds it current."""
+    kv = ("-ctk", kind, "-ctv", kind)
+    again = notes("compile", skill, *kv)
+    assert again.out.strip() == str(compiled) and "up to date" in again.err
+    for extra in ((), ("-s", "Be kind.")):
+        tokens = notes(*ASK, *kv, *extra).json["tokens"]
+        assert tokens["spliced"] + tokens["seam"] == len(TEXT.strip())
+
+
+def test_f32_says_how_to_compile_for_it(notes: Notes, skill: Path, compiled: Path) -> None:
+    """The command in the message is the one that mends it, for a name; a file is refused with the same reason."""
+    for kv in (("-ctk", "f32", "-ctv", "f32"), ("-ctk", "q8_0", "-ctv", "f32")):
+        refused = notes(*ASK, *kv)
+        assert refused.code == 1 and refused.err.count("\n") == 1
+        options = refused.err.split("Run: notes ")[1].split()
+        assert options[:2] == ["compile", "FILE"] and options[-4:] == ["-ctk", kv[1].replace("q8_0", "f16"), *kv[2:]]
+        assert notes("compile", skill, *options[2:]).code == 0
+        assert notes(*ASK, *kv).code == 0
+    by_file = notes("ask", "Why?", "--splice", compiled, "-ctk", "f32", "-ctv", "f32")
+    assert by_file.code == 1 and "with these options" in by_file.err
+
+
+def test_quantized_v_without_flash_attention(notes: Notes, skill: Path, compiled: Path) -> None:
+    """llama.cpp has no such cache: a usage error that says what to leave out; K alone may be quantized."""
+    for command in (ASK, ("compile", skill), ("verify", "returns")):
+        refused = notes(*command, "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "off")
+        assert (refused.code, refused.out) == (2, "")
+        assert "-ctv q8_0 needs flash attention. Leave out -fa off" in refused.err
+    assert notes(*ASK, "-ctk", "q8_0", "-fa", "off").json["tokens"]["spliced"] > 0
+
+
+def test_a_type_that_does_not_fit_the_model(
+    notes: Notes, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads too small to be quantized: one line with llama.cpp's own reason, from every command alike."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model("llama")))
+    refused = notes("ask", "Why?", "-ctk", "q4_0")
+    assert (refused.code, refused.out) == (1, "") and refused.err.count("\n") == 1
+    assert "q4_0 with block size 32 does not divide n_embd_head_k=16" in refused.err

@@ -1,0 +1,99 @@
+"""Models whose rows cannot be moved, as users meet them: restored at the start, decoded elsewhere, always said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import TEXT, Notes, run_here
+
+SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
+LEFT = len("system\n") + 1
+REASONS = {
+    "lfm2": "this model has recurrent layers, and their state cannot be moved",
+    "mamba": "this model has recurrent layers, and their state cannot be moved",
+    "gpt2": "this model learned a vector for every absolute position, so its rows belong where they were computed",
+}
+ASK = ("ask", "Why?", "--splice", "returns")
+
+
+@pytest.fixture(params=REASONS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def notes(kind: str, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Notes:
+    """As for all commands, with a model whose rows cannot be moved."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model(kind)))
+    return run_here
+
+
+def test_ask_restores_at_the_start(notes: Notes, compiled: Path) -> None:
+    """Skill and left context come from the file, an erratum and the question are decoded, and --explain says so."""
+    for errata in ((), ("--erratum", "date=2026-07-01")):
+        told = notes(*ASK, *errata, "--explain").out.splitlines()
+        assert told[1].split() == ["0", str(LEFT), "text", "spliced", "restored", "with", "returns"]
+        assert told[2].rstrip().endswith("restored where it was compiled, at the start of the prompt")
+        result = notes(*ASK, *errata, "-n", 4, "--json").json
+        tokens = result["tokens"]
+        assert tokens["spliced"] == LEFT + SKILL_TOKENS and tokens["seam"] == 0
+        assert tokens["decoded"] == tokens["total"] - tokens["spliced"] < 110
+        assert result["ms"]["splice"] > 0 and tokens["answer"] == 4
+        assert (tokens["erratum"] > 0) == bool(errata)
+
+
+def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: str, tmp_path: Path) -> None:
+    """Behind a system text and behind another skill: one sentence that names the place and the model's reason."""
+    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
+    assert notes("compile", tmp_path / "fees.txt").code == 0
+    why = f"decoded: what stands before is not what it was compiled behind; {REASONS[kind]}"
+    behind = notes(*ASK, "-s", "Be kind.", "--explain", "--json").json
+    assert behind["pieces"][1]["why"] == why and behind["tokens"]["spliced"] == 0
+    two = notes(*ASK, "--splice", "fees", "-n", 2, "--json").json
+    how = {piece["name"]: (piece["how"], piece["why"]) for piece in two["pieces"] if piece["kind"] == "splice"}
+    assert how["returns"][0] == "spliced" and how["fees"] == ("decoded", why)
+
+
+def test_decisions_are_those_of_a_full_prefill(notes: Notes, compiled: Path) -> None:
+    """With --choices, restored, behind a system text and corrected: probabilities as with --no-splice."""
+    for extra in ((), ("-s", "Be kind."), ("--erratum", "tier=basic")):
+        ask = (*ASK, "--choices", "yes,no,not sure", "--json", *extra)
+        found, wanted = notes(*ask).json, notes(*ask, "--no-splice").json
+        assert found["probabilities"] == pytest.approx(wanted["probabilities"], rel=0.05, abs=0.01)
+        assert wanted["tokens"]["spliced"] == 0 and found["tokens"]["total"] == wanted["tokens"]["total"]
+
+
+def test_verify_tells_what_was_compared(notes: Notes, compiled: Path) -> None:
+    """The restore is verified unless a system text is asked for; no control is claimed where nothing was moved."""
+    verify = ("verify", "returns", "--choices", "a,b")
+    restored = notes(*verify, "--erratum", "date=2026-07-01")
+    assert restored.out.count("not moved") == len(restored.out.splitlines()) - 2
+    assert "(no control: rows were reused where they were compiled)" in restored.out.splitlines()[-1]
+    case = notes(*verify, "--json").json["cases"][0]
+    assert case["spliced"] == LEFT + SKILL_TOKENS and case["cosine"] > 0.9999 and not case["moved"]
+    behind = notes(*verify, "-s", "Be kind.")
+    assert behind.code == 0 and "not reused" in behind.out
+    assert "(no control: nothing was reused, notes ask --explain says why)" in behind.out.splitlines()[-1]
+
+
+def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
+    """Rows and states are counted apart, and where the segment fits is said."""
+    rows = {
+        "lfm2": "1 layer, f16; recurrent state of 2 layers",
+        "mamba": "recurrent state of 3 layers",
+        "gpt2": "3 layers, f16",
+    }
+    (shown,) = notes("inspect", "returns", "--json").json
+    assert shown["rows"] == rows[kind]
+    assert shown["compiled_at"] == f"position {LEFT}, behind {LEFT} tokens, and fits there only"
+    assert shown["tokens"] == notes("ls", "--json").json[0]["tokens"] == SKILL_TOKENS
+
+
+def test_doctor_says_what_the_model_cannot(notes: Notes, kind: str) -> None:
+    """What it can, restore among it, and why not splice."""
+    found = notes("doctor", "--json").json
+    assert found["no splice"] == REASONS[kind]
+    assert "restore" in found["model can"] and "splice" not in found["model can"]

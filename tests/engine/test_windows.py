@@ -1,0 +1,379 @@
+"""Layers that see a window of positions, or a chunk: what is rewritten, spliced or cut off must not lose what they see.
+
+The zoo's windows are 32 positions. Their cache holds 256 rows where `swa_full` is off, so texts here are longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from reference import decode, edit_in_place, nmse
+
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
+from notes_cli.engine.segment import LayerRows
+from notes_cli.errors import EngineError, UnsupportedError
+
+WINDOW = 32
+IN_WINDOW = ["gemma3-dense", "gpt-oss-moe", "cohere2-dense", "dots3note-moe"]  # the last with an indexer, too
+BOUND = 1e-6  # nmse of f32 rows and logits
+FAR = 1e-4  # the same at position 8000, an angle that a float holds to a thousandth only
+
+random = np.random.default_rng(3)
+TEXT = random.integers(0, 128, 640).astype(np.int32)  # every zoo model has 128 tokens
+SKILL = random.integers(0, 128, 48).astype(np.int32)  # longer than the window
+SHORT = SKILL[:12]
+QUESTION = random.integers(0, 128, 8).astype(np.int32)
+
+LoadZoo = Callable[..., Model]
+
+
+def context(model: Model, *, n_ctx: int = 1024, kv: str = "f32", flash: str = "off", **options: object) -> Context:
+    settings = {"n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": kv, "type_v": kv, **options}
+    return Context(model, ContextOptions(n_ctx=n_ctx, flash_attention=flash, **settings))  # type: ignore[arg-type]
+
+
+def read(ctx: Context, first: int, end: int) -> tuple[LayerRows, ...]:
+    return ctx.read(0, first, end - first, base=first, dtype="f32")
+
+
+def same(found: Sequence[LayerRows], wanted: Sequence[LayerRows], rows: Sequence[int] | slice = slice(None)) -> bool:
+    return all(
+        (a.k[rows] == b.k[rows]).all() and (a.v[rows] == b.v[rows]).all() for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def distance(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> float:
+    """The worst nmse of any layer's K or V."""
+    pairs = [(a.k, b.k) for a, b in zip(found, wanted, strict=True)]
+    pairs += [(a.v, b.v) for a, b in zip(found, wanted, strict=True) if b.v.size]
+    return max(nmse(a, b) for a, b in pairs)
+
+
+def segment(model: Model, tokens: np.ndarray = SKILL) -> tuple[LayerRows, ...]:
+    """Rows compiled at 0, where no row is dropped."""
+    with context(model) as ctx:
+        ctx.append({0: tokens})
+        return read(ctx, 0, len(tokens))
+
+
+def question(ctx: Context) -> np.ndarray:
+    """Logits of every token of a question."""
+    ctx.append({0: QUESTION}, "all")
+    return np.stack([ctx.logits(i) for i in range(len(QUESTION))])
+
+
+@contextmanager
+def stopping(ctx: Context, after: float = 0) -> Iterator[list[int]]:
+    """Computations are aborted after that many of their steps, which are counted."""
+    steps = [0]
+
+    @llama.ggml_abort_callback  # type: ignore[untyped-decorator]
+    def stop(_: object) -> bool:
+        steps[0] += 1
+        return steps[0] > after
+
+    llama.llama_set_abort_callback(ctx.handle, stop, None)
+    try:
+        yield steps
+    finally:
+        llama.llama_set_abort_callback(ctx.handle, llama.ggml_abort_callback(), None)
+
+
+# swa_full: every row is kept.
+
+
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_a_deep_rewrite_loses_no_history(load_zoo: LoadZoo, name: str) -> None:
+    """Four of 384 tokens rewritten at 100 equal a stock edit; every other row of every layer stays bit for bit."""
+    where, new = list(range(100, 104)), random.integers(0, 128, 4).astype(np.int32)
+    model = load_zoo(name)
+    with context(model, n_ctx=512) as ours, context(model, n_ctx=512) as stock:
+        for ctx in (ours, stock):
+            ctx.append({0: TEXT[:384]})
+        before = read(ours, 0, 384)
+        ours.rewrite(0, where, new)
+        edit_in_place(stock, dict(zip(where, map(int, new), strict=True)))
+        found = question(ours)
+        after = read(ours, 0, 384)
+        assert same(after, before, [*range(100), *range(104, 384)])
+        assert not same(after[:1], before[:1], where)
+        assert distance(read(ours, 100, 104), read(stock, 100, 104)) < BOUND
+        assert nmse(found, question(stock)) < BOUND
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_all_that_follows_rewritten_is_a_recompute(load_zoo: LoadZoo, name: str, flash: str) -> None:
+    """From an edit at 100 on everything rewritten, in five batches, equals prefilling the corrected text."""
+    corrected = TEXT[:384].copy()
+    corrected[100:104] = (corrected[100:104] + 1) % 128
+    bound = BOUND if flash == "off" else 1e-5  # the kernel works in f16 inside
+    model = load_zoo(name)
+    with context(model, flash=flash) as ours, context(model, flash=flash) as fresh:
+        ours.append({0: TEXT[:384]})
+        fresh.append({0: corrected})
+        ours.rewrite(0, list(range(100, 384)), corrected[100:])
+        assert distance(read(ours, 0, 384), read(fresh, 0, 384)) < bound
+        assert nmse(question(ours), question(fresh)) < bound
+
+
+# Only the window is kept.
+
+
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_a_rewrite_inside_the_window(load_zoo: LoadZoo, name: str) -> None:
+    """Where the small cache still has what a token looks at, its rewrite is that of a cache with all rows."""
+    where, new = [175, 190, 199], random.integers(0, 128, 3).astype(np.int32)
+    model = load_zoo(name)
+    with context(model, swa_full=False) as small, context(model) as full:
+        for ctx in (small, full):
+            ctx.append({0: TEXT[:200]})
+            ctx.rewrite(0, where, new)
+        assert distance(read(small, 168, 200), read(full, 168, 200)) < BOUND
+        assert nmse(question(small), question(full)) < BOUND
+
+
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_a_rewrite_deeper_than_the_window_is_refused(load_zoo: LoadZoo, name: str) -> None:
+    """Rows that the small cache has dropped cannot be looked at again; the sequence goes on as if not asked."""
+    with context(load_zoo(name), swa_full=False) as ctx:
+        ctx.append({0: TEXT[:400]})
+        before = read(ctx, 368, 400)
+        undisturbed = question(ctx)
+        ctx.truncate(0, 400)
+        for where in ([100], [160], [100, 399]):  # gone; there, but not all that it looks at; one of each
+            with pytest.raises(EngineError, match="deeper than the sliding window"):
+                ctx.rewrite(0, where, SKILL[: len(where)])
+        assert same(read(ctx, 368, 400), before) and ctx.length(0) == 400
+        assert nmse(question(ctx), undisturbed) < 1e-9
+
+
+@pytest.mark.parametrize("tokens", [SKILL, SHORT], ids=["longer", "shorter"])
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_splice_into_a_small_cache(load_zoo: LoadZoo, name: str, tokens: np.ndarray) -> None:
+    """A segment longer or shorter than the window, and what follows, equal decoding the same tokens there."""
+    model = load_zoo(name)
+    rows = segment(model, tokens)
+    with context(model, swa_full=False) as ours, context(model, swa_full=False) as stock:
+        ours.splice(0, 100, tokens, rows, 0)
+        decode(stock, tokens, 100)
+        assert nmse(question(ours), question(stock)) < BOUND
+        ours.clear()
+        ours.splice(0, 100, tokens, rows, 1)
+        assert nmse(question(ours), question(stock)) > 1000 * BOUND  # a wrong distance
+
+
+@pytest.mark.parametrize("tokens", [SKILL, SHORT], ids=["longer", "shorter"])
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_splices_until_cells_are_used_again(load_zoo: LoadZoo, name: str, tokens: np.ndarray) -> None:
+    """Text and the same segment by turns, far beyond what the small cache holds: logits as where all rows are kept."""
+    model = load_zoo(name)
+    rows = segment(model, tokens)
+    with context(model, swa_full=False) as small, context(model) as full:
+        while full.length(0) < 600:
+            for ctx in (small, full):
+                ctx.append({0: TEXT[ctx.length(0) :][:20]})
+                ctx.splice(0, ctx.length(0), tokens, rows, 0)
+            assert nmse(question(small), question(full)) < BOUND
+        last = full.length(0)
+        assert distance(read(small, last - 20, last), read(full, last - 20, last)) < BOUND
+
+
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_truncate_beyond_the_window_is_refused(load_zoo: LoadZoo, name: str) -> None:
+    """What the next token would look at must still be there; going back less far leads to the same logits."""
+    model = load_zoo(name)
+    with context(model, swa_full=False) as small, context(model) as full:
+        small.append({0: TEXT[:400]})
+        before = read(small, 368, 400)
+        for length in (1, 100, 150):
+            with pytest.raises(EngineError, match="sliding-window layers no longer hold"):
+                small.truncate(0, length)
+        assert same(read(small, 368, 400), before) and small.length(0) == 400
+        small.truncate(0, 390)
+        full.append({0: TEXT[:390]})
+        assert nmse(question(small), question(full)) < BOUND
+
+
+@pytest.mark.parametrize("bad", ["first row", "last row"])
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_rows_that_are_not_numbers_cost_no_window(load_zoo: LoadZoo, name: str, bad: str) -> None:
+    """In whichever layer the NaN is, a small cache keeps its rows and the sequence goes on as if not asked."""
+    model = load_zoo(name)
+    rows = segment(model)
+    with context(model, swa_full=False) as ctx:
+        ctx.append({0: TEXT[:300]})
+        before = read(ctx, 268, 300)
+        undisturbed = question(ctx)
+        ctx.truncate(0, 300)
+        for i, layer in enumerate(rows):
+            k = layer.k.copy()
+            k[0 if bad == "first row" else -1, 3] = np.nan
+            with pytest.raises(EngineError, match="NaN or infinity"):
+                ctx.splice(0, 300, SKILL, [*rows[:i], replace(layer, k=k), *rows[i + 1 :]], 0)
+        assert ctx.length(0) == 300
+        assert same(read(ctx, 268, 300), before)
+        assert nmse(question(ctx), undisturbed) < 1e-9
+
+
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_a_splice_without_room_costs_no_window(load_zoo: LoadZoo, name: str) -> None:
+    """Where others fill the small cache the splice is refused, and the sequence still has its rows."""
+    model = load_zoo(name)
+    rows = segment(model)
+    with context(model, swa_full=False, n_sequences=3, unified=True, n_ubatch=16) as ctx:
+        ctx.append({1: TEXT[:240]})
+        llama.llama_memory_seq_cp(llama.llama_get_memory(ctx.handle), 1, 2, -1, -1)  # shared cells are not used again
+        ctx.append({0: TEXT[:8]})
+        before = read(ctx, 0, 8)
+        with pytest.raises(EngineError, match="free cells"):
+            ctx.splice(0, 8, SKILL, rows, 0)
+        assert ctx.length(0) == 8
+        assert same(read(ctx, 0, 8), before)
+
+
+@pytest.mark.parametrize("n_batch", [64, 512])
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_an_aborted_append_is_undone_or_leaves_nothing(load_zoo: LoadZoo, name: str, n_batch: int) -> None:
+    """A long append drives the window on: stopped late, what stood before cannot be seen any more, so all must go."""
+    model = load_zoo(name)
+    options = {"swa_full": False, "n_batch": n_batch, "n_ubatch": 16}
+    with context(model, **options) as ctx, context(model, **options) as straight:  # type: ignore[arg-type]
+        wanted = {0: question(straight)}
+        straight.clear()
+        straight.append({0: TEXT[:200]})
+        with stopping(straight, after=np.inf) as steps:
+            straight.append({0: TEXT[200:500]})
+        straight.clear()
+        straight.append({0: TEXT[:200]})
+        wanted[200] = question(straight)
+        for part in (0.3, 0.75, 0.8, 0.95):
+            ctx.clear()
+            ctx.append({0: TEXT[:200]})
+            with stopping(ctx, part * steps[0]), pytest.raises(EngineError, match="abort"):
+                ctx.append({0: TEXT[200:500]})
+            left = ctx.length(0)
+            assert nmse(question(ctx), wanted[left]) < BOUND, f"{part}: {left} left"
+
+
+# Every kind of memory.
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma3-dense", {}),
+        ("gemma3-dense", {"swa_full": False}),
+        ("dots3note-moe", {}),
+        ("dots3note-moe", {"swa_full": False}),
+        ("deepseek32-moe", {}),
+        ("hy_v4-moe", {}),
+        ("minimax-m3-moe", {"flash": "on"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_an_aborted_rewrite_leaves_no_trace(load_zoo: LoadZoo, name: str, options: dict[str, object]) -> None:
+    """Stopped in its first batch or in its second, all caches are as they were, and the same rewrite then works."""
+    where, new = list(range(60, 150)), TEXT[300:390]
+    model = load_zoo(name)
+    with context(model, n_ctx=512, **options) as ctx, context(model, n_ctx=512, **options) as straight:  # type: ignore[arg-type]
+        for each in (ctx, straight):
+            each.append({0: TEXT[:160]})
+        before = read(ctx, 0, 160)
+        with stopping(straight, after=np.inf) as steps:
+            straight.rewrite(0, where, new)
+        for after in (0, 0.8 * steps[0]):
+            with stopping(ctx, after), pytest.raises(EngineError, match="abort"):
+                ctx.rewrite(0, where, new)
+            assert same(read(ctx, 0, 160), before)
+        with stopping(ctx), pytest.raises(EngineError, match="abort"):
+            ctx.append({0: QUESTION})
+        assert ctx.length(0) == 160
+        assert same(read(ctx, 128, 160), [replace(layer, k=layer.k[128:], v=layer.v[128:]) for layer in before])
+        ctx.rewrite(0, where, new)
+        assert distance(read(ctx, 128, 160), read(straight, 128, 160)) < BOUND
+        assert nmse(question(ctx), question(straight)) < BOUND
+
+
+# Positions that cannot be left: chunks, and stretches of them by which attention is scaled.
+
+
+def test_rows_stay_inside_a_chunk(load_zoo: LoadZoo) -> None:
+    """Llama 4 sees chunks of 8192 positions, and scales its attention by as many: neither may be crossed."""
+    with context(load_zoo("llama4-moe"), n_ctx=20480, kv="f16") as ctx:
+        for base, position, count in ((0, 40, 48), (0, 8143, 48), (8192, 9000, 48), (8300, 16300, 48)):
+            assert ctx.can_move(base, position, count) is None
+        for base, position, count, why in (
+            (0, 8150, 48, "chunks of 8192"),  # the last ones are in the next chunk
+            (8180, 40, 48, "chunks of 8192"),
+            (0, 8192, 48, "stretch of 8192"),  # by a whole chunk
+            (0, 8144, 48, "stretch of 8192"),  # up to the last position of the chunk
+            (8192, 16384, 48, "stretch of 8192"),
+        ):
+            assert why in (ctx.can_move(base, position, count) or ""), (base, position)
+        ctx.append({0: SKILL})
+        rows = ctx.read(0, 0, 48, base=0)
+        with pytest.raises(UnsupportedError, match="chunks of 8192"):
+            ctx.splice(0, 8150, SKILL, rows, 0)
+        assert ctx.length(0) == 48
+
+
+@pytest.mark.parametrize(("base", "position"), [(0, 8100), (8192, 8400)])
+def test_splice_inside_a_chunk(load_zoo: LoadZoo, base: int, position: int) -> None:
+    """Far along the text, in the same chunk, rows and logits are those of decoding there."""
+    moved_within(load_zoo("llama4-moe"), base, position, FAR, n_ctx=9216)
+
+
+def test_across_a_boundary_is_wrong(load_zoo: LoadZoo) -> None:
+    """The control: rows that cross into the next chunk are others, but for those of the first layer."""
+    found = {}
+    with context(load_zoo("llama4-moe"), n_ctx=9216) as ctx:
+        for position in (0, 40, 8150):
+            ctx.clear()
+            decode(ctx, SKILL, position)
+            found[position] = ctx.read(0, position, 48, base=0, dtype="f32")
+    assert distance(found[40], found[0]) < FAR < 1e-3 < distance(found[8150], found[0])
+    assert distance(found[8150][:1], found[0][:1]) < FAR
+
+
+TEMPERATURE = [
+    ("mistral3-dense", {"attention.temperature_scale": 0.5, "rope.scaling.original_context_length": 128}),
+    ("mistral4-moe", {"attention.temperature_scale": 0.5, "attention.temperature_length": 128}),
+    ("deepseek2-moe", {"attention.temperature_scale": 0.5, "attention.temperature_length": 128}),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides"), TEMPERATURE)
+def test_rows_stay_inside_a_stretch(load_zoo: LoadZoo, name: str, overrides: dict[str, object]) -> None:
+    """Attention scaled by stretches of 128 positions: exact inside one; refused, and different, from one to another."""
+    model = load_zoo(name, overrides)
+    moved_within(model, 0, 80)
+    moved_within(model, 128, 200)
+    with context(model) as ctx:
+        for base, position, count in ((0, 81, 48), (0, 128, 48), (100, 110, 48), (0, 256, 1)):
+            assert "stretch of 128" in (ctx.can_move(base, position, count) or "")
+        decode(ctx, SKILL, 0)
+        there = ctx.read(0, 0, 48, base=128, dtype="f32")
+        ctx.clear()
+        with pytest.raises(UnsupportedError, match="stretch of 128"):
+            ctx.splice(0, 128, SKILL, there, 0)
+        decode(ctx, SKILL, 128)
+        assert distance(there[:1], read(ctx, 128, 176)[:1]) < BOUND < 1e-4 < distance(there, read(ctx, 128, 176))
+
+
+def moved_within(model: Model, base: int, position: int, bound: float = BOUND, **options: int) -> None:
+    """Rows compiled at `base` and spliced at `position` are those of decoding there, and so are the logits."""
+    with context(model, **options) as ours, context(model, **options) as stock:
+        decode(ours, SKILL, base)
+        rows = ours.read(0, base, 48, base=base, dtype="f32")
+        ours.clear()
+        ours.splice(0, position, SKILL, rows, base)
+        decode(stock, SKILL, position)
+        assert distance(read(ours, position, position + 48), read(stock, position, position + 48)) < bound
+        assert nmse(question(ours), question(stock)) < bound

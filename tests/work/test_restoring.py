@@ -1,0 +1,259 @@
+"""Models whose rows cannot be moved: a skill is put back where it was compiled, bit for bit, elsewhere decoded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.decision import decide
+from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.library.container import open_segment, write_segment
+from notes_cli.measure.verify import verify
+from notes_cli.text.erratum import Erratum
+from notes_cli.text.skill import Skill
+from notes_cli.work.compiling import compile_skill, compile_to_library
+from notes_cli.work.prompting import Prompt, lay
+from notes_cli.work.workspace import Workspace
+
+from ..conftest import MakeWorkspace
+
+WHOLE = ["lfm2", "mamba", "gpt2"]  # a hybrid, a recurrent one, one with learned positions
+FEES = Skill("fees", "", "fee: 12", (), "-")
+ERRATUM = Erratum("date", "2026-07-01", "date=2026-07-01")
+BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins with the content: no left context
+
+
+@pytest.fixture(params=WHOLE)
+def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> Workspace:
+    """Of each such model."""
+    return make_workspace(request.param)
+
+
+@pytest.fixture
+def segment(workspace: Workspace, skill: Skill) -> Segment:
+    return compile_skill(workspace, skill)
+
+
+def recomputed(workspace: Workspace, tokens: Tokens, *steps: int) -> NDArray[np.float32]:
+    """Logits after the tokens, decoded up to each of `steps` and then to the end: rounding goes by the batches."""
+    book = workspace.notebook()
+    for part in np.split(tokens, steps):
+        book.append(part)
+        book.flush()
+    return book.logits()
+
+
+def steps(segment: Segment) -> tuple[int, int]:
+    """Where a compile and the question after it begin to decode."""
+    return segment.base, segment.base + len(segment)
+
+
+def test_rows_of_the_left_context_and_states_are_kept(workspace: Workspace, segment: Segment) -> None:
+    """Rows begin at position 0; a recurrent layer has one state, of f32."""
+    assert segment.whole and segment.first == 0 < segment.base == len(segment.context)
+    assert len(segment.layers) == 3
+    for rows in segment.layers:
+        if rows.part == "state":
+            assert len(rows.k) == len(rows.v) == 1 and rows.k.dtype == rows.v.dtype == np.float32
+        else:
+            assert len(rows.k) == len(rows.v) == segment.base + len(segment)
+    states = {"lfm2": 2, "mamba": 3, "gpt2": 0}[workspace.model.architecture]
+    assert sum(rows.part == "state" for rows in segment.layers) == states
+
+
+@pytest.mark.parametrize("errata", [[], [ERRATUM]])
+def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segment, errata: list[Erratum]) -> None:
+    """Nothing up to the end of the skill is decoded, and the logits are the very ones of decoding it all."""
+    book = lay(workspace, Prompt("Why?", [segment], errata))
+    found = book.logits()
+    assert book.count("spliced") == segment.base + len(segment) and book.count("seam") == 0
+    assert [piece.how for piece in book.pieces] == ["spliced", "spliced", *["decoded"] * (len(errata) + 1)]
+    assert "restored" in book.pieces[1].why
+    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
+
+
+@pytest.mark.parametrize("part", ["attention", "state"])
+def test_every_part_that_is_restored_counts(make_workspace: MakeWorkspace, skill: Skill, part: str) -> None:
+    """The control: with the rows or the states of a hybrid gone, the same restore gives other logits."""
+    workspace = make_workspace("lfm2")
+    segment = compile_skill(workspace, skill)
+    layers = [
+        replace(rows, k=np.zeros_like(rows.k), v=np.zeros_like(rows.v)) if rows.part == part else rows
+        for rows in segment.layers
+    ]
+    found = lay(workspace, Prompt("?", [replace(segment, layers=tuple(layers))])).logits()
+    wanted = lay(workspace, Prompt("?", [segment])).logits()
+    assert float(((found - wanted) ** 2).sum() / (wanted**2).sum()) > 1e-6
+
+
+def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment) -> None:
+    """With a system text before it the skill is decoded, and the reason names both what differs and why it matters."""
+    book = lay(workspace, Prompt("Why?", [segment], [ERRATUM], "Be kind."))
+    found = book.logits()
+    assert book.count("spliced") == 0
+    refusal = workspace.context.supports("splice")
+    assert refusal and book.pieces[1].why == (
+        f"decoded: what stands before is not what it was compiled behind; {refusal}"
+    )
+    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens))
+
+
+def test_of_two_skills_the_first_is_restored(workspace: Workspace, segment: Segment) -> None:
+    """The second is decoded behind it, with the reason, and the logits are those of decoding both."""
+    book = lay(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
+    found = book.logits()
+    assert [(p.name, p.how) for p in book.pieces if p.kind == "splice"] == [("returns", "spliced"), ("fees", "decoded")]
+    assert "not what it was compiled behind" in next(p.why for p in book.pieces if p.name == "fees")
+    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_without_a_left_context(make_workspace: MakeWorkspace, skill: Skill, tmp_path: Path, bos: bool) -> None:
+    """A template that begins with the skill: a segment is kept whole all the same, on disk, too, and is restored."""
+    workspace = make_workspace("lfm2", template=BARE, bos=bos)
+    segment = compile_skill(workspace, skill)
+    write_segment(tmp_path / "a.gguf", segment)
+    segment = open_segment(tmp_path / "a.gguf")
+    assert segment.whole and segment.base == bos
+    book = lay(workspace, Prompt("Why?", [segment]))
+    found = book.logits()
+    assert book.count("spliced") == len(segment) + bos
+    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
+
+
+def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Segment) -> None:
+    """Answers are scored ahead and forgotten: scores are those of a recompute, and going on gives the same logits."""
+    prompt = Prompt("Why?", [segment], [ERRATUM])
+    choices = ["yes", "no", "not sure"]
+    full = lay(workspace, prompt, splice=False)
+    wanted = decide(full, choices).probabilities
+    book = lay(workspace, prompt)
+    assert decide(book, choices).probabilities == pytest.approx(wanted, rel=0.05, abs=0.01)
+    assert workspace.context.length(0) == len(book)
+    book.append([65, 66])
+    found = book.logits()
+    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment), len(book) - 2))
+
+
+def test_an_answer_is_that_of_the_recompute(workspace: Workspace, segment: Segment) -> None:
+    """Generation goes on from restored rows and state, token by token, as from decoded ones."""
+    answers = []
+    with Sampler(SamplerOptions()) as sampler:
+        book = lay(workspace, Prompt("Why?", [segment]), room=16)
+        answers.append(list(book.generate(sampler, 16)))
+        again = workspace.notebook()
+        for part in np.split(book.tokens[: len(book) - len(answers[0])], steps(segment)):
+            again.append(part)
+            again.flush()
+        answers.append(list(again.generate(sampler, 16)))
+    assert answers[0] == answers[1] != []
+
+
+def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
+    """Pieces of restored, decoded and second skills are those of the real run; nothing is computed."""
+    segments = [segment, compile_skill(workspace, FEES)]
+    for prompt in (Prompt("Why?", segments), Prompt("Why?", segments[::-1], [ERRATUM], "Be kind.")):
+        dry = lay(workspace, prompt, dry=True)
+        dry.flush()
+        done = lay(workspace, prompt)
+        assert dry.pieces == done.pieces and dry.tokens.tolist() == done.tokens.tolist()
+
+
+def test_a_segment_of_the_library_is_the_compiled_one(workspace: Workspace, skill: Skill) -> None:
+    """Written and read back it restores the same logits, and is up to date."""
+    compiled = compile_to_library(workspace, skill)
+    segment = workspace.open(compiled.path)
+    book = lay(workspace, Prompt("Why?", [segment]))
+    found = book.logits()
+    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
+    assert compiled.reasons and not compile_to_library(workspace, skill).reasons
+
+
+def test_nothing_of_a_failed_restore_stays(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """A state that is no number is refused, and the notebook decodes as if nothing had been tried."""
+    workspace = make_workspace("mamba")
+    segment = compile_skill(workspace, skill)
+    broken = [replace(rows, v=np.full_like(rows.v, np.nan)) for rows in segment.layers]
+    with pytest.raises(Exception, match="NaN or infinity"):
+        lay(workspace, Prompt("Why?", [replace(segment, layers=tuple(broken))]))
+    book = lay(workspace, Prompt("Why?", [segment]), splice=False)
+    found = book.logits()
+    np.testing.assert_array_equal(found, recomputed(make_workspace("mamba"), book.tokens))
+
+
+def test_a_segment_kept_whole_that_could_be_moved_now(
+    make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an older notes compiled before an architecture was verified: said by compile, and right until then."""
+    workspace = make_workspace("gpt2")
+    path = compile_to_library(workspace, skill).path
+    segment = workspace.open(path)
+    monkeypatch.setattr(Context, "supports", lambda *_: None)
+    book = lay(workspace, Prompt("Why?", [segment], system="Be kind."))
+    book.flush()
+    assert "if it is compiled again" in book.pieces[1].why and book.count("spliced") == 0
+    assert compile_to_library(workspace, skill).reasons == ("its rows can be moved now",)
+    assert not workspace.open(path).whole
+
+
+def test_verify_measures_the_restore(workspace: Workspace, segment: Segment) -> None:
+    """At the start of the prompt it is exact and nothing is moved; behind a system text nothing is reused."""
+    restored = verify(workspace, [segment], ["Why?"], [ERRATUM], choices=["a", "b"]).cases
+    assert [case.spliced for case in restored] == [segment.base + len(segment)] * 2
+    assert all(case.cosine > 0.9999 and case.same_decision and not case.moved for case in restored)
+    behind = verify(workspace, [segment], ["Why?"], [], choices=["a", "b"], system="Be kind.").cases[0]
+    assert (behind.spliced, behind.moved, behind.kl) == (0, False, 0)
+
+
+# ---- rows that may be moved, but not everywhere
+
+
+def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """Within a stretch of positions rows are moved; across its end the skill is decoded, exactly, with the reason."""
+    workspace = make_workspace("mistral3")
+    segment = compile_skill(workspace, skill)
+    assert lay(workspace, Prompt("Why?", [segment], system="x" * 20)).count("spliced") == len(segment) - 1
+    for length in (220, 300):  # into the next stretch, and beyond
+        book = lay(workspace, Prompt("Why?", [segment], system="x" * length))
+        found = book.logits()
+        assert book.count("spliced") == 0
+        why = "decoded: rows cannot be moved from one stretch of 256 positions to another: "
+        assert book.pieces[1].why.startswith(why)
+        np.testing.assert_array_equal(found, recomputed(workspace, book.tokens))
+
+
+# ---- caches of other types
+
+
+@pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("bf16", "bf16"), ("q8_0", "f16")])
+@pytest.mark.parametrize("kind", ["lfm2", "gemma3", "qwen3"])
+def test_one_segment_serves_every_cache_but_f32(
+    make_model: Callable[..., Path], make_workspace: MakeWorkspace, skill: Skill, kind: str, types: tuple[str, str]
+) -> None:
+    """Compiled under any of these types it is the same file of f16 rows; splicing them errs no more than decoding."""
+    path = make_model(kind, heads=2)
+    options = ContextOptions(n_ctx=512, n_threads=1, type_k=types[0], type_v=types[1])
+    plain = make_workspace(kind, heads=2)
+    first = compile_to_library(plain, skill)
+    segment = plain.open(first.path)
+    prompt = Prompt("Why?", [segment])
+    exact = lay(plain, prompt, splice=False).logits()
+    with Workspace(path, options) as workspace:
+        assert compile_to_library(workspace, skill).path == first.path
+        assert compile_to_library(workspace, skill).reasons == ()
+        again = compile_skill(workspace, skill)
+        for one, other in zip(again.layers, segment.layers, strict=True):
+            np.testing.assert_array_equal(one.k, other.k)
+            np.testing.assert_array_equal(one.v, other.v)
+        decoded = lay(workspace, prompt, splice=False).logits()
+        found = lay(workspace, prompt).logits()
+    scale = float((exact**2).sum())
+    own, mine = (float(((logits - exact) ** 2).sum()) / scale for logits in (decoded, found))
+    assert mine <= 1.5 * own + 1e-6
