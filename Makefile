@@ -10,7 +10,7 @@ export CMAKE_ARGS := -DLLAMA_BUILD=OFF $(CMAKE_ARGS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint train bench decisions zoo clean
+.PHONY: help setup demo test lint train bench decisions edits zoo upstream sanitize clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ lint: $(READY) ## Check style and types, and mend what can be mended
 decisions: $(READY) ## Accuracy and agreement over held-out decisions (docs/results.md)
 	@$(BIN)/python -m bench.decisions --write docs/results.md
 
+edits: $(READY) ## The edit methods over held-out decisions (docs/editing.md)
+	@$(BIN)/python -m bench.editing --write docs/editing.md
+
 bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
 	@$(BIN)/python -m bench.speed | tee docs/speed.txt
 
@@ -58,6 +61,21 @@ $(MODELS): native/LLAMA_CPP_PYTHON | $(READY)
 
 zoo: $(MODELS) ## Every architecture in every kind of context (docs/architectures.md, half an hour); ARCH='regex' for some
 	@$(BIN)/python -m bench.zoo --arch '$(ARCH)' $(if $(ARCH),,--write docs/architectures.md)
+
+# llama.cpp's tests are targets of the zoo's build, and link to its library.
+upstream: $(MODELS) ## llama.cpp's own tests, and llama-cpp-python's, against the patched library (2 minutes)
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.upstream --build $(ZOO)
+
+# The zoo's library once more, for GCC on Linux: with checks of ours and the standard library's, and without ggml's
+# (NDEBUG), which stop at the first NaN, of which the tests make some.
+SANITIZE := build/sanitize
+CHECKED  := -O1 -g1 -DNDEBUG -D_GLIBCXX_ASSERTIONS -fno-omit-frame-pointer -fsanitize=address,undefined
+
+sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and undefined-behaviour sanitizers (12 minutes)
+	@echo "Building the library with sanitizers (about 6 minutes on two cores, once) ..."
+	@PATH="$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE=$(BIN)/python >/dev/null
+	@$(BIN)/cmake --build $(SANITIZE) --target llama >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
+	@$(BIN)/python -m bench.sanitize --build $(SANITIZE) --models $(ZOO)/models
 
 train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on two cores)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'

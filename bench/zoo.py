@@ -23,7 +23,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,10 @@ OPERATIONS = ("splice", "restore", "rewrite")
 Line = dict[str, Any]  # a Verdict of bench.zoo_model as JSON, with the model's name
 
 
-def measure(path: Path, columns: str) -> list[Line]:
-    """The lines of one model, measured in a process of its own."""
+def measure(path: Path, columns: str, kept: Path | None = None) -> list[Line]:
+    """The lines of one model, measured in a process of its own, or those that a former run has `kept`."""
+    if kept and kept.exists():
+        return [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
     command = [sys.executable, "-m", "bench.zoo_model", str(path), "--columns", columns]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if "NOTES_LIBRARY" in environment:
@@ -47,6 +48,9 @@ def measure(path: Path, columns: str) -> list[Line]:
         why = f"status {done.returncode}: {done.stderr.strip()[-200:]}"
         crash = {"column": "the one after", "why": why, "errors": {}, "missed": []} | dict.fromkeys(OPERATIONS, "crash")
         lines.append({"model": path.stem} | crash)
+    if kept:
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return lines
 
 
@@ -135,11 +139,13 @@ def _row(name: str, lines: list[Line]) -> str:
 
     operation = "splice" if word("splice") == "exact" else "restore"
     errors = [line["errors"][operation] for line in f16 if operation in line["errors"]]
-    rows, logits = (f"{max(e[key] for e in errors):.0e}" if errors else "" for key in ("rows", "logits"))
+    worst = [max(error[key] for error in errors) if errors else None for key in ("rows", "logits")]
+    rows, logits = ("" if error is None else "0" if error < 1e-29 else f"{error:.0e}" for error in worst)
     reasons: dict[str, list[str]] = {}
     for line in lines:
         if line["splice"] != "exact":
-            reasons.setdefault(line["why"] or line["splice"], []).append(line["column"])
+            why = re.sub(r"^llama.cpp cannot make a context .*? for .*? \((.*)\)$", r"llama.cpp: \1", line["why"])
+            reasons.setdefault(why or line["splice"], []).append(line["column"])
     notes = [why if len(where) == len(lines) else f"{_where(where)}: {why}" for why, where in reasons.items()]
     return f"| {' | '.join((name, *map(word, OPERATIONS), rows, logits, '; '.join(notes)))} |"
 
@@ -160,13 +166,18 @@ def main() -> int:
     parser.add_argument("--arch", default="", help="only models whose name matches")
     parser.add_argument("--columns", default="", help="only combinations that match, such as '^f16 plain on one'")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="models at a time")
+    parser.add_argument("--resume", action="store_true", help="take what a run that was stopped has measured")
     parser.add_argument("--write", type=Path, help="write the table into this Markdown file, too")
     given = parser.parse_args()
 
     paths = [path for path in sorted(given.models.glob("*.gguf")) if re.search(given.arch, path.stem)]
     lines: list[Line] = []
+    kept = {path: given.models.parent / "results" / f"{path.stem}.jsonl" for path in paths}
+    if not given.resume:
+        for result in kept.values():
+            result.unlink(missing_ok=True)
     with ThreadPoolExecutor(given.jobs) as pool:
-        for found in pool.map(partial(measure, columns=given.columns), paths):
+        for found in pool.map(lambda path: measure(path, given.columns, kept[path]), paths):
             lines += found
             for line in found:
                 print(sentence(line), flush=True)

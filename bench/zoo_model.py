@@ -66,7 +66,7 @@ QUANTIZED = ("q8_0", "q4_0")
 # A quantized cache is compared with what it does itself: rows with the right ones quantized once, logits with those of
 # decoding there. Both are noise, so it is averaged over several texts, and over more where some do not decide.
 RATIO = Errors(1.2, 1.2, 1.5)
-TEXTS = (4, 32)
+TEXTS = (3, 32)
 
 SCALING: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -194,7 +194,7 @@ class Case:
             return True
         floor = self.amplified(position)
         return all(
-            error <= max(at_most, AMPLIFIED * noise) for error, at_most, noise in zip(found, limit, floor, strict=True)
+            error <= at_most + AMPLIFIED * noise for error, at_most, noise in zip(found, limit, floor, strict=True)
         )
 
 
@@ -228,8 +228,13 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
     words, errors, missed = dict.fromkeys(why, "refused"), {}, []
     measured: list[dict[str, tuple[Errors, Errors | None]]] = []
     for texts in TEXTS if case.kv in QUANTIZED else (1,):
-        measured += [_measure(Case(model, column, text), why, layers) for text in range(len(measured), texts)]
-        means = {name: tuple(_mean([text[name][i] for text in measured]) for i in (0, 1)) for name in measured[0]}
+        measured += [
+            _measure(Case(model, column, text), why, layers, text == 0) for text in range(len(measured), texts)
+        ]
+        means = {
+            name: tuple(_mean([text[name][i] for text in measured if name in text]) for i in (0, 1))
+            for name in measured[0]
+        }
         rights = {
             name: case.right(found, 0 if name in ("restore", "rewrite") else TARGET, own)
             for name, (found, own) in means.items()
@@ -248,9 +253,12 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
 
 
 def _measure(
-    case: Case, why: dict[str, str], layers: Sequence[native.Layer]
+    case: Case, why: dict[str, str], layers: Sequence[native.Layer], first: bool
 ) -> dict[str, tuple[Errors, Errors | None]]:
-    """By operation and control: the errors, and those that a quantized cache makes by itself."""
+    """By operation and control: the errors, and those that a quantized cache makes by itself.
+
+    `first`: the first of several texts. A rewrite, which involves no rounding of ours, needs no more.
+    """
     found: dict[str, tuple[Errors, Errors | None]] = {}
 
     def compare(operations: dict[str, tuple[Sequence[LayerRows], int]], position: int) -> None:
@@ -275,7 +283,7 @@ def _measure(
         compare(operations, TARGET)
     if not why["restore"]:
         compare({"restore": (case.segment(0), 0)}, 0)
-    if not why["rewrite"]:
+    if not why["rewrite"] and first:
         start = TOKENS - TOKENS // 3  # the last third holds other tokens first
         with case.context() as context:
             decode(context, [*case.skill[:start], *case.other[start:]], 0, case.sequence)
@@ -293,7 +301,10 @@ def _measure(
 def _mean(errors: Sequence[Errors | None]) -> Errors | None:
     """Geometric: a text that a random model happens to take badly would outweigh all others."""
     given = [error for error in errors if error is not None]
-    return Errors(*np.exp(np.log(np.maximum(given, 1e-30)).mean(axis=0)).tolist()) if given else None
+    if not given:
+        return None
+    mean = np.exp(np.log(np.maximum(given, 1e-30)).mean(axis=0))
+    return Errors(*np.where(mean > 1e-29, mean, 0).tolist())
 
 
 def measure(path: Path, columns: str = "") -> Iterator[Verdict]:

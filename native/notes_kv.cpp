@@ -571,13 +571,18 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * posit
             throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + " has " + std::to_string(found.size()) + " of the " +
                     std::to_string(n) + " rows at positions " + between(p0, n));
         }
-        for (int32_t i = 0; positions && i < n; ++i) {
+        const bool axes = ctx.get_model().hparams.n_pos_per_embd() > 1;
+        for (int32_t i = 0; (positions || axes) && i < n; ++i) {
             const auto & ext = cells.ext_get(found[i]);
             const llama_pos pos = cells.pos_get(found[i]);
-            const bool two = ctx.get_model().hparams.n_pos_per_embd() > 1;
-            const llama_pos axes[3] = { pos, two ? ext.y : pos, two ? ext.x : pos };
-            for (int axis = 0; axis < 3; ++axis) {
-                positions[3*i + axis] = axes[axis] - p0 + base;
+            const llama_pos here[3] = { pos, axes ? ext.y : pos, axes ? ext.x : pos };
+            for (int axis = 0; positions && axis < 3; ++axis) {
+                positions[3*i + axis] = here[axis] - p0 + base;
+            }
+            // Sound stands on the fourth axis too, which text and images do not; the cells do not tell it.
+            const bool alone = (i == 0 || cells.pos_get(found[i - 1]) != pos) && (i + 1 == n || cells.pos_get(found[i + 1]) != pos);
+            if (axes && ext.tok == LLAMA_TOKEN_NULL && alone && ext.x == pos && ext.y == pos && has_still_pairs()) {
+                throw notes_failure(NOTES_E_UNSUPPORTED, "the row at position " + std::to_string(pos) + " may be one of sound, whose rotation is another one");
             }
         }
         places.push_back({ cache.kv->get_stream(seq), runs(found) });
@@ -593,6 +598,17 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * posit
     if (!move(OUT_OF_CACHE, places, state, rows, n, (double) base - p0)) {
         throw notes_failure(NOTES_E_NOT_FINITE, "the rows at positions " + between(p0, n) + " hold NaN or infinity, or do not fit the type asked for");
     }
+}
+
+// Whether some rotated pairs stand still when text moves: those of the fourth axis of M-RoPE.
+bool notes_kv::has_still_pairs() const {
+    return std::any_of(all.begin(), all.end(), [&](const layer & layer) {
+        if (layer.kind == NOTES_RECURRENT) {
+            return false;
+        }
+        const auto freq = rotation(layer).freq;
+        return std::find(freq.begin(), freq.end(), 0.0) != freq.end();
+    });
 }
 
 //

@@ -60,6 +60,7 @@ private:
     void check_seq(llama_seq_id seq) const;
     void check_positions(const llama_pos * positions, int32_t n, llama_pos base) const;
     bool whole_window(size_t cache) const;
+    bool has_still_pairs() const;
     static bool lacks_window(const llama_context & ctx, llama_seq_id seq, llama_pos p0);
     int64_t room(size_t cache, llama_seq_id seq, int64_t first) const;
 

@@ -211,3 +211,19 @@ def test_a_model_of_texts_has_one_axis(load_zoo: LoadZoo) -> None:
         with pytest.raises(EngineError, match="one axis only"):
             ctx.splice(0, 20, BEFORE, rows, 10, axes=axes)
         assert ctx.length(0) == len(BEFORE)
+
+
+@pytest.mark.parametrize(("sections", "clear"), [([24, 20, 20, 0], False), ([16, 16, 16, 16], False), (None, True)])
+def test_rows_that_may_be_sound_are_not_read(load_zoo: LoadZoo, sections: list[int] | None, clear: bool) -> None:
+    """Sound stands on the fourth axis, too, which cells do not tell: where it has pairs, such rows are refused."""
+    with context(load(load_zoo, "qwen3vl-dense", sections)) as ctx:
+        sound = Image(1, 1)
+        decode(ctx, BEFORE, 0)
+        for i in range(3):
+            show(ctx, sound, len(BEFORE) + i)
+        assert len(ctx.read(0, 0, len(BEFORE), base=0)) > 0
+        if clear:
+            assert len(ctx.read(0, 0, len(BEFORE) + 3, base=0)) > 0
+        else:
+            with pytest.raises(EngineError, match="may be one of sound"):
+                ctx.read(0, 0, len(BEFORE) + 3, base=0)

@@ -1,0 +1,100 @@
+"""The native tests and a slice of the zoo on a library built with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    python -m bench.sanitize [--build build/sanitize] [--models build/zoo/models]     a line a job: ok or FAILED
+
+GCC on Linux. Exits 1 if a job fails or a sanitizer has found anything; what they printed is under BUILD/logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Every class of memory and every kind of rotation among them.
+MODELS = {
+    "llama-dense": "one cache",
+    "gemma3-dense": "sliding window, two bases",
+    "llama4-moe": "chunked attention, layers without positions",
+    "qwen2vl-dense": "M-RoPE",
+    "deepseek2-moe": "MLA",
+    "deepseek32-moe": "MLA with an indexer (DSA)",
+    "dots3note-moe": "DSA with a sliding window",
+    "minimax-m3-moe": "keys of an indexer beside the cache (MSA)",
+    "mamba-dense": "recurrent state alone",
+    "lfm2-dense": "hybrid: state and cache",
+    "qwen35-dense": "hybrid with M-RoPE",
+    "qwen4exp-moe": "hybrid with an indexer and pools",
+    "glm5-next-moe": "hybrid with an indexer",
+}
+COLUMNS = "^(f16|bf16|q8_0) yarn (off streams|on one)$"
+
+# What UBSan finds in llama.cpp itself, which is not ours to mend: a line for its list of suppressions, and why.
+SUPPRESSIONS: dict[str, str] = {}
+
+FINDING = re.compile(r"runtime error: .*|ERROR: AddressSanitizer.*")
+# Python never frees all it holds, models and contexts among it, so that only what our code allocated itself counts.
+LEAK = re.compile(r"^(?:Direct|Indirect) leak of .*\n(?:    #.*\n)*?    #.*/native/notes_.*", re.MULTILINE)
+
+
+def environment(build: Path) -> dict[str, str]:
+    """Loads the library into an ordinary Python."""
+    runtimes = [  # libstdc++ as well: AddressSanitizer looks for what throws exceptions when the process starts
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so.6")
+    ]
+    suppressions = build / "suppressions.txt"
+    suppressions.write_text("".join(f"{line}\n" for line in SUPPRESSIONS))
+    return os.environ | {
+        "LLAMA_CPP_LIB_PATH": str(build / "bin"),
+        "LD_PRELOAD": " ".join(runtimes),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONMALLOC": "malloc",  # so that reading beyond a buffer of Python's is seen
+        "LSAN_OPTIONS": "exitcode=0",
+        "UBSAN_OPTIONS": f"print_stacktrace=1:suppressions={suppressions}",
+    }
+
+
+def run(name: str, command: list[str], build: Path) -> bool:
+    """One job in a process of its own. True if it did what it should and nothing was found."""
+    started = time.monotonic()
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(build), cwd=ROOT
+    )
+    log = build / "logs" / f"{name}.log"
+    log.write_text(done.stdout)
+    found = sorted({*FINDING.findall(done.stdout), *LEAK.findall(done.stdout)})
+    right = done.returncode == 0 and not found and '": "wrong"' not in done.stdout
+    print(f"{'ok' if right else 'FAILED':<8}{time.monotonic() - started:6.1f} s  {name}", flush=True)
+    for finding in found:
+        print(f"    {finding}", flush=True)
+    if not right:
+        print(f"    status {done.returncode}, all of it: {log}", flush=True)
+    return right
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "sanitize", help="where the library is built")
+    parser.add_argument("--models", type=Path, default=ROOT / "build" / "zoo" / "models", help="those of the zoo")
+    given = parser.parse_args()
+    build = given.build.resolve()
+    (build / "logs").mkdir(parents=True, exist_ok=True)
+    tests = [sys.executable, "-m", "pytest", "tests/engine", "--ignore", "tests/engine/test_zoo.py"]
+    jobs = {"tests": [*tests, "-p", "no:cacheprovider"]}  # test_zoo is the zoo once more
+    for name in MODELS:
+        path = str(given.models / f"{name}.gguf")
+        jobs[name] = [sys.executable, "-m", "bench.zoo_model", path, "--columns", COLUMNS]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return 0 if all(list(pool.map(lambda job: run(*job, build), jobs.items()))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""llama.cpp's own tests, and those of llama-cpp-python, against the patched library: has the patch broken anything?
+
+    python -m bench.upstream [--build build/zoo]     a line a test: its name, ok or FAILED, seconds
+
+The tests come from the pinned sdist, and with the arguments that llama.cpp's tests/CMakeLists.txt gives them. What they
+download is stood in for by models that are here. Exits 1 if one fails; what it printed is then under build/upstream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "upstream"
+SHIPPED = ROOT / "notes_cli" / "models" / "notes-tiny-q8_0.gguf"
+
+# Names of targets and arguments; one thread where that can be said, for in models so small threads wait for each other.
+# MODELS are those that test-llama-archs writes of itself, with small weights: these tests compare logits with a bound
+# of 1e-5, which some with the large weights of `make zoo` exceed, without the patch just as well.
+MODELS = WORK / "models"
+TARGETS = {
+    "test-batch-alloc": [],
+    "test-state-restore-fragmented": ["-m", str(SHIPPED), "-t", "1"],
+    "test-thread-safety": [
+        *("-m", str(SHIPPED), "-p", "The meaning of life is"),
+        *("-n", "128", "-c", "256", "-ub", "32", "-np", "4", "-t", "2"),
+    ],
+    "test-llama-archs": ["-s", "1"],
+    "test-save-load-state": ["--models", str(MODELS), "-t", "1"],
+    "test-recurrent-state-rollback": ["--models", str(MODELS), "-t", "1"],
+}
+
+# Models that llama-cpp-python's tests download: what takes the place of each, a file or a kind of tests/tiny.py.
+STAND_INS: dict[str, Path | str] = {
+    "tinyllamas/stories15M-q4_0.gguf": SHIPPED,
+    "mamba-130m-hf.Q2_K.gguf": "mamba",
+    "Falcon-H1-Tiny-90M-Instruct-Q2_K.gguf": "lfm2",
+}
+# Those that nothing can take the place of, and why: tests that need them are left out.
+LEFT_OUT = {
+    "Qwen3.5-0.8B-Q8_0.gguf": "expects that model's own words",
+    "bge-small-en-v1.5-q4_k_m.gguf": "expects a model of embeddings",
+}
+
+
+def line(word: str, seconds: float, name: str) -> None:
+    print(f"{word:<9}{seconds:6.1f} s  {name}", flush=True)
+
+
+def run(name: str, command: list[str | Path]) -> bool:
+    started = time.monotonic()
+    with (WORK / f"{name}.log").open("w") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=WORK)
+    line("FAILED" if done.returncode else "ok", time.monotonic() - started, name)
+    return done.returncode == 0
+
+
+def native(build: Path) -> bool:
+    """Build and run the tests of llama.cpp. True if all pass."""
+    subprocess.run(["cmake", "--build", build, "--target", *TARGETS], check=True, stdout=subprocess.DEVNULL)
+    MODELS.mkdir(parents=True, exist_ok=True)
+    programs = build / "bin"
+    try:
+        right = [run("models", [programs / "test-llama-archs", "-s", "1", "-o", MODELS])]
+        right += [run(name, [programs / name, *arguments]) for name, arguments in TARGETS.items()]
+    finally:
+        for path in MODELS.glob("*.gguf"):  # nearly a gigabyte, written in seconds
+            path.unlink()
+    return all(right)
+
+
+WORDS = {"passed": "ok", "skipped": "left out", "failed": "FAILED"}
+
+
+class Lines:
+    """A plugin of pytest: a line a test, and what a failed one said."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.passed and report.when != "call":
+            return
+        why = f" ({report.longrepr[2]})" if report.skipped and isinstance(report.longrepr, tuple) else ""
+        line(WORDS[report.outcome], report.duration, report.nodeid + why)
+        if report.failed:
+            print(report.longreprtext, flush=True)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            line(WORDS[report.outcome], 0.0, report.nodeid)
+            print(report.longreprtext, flush=True)
+
+
+def binding(build: Path) -> bool:
+    """Run the tests of llama-cpp-python on the installed library. True if all pass that need no download."""
+    import notes_cli.engine.native  # noqa: F401  first, so that llama_cpp loads our library
+
+    sys.path += [str(ROOT / "native"), str(ROOT / "tests")]
+    import prepare
+    import tiny
+
+    sdist = prepare.find_sdist(WORK)
+    prepare.check(sdist)
+    with tarfile.open(sdist) as archive:
+        for member in archive:
+            if "/tests/" in member.name and "/vendor/" not in member.name:
+                member.name = member.name.partition("/")[2]
+                archive.extract(member, WORK)
+    vendor = WORK / "vendor" / "llama.cpp"
+    vendor.parent.mkdir(exist_ok=True)
+    vendor.unlink(missing_ok=True)
+    vendor.symlink_to(build / "llama.cpp")
+
+    def download(repo_id: str, filename: str) -> str:
+        if filename in LEFT_OUT:
+            pytest.skip(LEFT_OUT[filename])
+        model = STAND_INS[filename]
+        return str(tiny.write_model(WORK / f"{model}.gguf", model) if isinstance(model, str) else model)
+
+    # test_llama.py imports scipy, and does not use it
+    for name, member, value in (
+        ("scipy", "special", None),
+        ("scipy.special", "log_softmax", None),
+        ("huggingface_hub", "hf_hub_download", download),
+    ):
+        module = ModuleType(name)
+        setattr(module, member, value)
+        sys.modules[name] = module
+
+    os.chdir(WORK)  # the tests name files from there
+    options = ["tests", "-p", "no:terminal", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(WORK)]
+    return pytest.main(options, plugins=[Lines()]) == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "zoo", help="where llama.cpp's tests are built")
+    build = parser.parse_args().build.resolve()
+    WORK.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # or threads without a core of their own hold up the others
+    return 0 if all([native(build), binding(build)]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
