@@ -73,7 +73,7 @@ CHECKED  := -O1 -g1 -DNDEBUG -D_GLIBCXX_ASSERTIONS -fno-omit-frame-pointer -fsan
 
 sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and undefined-behaviour sanitizers (12 minutes)
 	@echo "Building the library with sanitizers (about 6 minutes on two cores, once) ..."
-	@PATH="$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE=$(BIN)/python >/dev/null
+	@PATH="$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -Wno-dev -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE=$(BIN)/python >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE) --target llama >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
 	@$(BIN)/python -m bench.sanitize --build $(SANITIZE) --models $(ZOO)/models
 

@@ -115,7 +115,7 @@ LLAMA_API int32_t notes_splice(struct llama_context * ctx, llama_seq_id seq, lla
 LLAMA_API int32_t notes_read(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n,
         llama_pos * positions, struct notes_rows * rows, int32_t n_layers, llama_pos base);
 
-// Decode `n` tokens at positions that hold rows of `seq`, or are vacant between them (strictly ascending, gaps
+// Decode `n` tokens at positions that hold rows of `seq`, or are vacant before them (strictly ascending, gaps
 // allowed), and put the new rows in their place. Each new row sees the rows before it, new where they are new. Needs n free cells meanwhile.
 // More tokens than n_batch are decoded in several batches. Logits, as for append: llama_get_logits_ith(ctx, -k).
 LLAMA_API int32_t notes_rewrite(struct llama_context * ctx, llama_seq_id seq, const llama_pos * positions,

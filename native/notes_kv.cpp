@@ -647,7 +647,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         }
     }
 
-    // the rows as they are, in every cache: one cell a position, or none between others
+    // the rows as they are, in every cache: one cell a position, or none before others
     std::vector<std::vector<uint32_t>> old;
     const auto cells_of = [&](size_t c) -> llama_kv_cells & {
         auto & kv = *memory.caches[c].kv;
@@ -670,8 +670,8 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         old.emplace_back();
         for (int32_t i = 0; i < n; ++i) {
             const auto here = positions[i] < 0 ? std::vector<uint32_t>() : cells_between(cells, seq, positions[i], (int64_t) positions[i] + 1);
-            const bool between = positions[i] > cells.seq_pos_min(seq) && positions[i] < cells.seq_pos_max(seq);
-            if (here.size() > 1 || (here.empty() && !between)) { // several: an image, or rows of two origins
+            const bool before = positions[i] >= 0 && positions[i] < cells.seq_pos_max(seq);
+            if (here.size() > 1 || (here.empty() && !before)) { // several: an image, or rows of two origins
                 throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + (here.empty() ? " has no row" : " has several rows") + " at position " + std::to_string(positions[i]));
             }
             old[c].insert(old[c].end(), here.begin(), here.end());

@@ -21,6 +21,8 @@ from notes_cli.errors import NotesError
 COMMANDS = {
     "compile": "Prefill a skill once and keep its K/V on disk.",
     "ask": "Ask a question, with skills spliced in and errata appended.",
+    "session": "List, show, fork, take back and remove sessions.",
+    "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",
     "ls": "List compiled skills.",
     "inspect": "Show what is in a compiled skill.",

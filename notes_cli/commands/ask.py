@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from notes_cli.engine.decision import Decision
     from notes_cli.engine.notebook import Notebook
     from notes_cli.engine.sampler import SamplerOptions
+    from notes_cli.work.session import Session
+    from notes_cli.work.workspace import Workspace
 
 
 @click.command()
@@ -35,7 +39,21 @@ if TYPE_CHECKING:
     metavar="FIELD=VALUE",
     help="A correction, or free text. Repeatable; the last one wins.",
 )
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A field's new value, brought in by --method. Repeatable.",
+)
+@click.option(
+    "--method",
+    metavar="METHOD",
+    help="How --field amends the cache: erratum, field+erratum, field, selective@K, suffix, recompute, stale.  "
+    "[default: erratum]",
+)
 @click.option("-s", "--system", metavar="TEXT", help="System text before the skills.")
+@click.option("--session", metavar="NAME", help="Begin a session of that name, or go on with it.")
 @click.option("--choices", metavar="A,B,...", help="Decide among these answers.")
 @click.option(
     *("-n", "--predict", "limit"),
@@ -81,7 +99,10 @@ def command(
     question: str | None,
     splices: tuple[str, ...],
     errata: tuple[str, ...],
+    fields: tuple[str, ...],
+    method: str | None,
     system: str | None,
+    session: str | None,
     choices: str | None,
     limit: int,
     temp: float,
@@ -107,33 +128,56 @@ def command(
     Examples:
       notes ask "May I return this?" --splice returns
       notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
+      notes ask "..." --splice returns --field date=2026-07-01 --method suffix
+      notes ask "And a week later?" --session mine
       echo "May I return this?" | notes ask --splice returns --choices yes,no
     """
     started = time.perf_counter()
     asked = _question(question)
     answers = answers_of(choices)
 
+    from notes_cli.editing.methods import DEFAULT_METHOD, Method
     from notes_cli.engine.decision import decide
     from notes_cli.engine.sampler import SamplerOptions
-    from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay, open_segments, parse_errata
+    from notes_cli.errors import NotesError
+    from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay, open_segments, parse_errata, parse_values
 
+    values = parse_values(fields)
+    if method is not None and not values:
+        raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
+    if session and explain:
+        raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
     if seed is None:
         seed = time.time_ns() & 0xFFFFFFFF
     sampling = SamplerOptions(temp, top_k, top_p, min_p, repeat_penalty, seed)
 
-    with open_workspace(quiet=json_, **model) as workspace:
+    with open_workspace(quiet=json_, **model) as workspace, _open_session(workspace, session) as kept:
+        if kept and not kept.empty and (splices or values or system or no_splice):
+            raise NotesError(
+                f"session {session} has begun: skills, system text and --no-splice belong to its first turn. "
+                "A field is edited with: notes edit"
+            )
         segments = open_segments(workspace, splices, output.say, dry=explain)
-        prompt = Prompt(asked, segments, parse_errata(errata, segments), system, wording)
         _ = workspace.context
         loaded = time.perf_counter()
-        notebook = lay(
-            workspace,
-            prompt,
-            seam=DEFAULT_SEAM if seam is None else seam,
-            splice=not no_splice,
-            dry=explain,
-            room=limit,
-        )
+        if kept and not kept.empty:
+            notebook = kept.follow(asked, errata, wording, limit)
+        else:
+            prompt = Prompt(
+                *(asked, segments, parse_errata(errata, segments), system, wording),
+                values=values,
+                method=Method.parse(DEFAULT_METHOD if method is None else method),
+            )
+            notebook = lay(
+                workspace,
+                prompt,
+                seam=DEFAULT_SEAM if seam is None else seam,
+                splice=not no_splice,
+                dry=explain,
+                room=limit,
+            )
+            if kept:
+                kept.begin(prompt, notebook)
         if explain:
             _explain(notebook, json_)
             return
@@ -152,6 +196,8 @@ def command(
             answer, count, first = _generate(notebook, sampling, limit, stream=not (json_ or no_stream))
             if not json_:
                 output.result(answer if no_stream else "")
+        if kept:
+            kept.keep(decision.choice if decision else "")
         if json_:
             milliseconds = {
                 "load": loaded - started,
@@ -163,6 +209,7 @@ def command(
             output.as_json(
                 {
                     "version": 1,
+                    "session": session,
                     "answer": answer,
                     "choice": decision.choice if decision else None,
                     "probabilities": decision.probabilities if decision else None,
@@ -170,9 +217,22 @@ def command(
                     "ms": {name: round(1000 * seconds, 3) for name, seconds in milliseconds.items()},
                     "pieces": [asdict(piece) for piece in notebook.pieces],
                     "sampling": asdict(sampling),
-                    "identity": workspace.identity.as_dict() if segments else {"model": workspace.model.name},
+                    "identity": workspace.identity.as_dict() if segments or kept else {"model": workspace.model.name},
                 }
             )
+
+
+@contextmanager
+def _open_session(workspace: Workspace, name: str | None) -> Iterator[Session | None]:
+    """The session of that name, begun or not, held until the turn is kept; None without a name."""
+    if name is None:
+        yield None
+        return
+    from notes_cli.library.sessions import Sessions
+    from notes_cli.work.session import Session
+
+    with Sessions(workspace.paths.sessions).locked(name, new=True) as stored:
+        yield Session(workspace, stored)
 
 
 def _question(argument: str | None) -> str:
@@ -223,14 +283,16 @@ def _generate(notebook: Notebook, options: SamplerOptions, limit: int, *, stream
 
 
 def _count(notebook: Notebook) -> dict[str, int]:
-    """Tokens of the prompt by how their rows come about; a seam and an erratum are decoded too."""
+    """Tokens of the prompt by how their rows come about; a seam, an erratum and what is rewritten are decoded too."""
     spliced, seam = notebook.count("spliced"), notebook.count("seam")
+    rewritten = sum(piece.rewritten for piece in notebook.pieces)
     errata = sum(piece.tokens for piece in notebook.pieces if piece.kind == "erratum")
     return {
         "total": len(notebook),
         "spliced": spliced,
         "seam": seam,
-        "decoded": len(notebook) - spliced,
+        "decoded": len(notebook) - spliced + rewritten,
+        "rewritten": rewritten,
         "erratum": errata,
     }
 
@@ -249,5 +311,5 @@ def _explain(notebook: Notebook, json_: bool) -> None:
     tokens = _count(notebook)
     output.result(
         f"{tokens['total']} tokens: {tokens['spliced']} spliced, {tokens['decoded']} decoded "
-        f"({tokens['seam']} of them at seams)"
+        f"({tokens['seam']} of them at seams, {tokens['rewritten']} in place of spliced ones)"
     )

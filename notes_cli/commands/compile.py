@@ -19,9 +19,14 @@ from notes_cli.commands.options import model_options, open_workspace
     "-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library."
 )
 @click.option("-f", "--force", is_flag=True, help="Compile even if nothing has changed.")
+@click.option(
+    "--influence", is_flag=True, help="Also measure which tokens each field's value changes: for selective edits."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only the path, no progress.")
 @model_options
-def command(source: str, name: str | None, target: Path | None, force: bool, quiet: bool, **model: Any) -> None:
+def command(
+    source: str, name: str | None, target: Path | None, force: bool, influence: bool, quiet: bool, **model: Any
+) -> None:
     """Prefill a skill once and keep its K/V on disk.
 
     SOURCE is a text, a SKILL.md with front matter, a folder that holds one, or - for standard input. Its fields are
@@ -46,7 +51,12 @@ def command(source: str, name: str | None, target: Path | None, force: bool, qui
         output.say(f"warning: {warning}")
     with open_workspace(quiet=quiet, **model) as workspace:
         with output.progress(f"compiling {skill.name}", hidden=quiet) as update:
-            compiled = compile_to_library(workspace, skill, force=force, progress=update, output=target)
+            measure = (
+                (lambda done, of: output.say(f"measured the influence of {done} of {of} fields")) if influence else None
+            )
+            compiled = compile_to_library(
+                workspace, skill, force=force, progress=update, output=target, measure=measure
+            )
         if not quiet:
             fields = ", ".join(skill.values) or "no fields"
             done = "; ".join(compiled.reasons) if compiled.reasons else "up to date"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.sampler import Sampler
-from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import EngineError, UnsupportedError
 
 How = Literal["decoded", "spliced", "seam"]
@@ -24,6 +25,7 @@ Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 # Tokens decoded between two looks at the keyboard and the progress bar.
 _STRIDE = 128
+_REWRITTEN = "; {} of them recomputed in place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,18 @@ class Patch:
         return len(self.tokens) - (self.last - self.first)
 
 
-def _shifts(patches: Sequence[Patch]) -> Callable[[int], int]:
-    """Where a position stands after the patches; that of a patch's first token stays its first."""
-    return lambda position: position + sum(patch.grows for patch in patches if patch.last <= position)
+def shifted(patches: Sequence[Patch]) -> Callable[[int], int]:
+    """Where a position stands after the patches, which ascend; that of a patch's first token stays its first."""
+
+    def shift(position: int) -> int:
+        moved = position
+        for patch in patches:
+            inside = min(position, patch.last) - patch.first
+            if inside > 0:  # behind the patch, or in it: what is inside of a shorter one ends with it
+                moved += patch.grows if position >= patch.last else min(0, len(patch.tokens) - inside)
+        return moved
+
+    return shift
 
 
 class Notebook:
@@ -190,27 +201,33 @@ class Notebook:
         of the patches whose rows are recomputed with them.
         """
         self.flush()
-        if not patches or patches[0].first < 0 or patches[-1].last > len(self):
-            raise EngineError(f"a change outside of the notebook, which has {len(self)} tokens")
-        old, shift = self._tokens, _shifts(patches)
+        inside = patches and patches[0].first >= 0 and patches[-1].last <= len(self)
+        ascend = all(one.last <= next_one.first for one, next_one in pairwise(patches))
+        if not inside or not ascend or any(patch.first >= patch.last for patch in patches):
+            raise EngineError(f"changes must ascend inside of the notebook, which has {len(self)} tokens")
+        self._check_room(sum(patch.grows for patch in patches))
+        moves = any(patch.grows for patch in patches)
+        tails = self._tails(patches) if moves else []
+        old, shift = self._tokens, shifted(patches)
         tokens, position = [], 0
         for patch in patches:
             tokens += [*old[position : patch.first], *patch.tokens]
             position = patch.last
         tokens += old[position:]
-        places = {shift(patch.first) + i for patch in patches for i in range(len(patch.tokens))} | set(map(shift, also))
+        new = {shift(patch.first) + i for patch in patches for i in range(len(patch.tokens))}
+        places = new | set(map(shift, also))
         started = time.perf_counter()
         try:
-            if any(patch.grows for patch in patches):
-                self._spread(patches)
+            if moves and not self.dry:
+                # Rewriting fills gaps between rows: at position 0 the old one stays until then.
+                self._spread(max(patches[0].first, 1 if 0 in new else 0), tails, shift)
             self._done = len(tokens) if self.dry else self.context.length(self.sequence)
             ready = sorted(place for place in places if place < self._done)
             if ready and not self.dry:  # the rest stands at the end, and is decoded with what comes after it
                 self.context.rewrite(self.sequence, ready, np.array([tokens[place] for place in ready], np.int32))
         except BaseException as error:
-            whole = not self.dry and self.context.length(self.sequence) == len(self)
             self._done = min(self._done, len(self))
-            if not whole or not isinstance(error, EngineError):  # an interrupt: who can say before or after?
+            if moves or not isinstance(error, EngineError):  # an interrupt: who can say before or after?
                 self.truncate(patches[0].first)  # what stands before the first patch is right
             raise
         finally:
@@ -222,28 +239,34 @@ class Notebook:
     @staticmethod
     def _amended(piece: Piece, shift: Callable[[int], int], places: Iterable[int]) -> Piece:
         start, end = shift(piece.position), shift(piece.position + piece.tokens)
-        count = piece.rewritten + sum(start <= place < end for place in places)
-        return replace(piece, position=start, tokens=end - start, rewritten=min(count, end - start))
+        again = sum(start <= place < end for place in places)
+        return _resized(replace(piece, position=start), end - start, piece.rewritten + again)
 
-    def _spread(self, patches: Sequence[Patch]) -> None:
-        """Move what stands behind each patch to where it will stand, and leave the patches' own places vacant."""
-        if self.dry:
-            return
-        shift, ends = _shifts(patches), [*(patch.first for patch in patches[1:]), len(self)]
-        kind = "f32" if self.context.options.type_k == "f32" else "f16"
-        parts = [
-            (patch.last, self.context.read(self.sequence, patch.last, end - patch.last, base=patch.last, dtype=kind))
-            for patch, end in zip(patches, ends, strict=True)
-            if patch.last < end
-        ]
-        for start, rows in parts:
-            reason = self.context.can_move(start, shift(start), len(rows[0].k))
+    def _tails(self, patches: Sequence[Patch]) -> list[tuple[int, tuple[LayerRows, ...]]]:
+        """What stands behind each patch: its position and its rows. Raise UnsupportedError if it cannot be moved."""
+        shift, ends = shifted(patches), [*(patch.first for patch in patches[1:]), len(self)]
+        spans = [(patch.last, end) for patch, end in zip(patches, ends, strict=True) if patch.last < end]
+        for start, end in spans:
+            reason = self.context.can_move(start, shift(start), end - start)
             if reason:
                 raise UnsupportedError(f"what stands behind the change cannot be moved: {reason}")
-        self.context.truncate(self.sequence, patches[0].first)
-        for start, rows in parts:
-            moved = np.array(self._tokens[start : start + len(rows[0].k)], np.int32)
-            self.context.splice(self.sequence, shift(start), moved, rows, start)
+        if self.dry:
+            return []
+        options = self.context.options
+        kind = "f16" if options.type_k == options.type_v == "f16" else "f32"  # f32 holds rows of any type as they are
+        return [
+            (start, self.context.read(self.sequence, start, end - start, base=start, dtype=kind))
+            for start, end in spans
+        ]
+
+    def _spread(
+        self, keep: int, tails: Sequence[tuple[int, tuple[LayerRows, ...]]], shift: Callable[[int], int]
+    ) -> None:
+        """Keep the first rows, put what stands behind each patch to where it will stand, and leave the rest vacant."""
+        self.context.truncate(self.sequence, keep)
+        for start, rows in tails:
+            tokens = np.array(self._tokens[start : start + len(rows[0].k)], np.int32)
+            self.context.splice(self.sequence, shift(start), tokens, rows, start)
 
     def truncate(self, length: int) -> None:
         """Go back to the first `length` tokens."""
@@ -255,7 +278,7 @@ class Notebook:
             self._done = length
         del self._tokens[length:]
         kept = [piece for piece in self.pieces if piece.position < length]
-        self.pieces = [replace(piece, tokens=min(piece.tokens, length - piece.position)) for piece in kept]
+        self.pieces = [_resized(piece, min(piece.tokens, length - piece.position), piece.rewritten) for piece in kept]
         self._logits = None
 
     def logits(self) -> NDArray[np.float32]:
@@ -307,6 +330,14 @@ class Notebook:
                 f"the context is too small: {len(self) + count} tokens do not fit {self.context.n_ctx}. "
                 f"Give it -c {_next_size(len(self) + count)} or more"
             )
+
+
+def _resized(piece: Piece, tokens: int, rewritten: int) -> Piece:
+    """The piece with other numbers of tokens, and its reason telling how many were recomputed."""
+    rewritten = min(tokens, rewritten)
+    why = piece.why.removesuffix(_REWRITTEN.format(piece.rewritten))
+    why += _REWRITTEN.format(rewritten) if rewritten else ""
+    return replace(piece, tokens=tokens, rewritten=rewritten, why=why)
 
 
 def _next_size(tokens: int) -> int:

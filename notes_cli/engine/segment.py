@@ -6,7 +6,8 @@ llama.cpp nor files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,8 @@ class Segment:
     # Rows that cannot be moved are kept with those of the left context, from position 0 on, and the state of recurrent
     # layers with them: the whole can be put back at the start of a prompt, and nowhere else.
     whole: bool = False
+    # By field: how much its value changes the rows of each token behind it, [n_tokens]; empty if not measured.
+    influence: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     @property
     def first(self) -> int:

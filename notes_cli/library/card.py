@@ -18,6 +18,7 @@ from notes_cli.library.gguf import FormatError, Head
 
 FORMAT = 1  # changes when an older notes would read a newer file wrongly
 KIND = "segment"
+INFLUENCE = "notes.influence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Card:
     base: int
     whole: bool  # the rows of the left context are there, too
     fields: tuple[FieldSpan, ...]
+    influence: bool  # whether the influence of the fields has been measured
     identity: Identity
     layers: int  # how many layers have rows
     dtype: str  # of the rows: "f16" or "f32"; "" if no layer has any
@@ -89,6 +91,7 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         base=base,
         whole=first is not None,
         fields=_fields(text("fields"), text("text"), len(tokens)),
+        influence=INFLUENCE in head.tensors,
         identity=Identity(**{part.name: text(f"identity.{part.name}") for part in fields_of(Identity)}),
         layers=len({name.split(".")[1] for name in layers.keys() - states}),
         dtype="mixed" if len(types) > 1 else "".join(types),
@@ -97,6 +100,11 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         created=text("created"),
         writer=text("writer"),
     )
+
+
+def field_names(fields: tuple[FieldSpan, ...]) -> list[str]:
+    """Each name once, in the order of the text."""
+    return list(dict.fromkeys(span.name for span in fields))
 
 
 def _fields(encoded: str, text: str, n_tokens: int) -> tuple[FieldSpan, ...]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import SegmentError
 from notes_cli.library.atomic import replacing
-from notes_cli.library.card import FORMAT, KIND, Card, metadata, read_card
+from notes_cli.library.card import FORMAT, INFLUENCE, KIND, Card, field_names, metadata, read_card
 from notes_cli.library.gguf import MAGIC, FormatError, Head, TensorPlace, padded, read_head
 
 __all__ = ["Card", "open_segment", "peek", "write_segment"]
@@ -84,6 +84,7 @@ def open_segment(path: Path) -> Segment:
             identity=card.identity,
             layers=_layers(data, head, len(card.tokens) + (card.base if card.whole else 0)),
             whole=card.whole,
+            influence=_influence(data, head, card),
         )
 
 
@@ -114,6 +115,8 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
             if values.dtype not in types or values.shape[0] != count:
                 raise SegmentError(f"layer {rows.layer} of {segment.name} has {kind} rows that do not fit it")
             tensors[f"blk.{rows.layer}.{kind}"] = np.ascontiguousarray(values)
+    if segment.influence:
+        tensors[INFLUENCE] = np.stack([segment.influence[name] for name in field_names(segment.fields)]).astype("<f4")
     return {name: tensor for name, tensor in tensors.items() if tensor.size}
 
 
@@ -223,6 +226,17 @@ def _ints(data: memoryview, head: Head, name: str) -> Tokens:
     return ids
 
 
+def _influence(data: memoryview, head: Head, card: Card) -> dict[str, NDArray[np.float32]]:
+    """A row a field, in the order in which they first stand in the text."""
+    place = head.tensors.get(INFLUENCE)
+    if place is None:
+        return {}
+    names = field_names(card.fields)
+    if place.dtype != np.float32 or place.shape != (len(names), len(card.tokens)):
+        raise FormatError(f"{INFLUENCE} does not have one row a field and one column a token")
+    return dict(zip(names, _array(data, place), strict=True))
+
+
 def _array(data: memoryview, place: TensorPlace) -> NDArray[Any]:
     """A view of the file: nothing is copied, and it cannot be written to."""
     count = place.nbytes // place.dtype.itemsize
@@ -234,7 +248,7 @@ def _layers(data: memoryview, head: Head, n_rows: int) -> tuple[LayerRows, ...]:
     parts = {name: (part, index) for part, names in NAMES.items() for index, name in enumerate(names)}
     found: dict[tuple[int, str], list[NDArray[Any] | None]] = {}
     for name, place in head.tensors.items():
-        if name in LISTS:
+        if name in (*LISTS, INFLUENCE):
             continue
         match = ROWS_NAME.fullmatch(name)
         if match is None:

@@ -173,11 +173,13 @@ def changes(
     identity: Identity,
     context: Tokens | Sequence[int],
     whole: bool,
+    influence: bool = False,
 ) -> list[str]:
     """What has changed since the segment was compiled, in words; empty if it is up to date.
 
     `fields` are (name, value, start, end) of each place (Skill.fields are such), `context` the tokens that
-    it would be compiled behind now, `whole` whether their rows would be kept, too.
+    it would be compiled behind now, `whole` whether their rows would be kept, too, `influence` whether that of the
+    fields is wanted.
     """
     found = list(card.identity.differences(identity))
     if card.text != text:
@@ -190,4 +192,6 @@ def changes(
         found.append("it was compiled behind another left context")
     if card.whole != whole:
         found.append("its rows can be moved now" if card.whole else "its rows cannot be moved any more")
+    if influence and card.fields and not card.influence:
+        found.append("the influence of its fields has not been measured")
     return found

@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 import notes_cli
+from notes_cli.editing.influence import influence
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
@@ -30,8 +35,16 @@ class Compiled:
     reasons: tuple[str, ...]
 
 
-def compile_skill(workspace: Workspace, skill: Skill, progress: Progress | None = None) -> Segment:
-    """Prefill the skill and read its rows. Raise UnsupportedError where this model's rows cannot be kept."""
+def compile_skill(
+    workspace: Workspace, skill: Skill, progress: Progress | None = None, *, measure: Progress | None = None
+) -> Segment:
+    """Prefill the skill and read its rows. Raise UnsupportedError where this model's rows cannot be kept.
+
+    `measure`: also measure the influence of each field, a prefill a field; it is told how many are done.
+    """
+    if measure is not None:  # another value may be longer
+        tokens = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
+        workspace.make_room(tokens + 8 * len(skill.fields))
     segment = plan(workspace, skill)
     with workspace.compiler() as context:
         notebook = Notebook(context)
@@ -41,7 +54,19 @@ def compile_skill(workspace: Workspace, skill: Skill, progress: Progress | None 
         notebook.flush(progress)
         dtype = "f32" if "f32" in segment.identity.kv_type else "f16"
         rows = context.read(0, segment.first, len(notebook) - segment.first, base=segment.first, dtype=dtype)
-    return replace(segment, layers=rows)
+        segment = replace(segment, layers=rows)
+        if measure is not None:
+            segment = replace(segment, influence=_influence(context, segment, measure))
+    return segment
+
+
+def _influence(context: Context, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
+    found: dict[str, NDArray[np.float32]] = {}
+    names = dict.fromkeys(span.name for span in segment.fields)
+    for name in names:
+        found[name] = influence(context, segment, name)
+        measure(len(found), len(names))
+    return found
 
 
 def plan(workspace: Workspace, skill: Skill) -> Segment:
@@ -77,6 +102,7 @@ def compile_to_library(
     force: bool = False,
     progress: Progress | None = None,
     output: Path | None = None,
+    measure: Progress | None = None,
 ) -> Compiled:
     """Compile the skill into the library (or to `output`) unless what is there is up to date.
 
@@ -86,17 +112,24 @@ def compile_to_library(
     if output is not None:
         if output.exists() and not force:
             _check_is_segment(output)
-        return _compile_to(workspace, skill, output, force, progress)
+        return _compile_to(workspace, skill, output, force, progress, measure)
     check_support(workspace, skill.name)
     with workspace.library.compiling(skill.name, workspace.identity) as path:
-        return _compile_to(workspace, skill, path, force, progress)
+        return _compile_to(workspace, skill, path, force, progress, measure)
 
 
-def _compile_to(workspace: Workspace, skill: Skill, path: Path, force: bool, progress: Progress | None) -> Compiled:
-    reasons = ["it was asked for"] if force else stale(workspace, skill, path)
+def _compile_to(
+    workspace: Workspace,
+    skill: Skill,
+    path: Path,
+    force: bool,
+    progress: Progress | None,
+    measure: Progress | None,
+) -> Compiled:
+    reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measure is not None)
     if not reasons:
         return Compiled(path, len(peek(path).tokens), ())
-    segment = compile_skill(workspace, skill, progress)
+    segment = compile_skill(workspace, skill, progress, measure=measure)
     write_segment(path, segment, writer=f"notes {notes_cli.__version__}")
     return Compiled(path, len(segment), tuple(reasons))
 
@@ -111,8 +144,11 @@ def _check_is_segment(path: Path) -> None:
         ) from error
 
 
-def stale(workspace: Workspace, skill: Skill, path: Path) -> list[str]:
-    """Why the file at `path` is not this skill compiled for this workspace, in words; empty if it is."""
+def stale(workspace: Workspace, skill: Skill, path: Path, *, measured: bool = False) -> list[str]:
+    """Why the file at `path` is not this skill compiled for this workspace, in words; empty if it is.
+
+    `measured`: the influence of its fields must be there, too.
+    """
     if not path.exists():
         return ["it has not been compiled yet"]
     try:
@@ -127,6 +163,7 @@ def stale(workspace: Workspace, skill: Skill, path: Path) -> list[str]:
         identity=workspace.identity,
         context=workspace.left_context,
         whole=_whole(workspace),
+        influence=measured,
     )
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from notes_cli.editing.change import Change, change
+from notes_cli.editing.methods import Method, lay_changed, rewritten
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError
+from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.errors import NotesError, SkillError
 from notes_cli.text.erratum import Erratum, parse_erratum, word
+from notes_cli.text.fields import clean_value
 from notes_cli.text.prompt import build
 from notes_cli.text.skill import Skill, load_skill
 from notes_cli.work.compiling import compile_to_library, plan, stale
@@ -32,6 +36,14 @@ class Prompt:
     system: str | None = None
     wording: str | None = None
     turns: Sequence[tuple[str, str]] = field(default=())
+    values: Mapping[str, str] = field(default_factory=dict)  # of fields that have others now, brought in by `method`
+    method: Method = field(default_factory=Method)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What is said after the skills: the method's errata, then those that were given."""
+        said = [Erratum(name, value, f"{name}={value}") for name, value in self.values.items() if self.method.says]
+        return [word(erratum, self.wording) for erratum in (*said, *self.errata)]
 
 
 def open_segments(
@@ -89,6 +101,17 @@ def parse_errata(given: Sequence[str], segments: Sequence[Segment]) -> list[Erra
     return [parse_erratum(text, known) for text in given]
 
 
+def parse_values(given: Sequence[str]) -> dict[str, str]:
+    """New values of fields, each as `name=value`; the last of a name counts. Raise SkillError for anything else."""
+    values = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise SkillError(f"{text!r} is not a field and its value. Write --field NAME=VALUE")
+        values[name.strip()] = clean_value(name.strip(), value)
+    return values
+
+
 def lay(
     workspace: Workspace,
     prompt: Prompt,
@@ -112,14 +135,19 @@ def lay(
         question=prompt.question,
         system=prompt.system,
         skills=list(by_name),
-        errata=[word(erratum, prompt.wording) for erratum in prompt.errata],
+        errata=prompt.sentences,
         turns=prompt.turns,
     )
-    tokens = [by_name[piece.name].tokens if piece.kind == "splice" else workspace.tokenize(piece) for piece in pieces]
+    changes = changes_of(workspace, prompt)
+    tokens = [
+        _longest(by_name[piece.name], changes) if piece.kind == "splice" else workspace.tokenize(piece)
+        for piece in pieces
+    ]
     opening = workspace.opened(np.zeros(0, np.int32))  # BOS, where a template without words of its own begins
     if pieces[0].kind != "splice":
         tokens[0], opening = workspace.opened(tokens[0]), opening[:0]
-    workspace.make_room(len(opening) + sum(map(len, tokens)), room)
+    free = sum(rewritten(by_name[name], changed, prompt.method) for name, changed in changes.items())
+    workspace.make_room(len(opening) + sum(map(len, tokens)) + free, room)
 
     if splice:
         for segment in prompt.segments:  # again: a larger context may rotate otherwise (LongRoPE)
@@ -130,11 +158,34 @@ def lay(
     for piece, ids in zip(pieces, tokens, strict=True):
         if piece.kind != "splice":
             notebook.append(ids, piece.kind, piece.name)
-        elif not splice:
-            notebook.append(ids, piece.kind, piece.name, why="full prefill asked for")
+            continue
+        segment, changed = by_name[piece.name], changes.get(piece.name)
+        if not splice:
+            text = changed.tokens if changed and prompt.method.touches else segment.tokens
+            notebook.append(text, piece.kind, piece.name, why="full prefill asked for")
+        elif changed:
+            lay_changed(notebook, segment, changed, prompt.method, partial(_place, seam=seam, rotate=rotate))
         else:
-            _place(notebook, by_name[piece.name], seam, rotate)
+            _place(notebook, segment, seam, rotate)
     return notebook
+
+
+def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
+    """What the prompt's values change, by skill. Raise SkillError for a field that no skill has."""
+    known = {span.name for segment in prompt.segments for span in segment.fields}
+    for name in prompt.values:
+        if name not in known:
+            raise SkillError(
+                f"no spliced skill has a field {name!r}. Known fields: {', '.join(sorted(known)) or 'none'}"
+            )
+    found = {segment.name: change(workspace.model, segment, prompt.values) for segment in prompt.segments}
+    return {name: changed for name, changed in found.items() if changed}
+
+
+def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
+    """The most tokens that a skill takes, before or after its change."""
+    changed = changes.get(segment.name)
+    return changed.tokens if changed and len(changed.tokens) > len(segment) else segment.tokens
 
 
 def _place(notebook: Notebook, segment: Segment, seam: int, rotate: bool) -> None:

@@ -49,6 +49,9 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("ask --json", ["ask", "Why?", "-n", "2", "--json"]),
         ("verify --json", ["verify", "returns", "--choices", "a,b", "--erratum", "tier=basic", "--json"]),
         ("verify --json", ["verify", "returns", "--question", "Why?", "--json"]),
+        ("ask --json", ["ask", "Why?", "--session", "mine", "-n", "2", "--json"]),
+        ("session ls --json", ["session", "ls", "--json"]),
+        ("session show --json", ["session", "show", "mine", "--json"]),
         ("ls --json", ["ls", "--json"]),
         ("inspect --json", ["inspect", "returns", "--json"]),
         ("doctor --json", ["doctor", "--json"]),
@@ -57,6 +60,9 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
 def test_keys_are_those_of_the_document(notes: Notes, compiled: Path, section: str, arguments: list[str]) -> None:
     """Not one more, not one less, each of the type that the table says."""
     keys = documented(section)
+    if "session" in arguments:
+        assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", "2").code == 0
+        assert notes("edit", "mine", "--field", "tier=basic").code == 0
     found = flat(notes(*arguments).json, keys)
     assert {key for key, _ in found} == set(keys)
     for key, value in found:

@@ -30,8 +30,10 @@ def same(a: Segment, b: Segment) -> bool:
     arrays: list[tuple[NDArray[Any], NDArray[Any]]] = [(a.tokens, b.tokens), (a.context, b.context)]
     for left, right in zip(a.layers, b.layers, strict=True):
         arrays += [(left.k, right.k), (left.v, right.v)]
+    arrays += [(a.influence[name], b.influence[name]) for name in a.influence]
     return (
         all(getattr(a, part) == getattr(b, part) for part in plain)
+        and list(a.influence) == list(b.influence)
         and [(rows.layer, rows.part) for rows in a.layers] == [(rows.layer, rows.part) for rows in b.layers]
         and all(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in arrays)
     )
@@ -189,6 +191,54 @@ def test_a_whole_segment_that_does_not_fit(
             open_segment(tmp_path / "a.gguf")
 
 
+@pytest.fixture
+def influenced(make_segment: MakeSegment) -> Segment:
+    """3 tokens with two fields, one of which stands in two places, and the influence of both."""
+    fields = (FieldSpan("b", "d", 0, 1, 0, 1), FieldSpan("a", "1é", 6, 8, 2, 3), FieldSpan("b", "d", 0, 1, 0, 1))
+    found = {"b": np.array([0, 0.5, 0.25], np.float32), "a": np.array([0, 0, 1e-3], np.float32)}
+    return make_segment(fields=fields, influence=found)
+
+
+def test_influence_comes_back(tmp_path: Path, influenced: Segment) -> None:
+    """A row a field in the order of the text, whatever order it was given in; the card says that it is there."""
+    path = tmp_path / "a.gguf"
+    write_segment(path, influenced)
+    assert same(open_segment(path), influenced) and peek(path).influence
+    assert list(open_segment(path).influence) == ["b", "a"]
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "notes.influence")
+    assert tensor.data.shape == (2, 3) and tensor.data[0].tolist() == [0, 0.5, 0.25]
+    write_segment(tmp_path / "b.gguf", replace(influenced, influence=dict(reversed(influenced.influence.items()))))
+    assert same(open_segment(tmp_path / "b.gguf"), influenced)
+    write_segment(path, replace(influenced, influence={}))
+    assert open_segment(path).influence == {} and not peek(path).influence
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"), [((1, 3), "f4"), ((2, 2), "f4"), ((3, 2), "f4"), ((6,), "f4"), ((2, 3, 1), "f4"), ((2, 3), "f2")]
+)
+def test_influence_that_does_not_fit(
+    tmp_path: Path, influenced: Segment, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], kind: str
+) -> None:
+    """Sound checksums do not make another shape or type right."""
+    make = container._tensors
+    wrong = np.zeros(shape, kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(container, "_tensors", lambda segment: make(segment) | {"notes.influence": wrong})
+        write_segment(tmp_path / "a.gguf", influenced)
+    with pytest.raises(SegmentError, match=r"notes\.influence does not have one row a field and one column a token"):
+        open_segment(tmp_path / "a.gguf")
+
+
+def test_influence_without_fields(tmp_path: Path, influenced: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that belongs to no field is refused."""
+    make = container._tensors
+    with monkeypatch.context() as patch:
+        patch.setattr(container, "_tensors", lambda s: make(s) | {"notes.influence": np.zeros((1, 3), np.float32)})
+        write_segment(tmp_path / "a.gguf", replace(influenced, fields=(), influence={}))
+    with pytest.raises(SegmentError, match="one row a field"):
+        open_segment(tmp_path / "a.gguf")
+
+
 def test_states_that_do_not_fit_are_not_written(tmp_path: Path, whole: Segment) -> None:
     """Two states of a layer, or one of f16, are a mistake of whoever made the segment."""
     for wrong in (part(2, "state", 2, 6, 0, "f4"), part(2, "state", 1, 6, 0)):
@@ -227,11 +277,12 @@ def test_the_gguf_package_reads_it(tmp_path: Path, make_segment: MakeSegment) ->
     assert np.array_equal(reader.tensors[2].data, segment.layers[0].k)
 
 
-@pytest.mark.parametrize("which", ["moved", "whole"])
-def test_every_flipped_byte_is_found(tmp_path: Path, make_segment: MakeSegment, whole: Segment, which: str) -> None:
-    """No byte of the file is unchecked: head, padding, tensors, checksums themselves. Of a whole segment, a sample."""
+@pytest.mark.parametrize("which", ["moved", "whole", "influenced"])
+def test_every_flipped_byte_is_found(tmp_path: Path, request: pytest.FixtureRequest, which: str) -> None:
+    """No byte of the file is unchecked: head, padding, tensors, checksums themselves. Of larger ones, a sample."""
     path = tmp_path / "a.gguf"
-    write_segment(path, replace(make_segment() if which == "moved" else whole, description=""))
+    segment = request.getfixturevalue("make_segment")() if which == "moved" else request.getfixturevalue(which)
+    write_segment(path, replace(segment, description=""))
     data = path.read_bytes()
     missed = []
     for at in range(0, len(data), 1 if which == "moved" else 23):

@@ -179,9 +179,14 @@ def test_changes(filled: Library, identity: Identity) -> None:
         ("identity", replace(identity, kv_type="f32/f32"), "f32/f32"),
         ("context", [7], "left context"),
         ("whole", True, "cannot be moved"),
+        ("influence", True, "has not been measured"),
     ]:
         (change,) = changes(card, **(now | {part: value}))
         assert word in change
+    measured = replace(card, influence=True)
+    assert changes(measured, **now) == changes(measured, **now, influence=True) == []
+    bare = replace(card, fields=())
+    assert changes(bare, **(now | {"fields": []}), influence=True) == []
 
 
 def test_a_library_that_cannot_be_written_to(tmp_path: Path, identity: Identity) -> None:

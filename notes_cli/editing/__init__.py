@@ -1,0 +1,1 @@
+"""Editing: ways of amending a notebook when a field of a spliced skill has another value."""

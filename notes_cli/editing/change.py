@@ -1,0 +1,66 @@
+"""What a new value changes: the skill's text, its tokens, and which of them give way to which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Patch
+from notes_cli.engine.segment import FieldSpan, Segment, Tokens
+from notes_cli.text.fields import Field, clean_value
+from notes_cli.text.skill import Skill, with_values
+from notes_cli.text.spans import token_span
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """New values for fields of a segment. Positions count from the segment's first token."""
+
+    fields: tuple[str, ...]
+    text: str  # the corrected text
+    tokens: Tokens  # of the corrected text, as a compile of it would have them
+    patches: tuple[Patch, ...]  # from the segment's tokens to these
+
+
+def change(model: Model, segment: Segment, values: Mapping[str, str]) -> Change | None:
+    """What the values change in this segment, None if nothing: fields that it does not have are others' business."""
+    had = {span.name: span.value for span in segment.fields}
+    clean = {name: clean_value(name, value) for name, value in values.items() if name in had}
+    here = {name: value for name, value in clean.items() if value != had[name]}
+    if not here:
+        return None
+    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
+    skill = with_values(Skill(segment.name, segment.description, segment.text, fields, ""), here)
+    tokens = model.tokenize(skill.text)
+    pieces = [model.piece(int(token)) for token in tokens]
+    spans = [token_span(skill.text, pieces, field.start, field.end) for field in skill.fields]
+    return Change(tuple(here), skill.text, tokens, _patches(segment.tokens, tokens, segment.fields, spans, here))
+
+
+def _patches(
+    old: Tokens, new: Tokens, fields: Sequence[FieldSpan], spans: Sequence[tuple[int, int]], changed: Mapping[str, str]
+) -> tuple[Patch, ...]:
+    """A patch for each place of a changed field, if all tokens between them are the same; else one over all of them."""
+    patches, old_at, new_at = [], 0, 0
+    for field, (first, last) in zip(fields, spans, strict=True):
+        ascends = old_at <= field.first and new_at <= first  # neighbours may share a token
+        if not ascends or old[old_at : field.first].tolist() != new[new_at:first].tolist():
+            break
+        if field.name in changed:
+            patches.append(Patch(field.first, field.last, tuple(new[first:last].tolist())))
+        elif old[field.first : field.last].tolist() != new[first:last].tolist():
+            break
+        old_at, new_at = field.last, last
+    else:
+        if old[old_at:].tolist() == new[new_at:].tolist():
+            return tuple(patch for patch in patches if tuple(old[patch.first : patch.last].tolist()) != patch.tokens)
+    return (_difference(old.tolist(), new.tolist()),)
+
+
+def _difference(old: Sequence[int], new: Sequence[int]) -> Patch:
+    """From the first token that differs to the last: where a new value changes how its neighbours are tokenised."""
+    shorter = min(len(old) - 1, len(new))  # a patch takes the place of one token at least
+    first = next((i for i in range(shorter) if old[i] != new[i]), shorter)
+    same = next((i for i in range(shorter - first) if old[-1 - i] != new[-1 - i]), shorter - first)
+    return Patch(first, len(old) - same, tuple(new[first : len(new) - same]))

@@ -1,0 +1,397 @@
+"""A session at work: a notebook that is put back from disk, goes on by turns and edits, and keeps each of them.
+
+Rows come back as they were read, so going on equals never having stopped. Where rows cannot be moved, those of the
+whole notebook are put back at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+
+import notes_cli
+from notes_cli.editing.change import Change, change
+from notes_cli.editing.methods import Method, behind
+from notes_cli.engine.notebook import Notebook, Patch, Piece, shifted
+from notes_cli.engine.segment import LayerRows, Segment, Tokens
+from notes_cli.errors import NotesError, SegmentError, SkillError, UnsupportedError
+from notes_cli.library.container import open_segment, write_segment
+from notes_cli.library.sessions import Header, Line, SessionError, SkillText, State, Stored
+from notes_cli.text.erratum import Erratum, parse_erratum, word
+from notes_cli.text.fields import Field, clean_value
+from notes_cli.text.prompt import next_turn
+from notes_cli.text.skill import Skill, with_values
+from notes_cli.work.compiling import field_spans
+from notes_cli.work.prompting import Prompt, changes_of
+from notes_cli.work.workspace import Workspace
+
+CHUNK = 512  # positions that are put back at once
+EDITS = ("erratum", "field", "field+erratum", "selective", "suffix")  # what makes sense inside a notebook
+
+Range = tuple[int, int]
+
+
+class Session:
+    """A session in a workspace, whose one context is its alone, for as long as its lock is held.
+
+    Raise SessionError if it is another model's.
+    """
+
+    def __init__(self, workspace: Workspace, stored: Stored) -> None:
+        self.workspace = workspace
+        self.stored = stored
+        self._notebook: Notebook | None = None
+        self._question = ""  # of the turn at hand, as are its skills and what is said of fields
+        self._skills: list[SkillText] = []
+        self._said: dict[str, str] = {}
+        for operation in ("read", "restore"):
+            reason = workspace.context.supports(operation)
+            if reason:
+                raise UnsupportedError(f"a session cannot be kept for {workspace.model.name}: {reason}")
+        self._check()
+
+    @property
+    def state(self) -> State:
+        return self.stored.state
+
+    @property
+    def empty(self) -> bool:
+        """Whether the next turn is the first one."""
+        return not self.state.live
+
+    def _check(self) -> None:
+        begun = self.stored.header
+        if begun is None:
+            return
+        differences = [
+            found.replace("compiled", "begun", 1) for found in begun.identity.differences(self._header.identity)
+        ]
+        if not differences and begun.cache != self._header.cache:
+            differences = [f"begun with a {begun.cache} K/V cache, this context keeps {self._header.cache}"]
+        if differences:
+            raise SessionError(f"session {self.stored.name} was {'; '.join(differences)}. Its model: {begun.model}")
+
+    @property
+    def _header(self) -> Header:
+        context = self.workspace.context
+        cache = f"{context.options.type_k}/{context.options.type_v}"
+        whole = context.supports("splice") is not None
+        return Header(self.workspace.identity, cache, whole, str(self.workspace.model.path))
+
+    # Turns.
+
+    def begin(self, prompt: Prompt, notebook: Notebook) -> None:
+        """The first turn's prompt has been laid into this notebook."""
+        changes = changes_of(self.workspace, prompt) if prompt.method.touches else {}
+        self._notebook, self._question = notebook, prompt.question
+        self._skills = [
+            self._spliced(segment, changes.get(segment.name), prompt.values, notebook) for segment in prompt.segments
+        ]
+        said = prompt.values if prompt.method.says else {}
+        self._said = {**said, **_fields_of(prompt.errata)}
+
+    def follow(self, question: str, errata: Sequence[str] = (), wording: str | None = None, room: int = 0) -> Notebook:
+        """Lay the next turn behind what is there, the errata of edits before those given."""
+        given = [parse_erratum(text, self.state.fields) for text in errata]
+        self._question, self._skills, self._said = question, [], _fields_of(given)
+        waiting = [said for name, said in self.state.pending.items() if name not in self._said]
+        pieces = next_turn(self.workspace.template, question, [*waiting, *(word(part, wording) for part in given)])
+        tokens = [self.workspace.tokenize(piece) for piece in pieces]
+        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room)
+        notebook = self.notebook
+        for piece, ids in zip(pieces, tokens, strict=True):
+            notebook.append(ids, piece.kind, piece.name)
+        return notebook
+
+    def keep(self, answer: str = "") -> None:
+        """The turn at hand is complete: write it down. `answer`: one that was chosen, not written."""
+        notebook, start = self._notebook, len(self.state.tokens)
+        assert notebook is not None
+        if answer:
+            notebook.append(self.workspace.model.tokenize(answer), "answer", why="chosen")
+        notebook.flush()
+        pieces = [self._told(piece, notebook) for piece in notebook.pieces if piece.position >= start]
+        skills = [asdict(skill) for skill in self._skills]
+        line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._said}
+        self._commit(line, [(start, len(notebook))])
+
+    def _told(self, piece: Piece, notebook: Notebook) -> Line:
+        ids = [int(token) for token in notebook.tokens[piece.position : piece.position + piece.tokens]]
+        text = b"".join(self.workspace.model.piece(token, special=True) for token in ids).decode(errors="replace")
+        return {
+            "kind": piece.kind,
+            "name": piece.name,
+            "text": text,
+            "position": piece.position,
+            "how": piece.how,
+            "why": piece.why,
+            "tokens": ids,
+        }
+
+    def _spliced(
+        self, segment: Segment, changed: Change | None, values: Mapping[str, str], notebook: Notebook
+    ) -> SkillText:
+        position = next(p.position for p in notebook.pieces if p.kind == "splice" and p.name == segment.name)
+        influence = {name: [round(float(part), 6) for part in row] for name, row in segment.influence.items()}
+        skill = SkillText(segment.name, position, segment.text, len(segment), segment.fields, influence)
+        return self._amended(skill, changed, values, position) if changed else skill
+
+    # Edits.
+
+    def edit(self, name: str, value: str, method: Method) -> str:
+        """Give a field another value; return what was done, for people. Raise NotesError where that cannot be."""
+        known = self.state.fields
+        if name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise SkillError(f"no skill of session {self.stored.name} has a field {name!r}. Known fields: {names}")
+        value = clean_value(name, value)
+        if known[name] == value:
+            raise SkillError(f"{name} is {value} already. Nothing was changed")
+        if method.name not in EDITS:
+            raise NotesError(f"the edit method {method.name} is not for a session. Choose among {', '.join(EDITS)}")
+        patches, also, skills = self._plan(name, value, method) if method.touches else ([], [], [])
+        why = "an erratum before the next question" if method.says else ""
+        if patches:
+            places = self._replace(patches, also, method)
+            why = "; ".join(part for part in (f"{_count(places)} computed again", why) if part)
+        elif method.touches and not method.says:
+            raise SkillError(f"the text says {name}={value} as it is, an erratum says otherwise. Use --method erratum")
+        else:
+            places = []
+        if not method.says and name in self.state.heard:
+            why += "; what an erratum said of it before stands behind it: field+erratum would say it anew"
+        line = {
+            "op": "edit",
+            "field": name,
+            "value": value,
+            "method": _name(method),
+            "why": why,
+            "says": word(Erratum(name, value, "")) if method.says else "",
+            "patches": [{"first": p.first, "last": p.last, "tokens": list(p.tokens)} for p in patches],
+            "skills": [asdict(skill) for skill in skills],
+        }
+        self._commit(line, places)
+        return why
+
+    def _plan(self, name: str, value: str, method: Method) -> tuple[list[Patch], list[int], list[SkillText]]:
+        """Patches of the notebook, other positions to compute again, and the skills as they will be."""
+        reason = self.workspace.context.supports("rewrite")
+        if reason:
+            raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}. Use erratum")
+        patches: list[Patch] = []
+        also: list[int] = []
+        skills = []
+        for skill in self.state.skills:
+            segment = self._segment(skill)
+            found = change(self.workspace.model, segment, {name: value})
+            if found is None:
+                continue
+            moved = sum(patch.grows for patch in patches)
+            start = skill.position
+            ranked = behind(segment, found, method.k) if method.name == "selective" else []
+            patches += [Patch(start + patch.first, start + patch.last, patch.tokens) for patch in found.patches]
+            also += [start + position for position in ranked]
+            skills.append(self._amended(skill, found, {name: value}, start + moved))
+        if method.name == "suffix" and patches:
+            inside = {position for patch in patches for position in range(patch.first, patch.last)}
+            also = [position for position in range(patches[0].first, len(self.state.tokens)) if position not in inside]
+        return patches, also, skills
+
+    def _segment(self, skill: SkillText) -> Segment:
+        """The skill as a segment without rows: what a change is found in."""
+        tokens = np.array(self.state.tokens[skill.position : skill.position + skill.tokens], np.int32)
+        influence = {name: np.array(row, np.float32) for name, row in skill.influence.items()}
+        identity, context = self.workspace.identity, np.zeros(0, np.int32)
+        return Segment(
+            *(skill.name, "", skill.text, tokens, skill.position, context, skill.fields, identity, ()),
+            influence=influence,
+        )
+
+    def _amended(self, skill: SkillText, found: Change, values: Mapping[str, str], position: int) -> SkillText:
+        """The skill with its new values. Where other tokens stand now, nothing is known of the influence on them."""
+        fields = tuple(Field(span.name, span.value, span.start, span.end) for span in skill.fields)
+        here = {name: values[name] for name in found.fields}
+        text = with_values(Skill(skill.name, "", skill.text, fields, ""), here)
+        shift = shifted(found.patches)
+        inside = {position for patch in found.patches for position in range(patch.first, patch.last)}
+        influence = {}
+        for name, row in skill.influence.items():
+            moved = [0.0] * len(found.tokens)
+            for old, effect in enumerate(row):
+                if old not in inside:
+                    moved[shift(old)] = effect
+            influence[name] = moved
+        spans = field_spans(self.workspace.model, text, found.tokens)
+        return SkillText(skill.name, position, found.text, len(found.tokens), spans, influence)
+
+    def _replace(self, patches: Sequence[Patch], also: Sequence[int], method: Method) -> list[Range]:
+        """Bring the patches into the notebook; return the positions whose rows are others now."""
+        shift = shifted(patches)
+        grown = sum(patch.grows for patch in patches)
+        self.workspace.make_room(len(self.state.tokens) + max(0, grown))
+        notebook = self.notebook
+        try:
+            if method.name == "suffix":
+                self._decode_behind(notebook, patches)
+            else:
+                notebook.replace(patches, also)
+                notebook.flush()
+        except BaseException:
+            self._notebook = None
+            raise
+        places = {shift(patch.first) + i for patch in patches for i in range(len(patch.tokens))} | set(map(shift, also))
+        moved = next((shift(patch.first) for patch in patches if patch.grows), len(notebook))
+        return _ranges(places | set(range(moved, len(notebook))))
+
+    def _decode_behind(self, notebook: Notebook, patches: Sequence[Patch]) -> None:
+        """Everything from the first patch on, decoded in the order of the tokens: equal to a recompute."""
+        first, tokens = patches[0].first, list(self.state.tokens)
+        for patch in reversed(patches):
+            tokens[patch.first : patch.last] = patch.tokens
+        notebook.truncate(first)
+        notebook.append(tokens[first:], why="decoded from the changed value on")
+        notebook.flush()
+
+    # Undo, and rows on disk.
+
+    def undo(self) -> Line:
+        """Back to before the last turn or edit, to the very rows. Raise SessionError if there is none."""
+        undone = self.stored.undo()
+        self._notebook = None
+        return undone
+
+    @property
+    def notebook(self) -> Notebook:
+        """The notebook as the ledger has it, put back from disk unless it is at hand."""
+        found = self._notebook
+        at_hand = found is not None and found.context is self.workspace.context
+        if found is None or not at_hand or found.tokens.tolist() != self.state.tokens:
+            self._check()  # a larger context may rotate otherwise (LongRoPE)
+            found = self._notebook = self._restored()
+        return found
+
+    def _restored(self) -> Notebook:
+        notebook, count = self.workspace.notebook(), len(self.state.tokens)
+        if self._header.whole:
+            self._restore_whole(notebook)
+        else:
+            opened: dict[str, Segment] = {}
+            for first in range(0, count, CHUNK):
+                notebook.splice(self._chunk(first, min(count, first + CHUNK), opened))
+        why = f"restored with session {self.stored.name}"
+        how = notebook.pieces[0].how if notebook.pieces else "decoded"
+        notebook.pieces = [
+            Piece(entry.kind, entry.name, entry.position, entry.tokens, how, why)
+            for entry in self.state.entries
+            if entry.kind != "edit"
+        ]
+        return notebook
+
+    def _restore_whole(self, notebook: Notebook) -> None:
+        name = self.stored.kept()[-1] if self.state.tokens else ""
+        if (self.stored.folder / name).is_file():
+            segment = self._open(name)
+            self._check_rows(segment.tokens, 0)
+            notebook.restore(segment)
+        else:  # two undos back: nobody keeps them
+            notebook.append(self.state.tokens)
+            notebook.flush()
+
+    def _chunk(self, first: int, last: int, opened: dict[str, Segment]) -> Segment:
+        """Rows of the positions [first, last), gathered from the files that have the latest of each."""
+        runs = _runs(self.state.rows[first:last])
+        for name, _, _ in runs:
+            if name not in opened:
+                opened[name] = self._open(name)
+        parts = [_part(opened[name], row, count) for name, row, count in runs]
+        tokens = np.concatenate([part.tokens for part in parts])
+        self._check_rows(tokens, first)
+        return replace(parts[0], tokens=tokens, base=first, layers=_joined([part.layers for part in parts]))
+
+    def _check_rows(self, tokens: Tokens, first: int) -> None:
+        if tokens.tolist() != self.state.tokens[first : first + len(tokens)]:
+            raise SessionError(f"the rows in {self.stored.folder} are not those of its ledger")
+
+    def _open(self, name: str) -> Segment:
+        try:
+            return open_segment(self.stored.folder / name)
+        except SegmentError as error:
+            remedy = f"Go back to before it: notes session undo {self.stored.name}"
+            raise SessionError(f"{str(error).rpartition('. ')[0]}. {remedy}") from error
+
+    def _commit(self, line: Line, places: Sequence[Range]) -> None:
+        """Rows first, then the line that tells of them: killed in between, it has not happened."""
+        path = self.stored.next_rows
+        if places:
+            write_segment(path, self._read(places), writer=f"notes {notes_cli.__version__}")
+        line = {**line, "changed": places, "rows": path.name if places else ""}
+        self.stored.commit(line, None if self.stored.header else self._header)
+
+    def _read(self, places: Sequence[Range]) -> Segment:
+        """The rows of these positions, one after the other, each turned as it stands."""
+        notebook = self._notebook
+        assert notebook is not None
+        context, header = notebook.context, self._header
+        if header.whole:
+            places = [(0, len(notebook))]
+        # Any other type passes through f32 unharmed, and so do an indexer's keys, which the cache keeps transformed.
+        plain = header.cache == "f16/f16" and all(layer.part != "indexer" for layer in context.layers)
+        exact = "f16" if plain else "f32"
+        read = [context.read(notebook.sequence, first, last - first, base=first, dtype=exact) for first, last in places]
+        tokens = np.concatenate([notebook.tokens[first:last] for first, last in places])
+        return Segment(
+            *(self.stored.name, "rows of a session", "", tokens, places[0][0], np.zeros(0, np.int32), ()),
+            *(header.identity, _joined(read)),
+            whole=header.whole,
+        )
+
+
+def _part(segment: Segment, row: int, count: int) -> Segment:
+    """Some rows of a file."""
+    layers = tuple(replace(rows, k=rows.k[row : row + count], v=rows.v[row : row + count]) for rows in segment.layers)
+    return replace(segment, tokens=segment.tokens[row : row + count], layers=layers)
+
+
+def _joined(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:
+    """The same layers of several stretches as one stretch."""
+    return tuple(
+        replace(rows[0], k=np.concatenate([part.k for part in rows]), v=np.concatenate([part.v for part in rows]))
+        for rows in zip(*parts, strict=True)
+    )
+
+
+def _fields_of(errata: Iterable[Erratum]) -> dict[str, str]:
+    return {part.field: part.value for part in errata if part.field and part.value}
+
+
+def _name(method: Method) -> str:
+    return f"selective@{method.k}" if method.name == "selective" else method.name
+
+
+def _count(places: Sequence[Range]) -> str:
+    count = sum(last - first for first, last in places)
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _ranges(positions: Iterable[int]) -> list[Range]:
+    """Ascending positions as ranges [first, last)."""
+    found: list[Range] = []
+    for position in sorted(positions):
+        if found and found[-1][1] == position:
+            found[-1] = found[-1][0], position + 1
+        else:
+            found.append((position, position + 1))
+    return found
+
+
+def _runs(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:
+    """Neighbours of one file as (file, first row, how many)."""
+    found: list[tuple[str, int, int]] = []
+    for name, row in rows:
+        if found and found[-1][0] == name and found[-1][1] + found[-1][2] == row:
+            found[-1] = name, found[-1][1], found[-1][2] + 1
+        else:
+            found.append((name, row, 1))
+    return found

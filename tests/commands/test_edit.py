@@ -1,0 +1,183 @@
+"""`notes ask --field --method` and `notes compile --influence`: what users see of the edit methods."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.config import resource, shipped_model
+from notes_cli.library.container import open_segment, peek
+
+from .conftest import TEXT, Notes, run_here
+
+SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
+METHODS = ["stale", "erratum", "field", "field+erratum", "selective", "selective@3", "suffix", "recompute"]
+ASK = ("ask", "Why?", "--splice", "returns")
+FIELD = ("--field", "date=2026-07-01")
+
+
+@pytest.fixture
+def influenced(notes: Notes, skill: Path) -> Path:
+    """The skill compiled with the influence of its fields."""
+    outcome = notes("compile", skill, "--influence")
+    assert outcome.code == 0, outcome.err
+    return Path(outcome.out.strip())
+
+
+@pytest.mark.parametrize("extra", [(), ("-s", "Be kind."), ("--field", "tier=silver and gold")], ids=len)
+@pytest.mark.parametrize("method", METHODS)
+def test_explain_tells_what_is_then_done(notes: Notes, influenced: Path, method: str, extra: tuple[str, ...]) -> None:
+    """For every method: tokens and pieces of the dry run are those of the run."""
+    ask = (*ASK, *FIELD, "--method", method, *extra, "--json")
+    told, done = notes(*ask, "--explain").json, notes(*ask, "-n", 1).json
+    del done["tokens"]["answer"]
+    assert told["tokens"] == done["tokens"]
+    assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
+
+
+@pytest.mark.parametrize(
+    ("method", "spliced", "rewritten", "says"),
+    [
+        ("stale", SKILL_TOKENS, 0, False),
+        ("erratum", SKILL_TOKENS, 0, True),
+        ("field", SKILL_TOKENS, 10, False),
+        ("field+erratum", SKILL_TOKENS, 10, True),
+        ("selective@3", SKILL_TOKENS, 13, False),
+        ("suffix", TEXT.index("2026-06-01"), 0, False),
+        ("recompute", 0, 0, False),
+    ],
+)
+def test_tokens_are_counted_by_what_was_done(
+    notes: Notes, influenced: Path, method: str, spliced: int, rewritten: int, says: bool
+) -> None:
+    """Spliced, rewritten in place, said as an erratum; decoded is all that was computed."""
+    tokens = notes(*ASK, *FIELD, "--method", method, "-n", 1, "--json").json["tokens"]
+    assert (tokens["spliced"], tokens["rewritten"], tokens["erratum"] > 0) == (spliced, rewritten, says)
+    assert tokens["decoded"] == tokens["total"] - spliced + rewritten
+    if rewritten:
+        line = notes(*ASK, *FIELD, "--method", method, "--explain").out.splitlines()
+        assert any(text.rstrip().endswith(f"; {rewritten} of them recomputed in place") for text in line)
+        assert line[-1].endswith(f"{rewritten} in place of spliced ones)")
+
+
+def test_the_default_is_an_erratum(notes: Notes, compiled: Path) -> None:
+    """--field alone is --erratum: the same tokens and the same probabilities; it may be worded and repeated."""
+    ask = (*ASK, "--choices", "a,b", "--wording", "line", "--json")
+    field = notes(*ask, *FIELD, "--field", "tier=basic").json
+    erratum = notes(*ask, "--erratum", "date=2026-07-01", "--erratum", "tier=basic").json
+    assert field["probabilities"] == erratum["probabilities"] and field["pieces"] == erratum["pieces"]
+
+
+def test_both_kinds_of_changes(notes: Notes, influenced: Path) -> None:
+    """An erratum in free words stands behind what a method brings in; the last value of a field counts."""
+    ask = (*ASK, "--method", "field+erratum", "--erratum", "It snows.", "--json", "-n", 1)
+    twice = notes(*ask, "--field", "date=1 May", *FIELD).json
+    assert twice["pieces"] == notes(*ask, *FIELD).json["pieces"]
+    assert [piece["kind"] for piece in twice["pieces"]].count("erratum") == 2
+    assert twice["tokens"]["erratum"] > len("2026-07-01 It snows.")
+
+
+def test_no_splice_is_the_reference_of_each(notes: Notes, influenced: Path) -> None:
+    """Full prefill has the tokens of the method: corrected where it touches the skill, else the old ones."""
+    for method in METHODS:
+        ask = (*ASK, *FIELD, "--method", method, "--choices", "a,b", "--json")
+        edited, full = notes(*ask).json, notes(*ask, "--no-splice").json
+        assert full["tokens"]["spliced"] == full["tokens"]["rewritten"] == 0
+        assert full["tokens"]["total"] == edited["tokens"]["total"]
+        if method in ("stale", "erratum", "suffix", "recompute"):
+            assert edited["probabilities"] == pytest.approx(full["probabilities"], rel=0.05, abs=0.01)
+
+
+def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
+    """Nothing is edited."""
+    ask = (*ASK, "--explain", "--json")
+    assert notes(*ask, "--field", "tier=gold", "--method", "field").json == notes(*ask).json
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--field", "colour=red"), 1, "no spliced skill has a field 'colour'. Known fields: date, tier"),
+        (("--field", "date"), 1, "'date' is not a field and its value. Write --field NAME=VALUE"),
+        (("--field", "=x"), 1, "'=x' is not a field and its value"),
+        (("--field", ""), 1, "'' is not a field and its value"),
+        (("--field", "date="), 1, "field 'date' has no value"),
+        (("--field", "date=a\nb"), 1, "more than one line"),
+        ((*FIELD, "--method", "magic"), 1, "no edit method 'magic'. Known: stale, field, selective"),
+        ((*FIELD, "--method", "selective@0"), 1, "no edit method 'selective@0'"),
+        ((*FIELD, "--method", "selective"), 1, "Compile it again with: notes compile --influence"),
+        (("--method", "field"), 2, "--method says how --field amends the cache: give --field NAME=VALUE, too"),
+    ],
+)
+@pytest.mark.parametrize("explain", [False, True])
+def test_refused_in_a_line(
+    notes: Notes, compiled: Path, arguments: tuple[str, ...], code: int, says: str, explain: bool
+) -> None:
+    """What, which value and what to do, on stderr; nothing on stdout."""
+    outcome = notes(*ASK, *arguments, *(["--explain"] if explain else []))
+    assert (outcome.code, outcome.out) == (code, "")
+    assert says in outcome.err and outcome.err.startswith("notes: ") and outcome.err.count("\n") == 1
+
+
+def test_a_field_without_a_skill(notes: Notes) -> None:
+    """There is none that could have it."""
+    outcome = notes("ask", "Why?", *FIELD)
+    assert (outcome.code, outcome.out) == (1, "") and "Known fields: none" in outcome.err
+
+
+def test_compile_measures_the_influence(notes: Notes, compiled: Path, skill: Path) -> None:
+    """Said field by field; the segment is compiled again for it, once, and a plain compile keeps it."""
+    assert not peek(compiled).influence
+    again = notes("compile", skill, "--influence")
+    assert again.out.strip() == str(compiled)
+    assert "measured the influence of 1 of 2 fields" in again.err and "of 2 of 2 fields" in again.err
+    assert "(the influence of its fields has not been measured)" in again.err
+    assert peek(compiled).influence and list(open_segment(compiled).influence) == ["date", "tier"]
+    before = compiled.read_bytes()
+    for extra in ((), ("--influence",)):
+        assert "(up to date)" in notes("compile", skill, *extra).err
+    assert compiled.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
+def test_recurrent_models(
+    make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, skill: Path, kind: str
+) -> None:
+    """Erratum and recompute work; what would need rows of the past is refused with the reason and what to use."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model(kind)))
+    assert run_here("compile", skill, "--influence").code == 0
+    for method in ("erratum", "recompute", "stale"):
+        done = run_here(*ASK, *FIELD, "--method", method, "-n", 2, "--json")
+        assert done.code == 0 and (done.json["tokens"]["spliced"] == 0) == (method == "recompute")
+    for method in ("field", "field+erratum", "selective@2", "suffix"):
+        for extra in ((), ("--explain",)):
+            outcome = run_here(*ASK, *FIELD, "--method", method, *extra)
+            assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+            assert f"the edit method {method.partition('@')[0]} is not possible: this model has rec" in outcome.err
+            assert "Use erratum or recompute" in outcome.err
+
+
+# ---- the model that ships: it must really decide by the new value
+
+CASES: dict[str, Any] = {
+    "May I return this?": ("date=2026-07-01", "accepted", "refused"),
+    "What is the shipping?": ("tier=silver", "free", "reduced"),
+    "What is the approval?": ("amount=900", "automatic", "manual"),
+}
+
+
+@pytest.mark.parametrize("question", CASES)
+def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
+    """Stale keeps the old decision; erratum, field+erratum, suffix and recompute turn it, behind a system text, too."""
+    field, old, new = CASES[question]
+    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
+    assert run_here("compile", resource("skills") / "returns").code == 0
+    ask = ("ask", question, "--splice", "returns", "--field", field, "--choices", f"{old},{new}", "--method")
+    for system in ((), ("-s", "You work for Harbor Books.")):
+        assert run_here(*ask, "stale", *system).out.strip() == old
+        for method in ("erratum", "field+erratum", "suffix", "recompute"):
+            assert run_here(*ask, method, *system).out.strip() == new

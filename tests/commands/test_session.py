@@ -1,0 +1,158 @@
+"""`notes ask --session`, `notes edit` and `notes session`, as users meet them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from notes_cli.config import paths
+from notes_cli.library.sessions import Sessions
+
+from .conftest import Notes, command_line, snapshot
+
+BEGIN = ("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 3)
+GO_ON = ("ask", "And then?", "--session", "mine", "-n", 3)
+
+
+@pytest.fixture
+def begun(notes: Notes, compiled: Path, home: Path) -> Path:
+    """A session of one turn with a skill; its folder."""
+    assert notes(*BEGIN).code == 0
+    return home / "sessions" / "mine"
+
+
+def test_turns_go_on(notes: Notes, begun: Path) -> None:
+    """The second turn reads its own words only, and its answer is that of one conversation."""
+    before = notes("session", "show", "mine", "--json").json
+    result = notes(*GO_ON, "--json").json
+    assert result["session"] == "mine" and result["tokens"]["answer"] == 3
+    assert result["tokens"]["spliced"] == before["tokens"]
+    assert result["tokens"]["decoded"] == result["tokens"]["total"] - before["tokens"] < 60
+    after = notes("session", "show", "mine", "--json").json
+    assert (after["turns"], after["tokens"]) == (2, result["tokens"]["total"] + 3)
+    assert [piece["kind"] for piece in after["pieces"]] == ["text", "splice", *["question", "answer"] * 2]
+    assert after["pieces"][-1]["text"].strip() == result["answer"]
+    chosen = notes("ask", "Sure?", "--session", "mine", "--choices", "yes,no", "--json").json
+    last = notes("session", "show", "mine", "--json").json["pieces"][-1]
+    assert (last["kind"], last["text"]) == ("answer", chosen["choice"])
+
+
+def test_what_belongs_to_the_first_turn(notes: Notes, begun: Path) -> None:
+    """Later --splice, --system, --field and --no-splice are refused in one line and change nothing."""
+    before = snapshot(begun)
+    for extra in (("--splice", "returns"), ("-s", "x"), ("--field", "tier=b"), ("--no-splice",)):
+        outcome = notes(*GO_ON, *extra)
+        assert (outcome.code, outcome.out) == (1, "") and "session mine has begun" in outcome.err
+        assert outcome.err.count("\n") == 1
+    outcome = notes(*GO_ON, "--explain")
+    assert outcome.code == 2 and "notes session show" in outcome.err
+    assert snapshot(begun) == before
+
+
+def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
+    """An erratum waits for the next question, a field is changed at once; undo takes back one after the other."""
+    ledger = [snapshot(begun)["0001.gguf"]]
+    assert "erratum before the next question" in notes("edit", "mine", "--field", "date=2026-07-01").out
+    assert "rows computed again" in notes("edit", "mine", "--field", "tier=basic", "--method", "field").out
+    shown = notes("session", "show", "mine")
+    assert "field date = 2026-07-01\nfield tier = basic\n" in shown.out and "to be said before" in shown.out
+    assert notes(*GO_ON).code == 0
+    pieces = notes("session", "show", "mine", "--json").json["pieces"]
+    assert ["2026-07-01" in piece["text"] for piece in pieces if piece["kind"] == "erratum"] == [True]
+    undone = [notes("session", "undo", "mine").out for _ in range(4)]
+    assert undone == [
+        *("took back the turn: And then?\n", "took back the edit: tier=basic\n"),
+        *("took back the edit: date=2026-07-01\n", "took back the turn: Why?\n"),
+    ]
+    outcome = notes("session", "undo", "mine")
+    assert (outcome.code, outcome.err) == (1, "notes: there is nothing to undo in session mine\n")
+    assert notes(*BEGIN).code == 0 and snapshot(begun)["0009.gguf"][-4096:] == ledger[0][-4096:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("edit", "mine", "--field", "dat=x"), "has a field 'dat'. Known fields: date, tier"),
+        (("edit", "mine", "--field", "tier=gold"), "tier is gold already"),
+        (("edit", "mine", "--field", "tier"), "Write --field NAME=VALUE"),
+        (("edit", "mine", "--field", "tier=a", "--method", "magic"), "no edit method 'magic'"),
+        (("edit", "mine", "--field", "tier=a", "--method", "recompute"), "is not for a session"),
+        (("edit", "mien", "--field", "tier=a"), "there is no session 'mien'. Did you mean mine?"),
+        (("ask", "x", "--session", "../x"), "is no name of a session"),
+        (("ask", "x", "--session", "mine", "--erratum", "colour=red"), "no spliced skill has a field 'colour'"),
+        (("session", "show", "nothing"), "there is no session 'nothing'"),
+        (("session", "undo", "nothing"), "there is no session 'nothing'"),
+        (("session", "fork", "mine", "mine"), "there is a session mine already"),
+        (("session", "fork", "mine", "A b"), "is no name of a session"),
+        (("session", "rm", "mine", "nothing"), "there is no session 'nothing'"),
+    ],
+)
+def test_refusals(notes: Notes, begun: Path, arguments: tuple[str, ...], message: str) -> None:
+    """One line, exit 1, and the session is as it was."""
+    before = snapshot(begun)
+    outcome = notes(*arguments)
+    assert (outcome.code, outcome.out) == (1, "") and message in outcome.err and outcome.err.count("\n") == 1
+    assert snapshot(begun) == before
+
+
+def test_another_model_is_refused(notes: Notes, begun: Path, make_model: Callable[..., Path], model: Path) -> None:
+    """By ask and by edit, with both models named."""
+    for arguments in (GO_ON, ("edit", "mine", "--field", "tier=basic")):
+        outcome = notes(*arguments, "-m", make_model("qwen2"))
+        assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
+        assert f"begun for architecture llama, this model is qwen2. Its model: {model}" in outcome.err
+
+
+def test_ls_fork_and_rm(notes: Notes, begun: Path, home: Path) -> None:
+    """Listed with what tells them apart; a broken one, too; rm removes all that it is given, or nothing."""
+    assert notes("session", "fork", "mine", "other").out == f"{begun.parent / 'other'}\n"
+    assert notes(*GO_ON).code == 0
+    lines = [line.split() for line in notes("session", "ls").out.splitlines()]
+    assert [line[0] for line in lines] == ["name", "mine", "other"] and [line[2] for line in lines[1:]] == ["2", "1"]
+    assert notes("session", "ls", "-q").out == "mine\nother\n"
+    (begun / "ledger.jsonl").write_text("broken\n")
+    broken = notes("session", "ls", "--json").json[0]
+    assert broken.keys() == {"name", "path", "problem"} and "is damaged" in broken["problem"]
+    assert "is damaged" in notes("session", "ls").out
+    assert notes("session", "rm", "mine", "other").out.splitlines() == [str(begun), str(begun.parent / "other")]
+    empty = notes("session", "ls")
+    assert (empty.code, empty.out) == (0, "") and "--session NAME" in empty.err
+
+
+def test_a_second_process_is_told(notes: Notes, begun: Path) -> None:
+    """While one holds the session, ask, edit and undo say so at once."""
+    with Sessions(paths().sessions).locked("mine"):
+        for arguments in (GO_ON, ("edit", "mine", "--field", "tier=b"), ("session", "undo", "mine")):
+            outcome = notes(*arguments)
+            assert outcome.code == 1
+            assert outcome.err == "notes: another process uses session mine. Wait for it, or end it\n"
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signal.Signals) -> None:
+    """Interrupted or killed while it answers: the session is as before, and goes on."""
+    before = snapshot(begun)
+    endless = ("ask", "And then?", "--session", "mine", "-n", 100_000, "-c", 110_000)
+    process = subprocess.Popen(command_line(*endless), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=-3)
+    assert process.stdout and process.stdout.read(1)
+    process.send_signal(ending)
+    process.communicate()
+    assert snapshot(begun) == before
+    assert notes(*GO_ON).code == 0 and notes("session", "show", "mine", "--json").json["turns"] == 2
+
+
+def test_a_recurrent_model_says_what_it_keeps(
+    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`show` tells of it; a method that rewrites is refused with the reason; an erratum works."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
+    assert notes("ask", "Why?", "--splice", skill, "--session", "mine", "-n", 2).code == 0
+    refused = notes("edit", "mine", "--field", "tier=b", "--method", "field")
+    assert refused.code == 1 and "is not possible: this model has recurrent layers" in refused.err
+    assert notes("edit", "mine", "--field", "tier=b").code == 0
+    assert notes(*GO_ON).code == 0
+    assert "each turn keeps those of the whole session" in notes("session", "show", "mine").out

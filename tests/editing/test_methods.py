@@ -1,0 +1,334 @@
+"""The edit methods: each touches the rows that it names and no others, and the tokens are those of its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from notes_cli.editing.change import change
+from notes_cli.editing.methods import Method
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import NotesError, UnsupportedError
+from notes_cli.text.skill import Skill, with_values
+from notes_cli.work.compiling import compile_skill
+from notes_cli.work.prompting import Prompt, lay
+from notes_cli.work.workspace import Workspace
+
+from ..engine.reference import edit_in_place, nmse
+from .conftest import OpenWorkspace, measured, skill_of
+
+BOUND = {"f32": 1e-6, "f16": 1e-5}
+QUESTION = "Why?"
+NEW = {"date": "2026-07-01"}
+TOUCHING = ["field", "selective@4", "field+erratum"]
+
+
+@dataclass
+class Laid:
+    """A prompt laid out and decoded: the notebook, its rows side by side, and the logits at its end."""
+
+    book: Notebook
+    rows: NDArray[np.float32]  # a row a token: K and V of all layers
+    logits: NDArray[np.float32]
+
+    @property
+    def start(self) -> int:
+        """Where the skill begins."""
+        return next(piece.position for piece in self.book.pieces if piece.kind == "splice")
+
+    @property
+    def end(self) -> int:
+        """Where it ends."""
+        return max(piece.position + piece.tokens for piece in self.book.pieces if piece.kind == "splice")
+
+
+def rows_of(workspace: Workspace, count: int) -> NDArray[np.float32]:
+    layers = workspace.context.read(0, 0, count, base=0, dtype=workspace.options.type_k)
+    parts = [part.astype(np.float32) for rows in layers if rows.part != "state" for part in (rows.k, rows.v)]
+    return np.hstack([np.zeros((count, 0), np.float32), *parts])
+
+
+def laid(
+    workspace: Workspace,
+    segment: Segment,
+    method: str = "stale",
+    values: dict[str, str] | None = None,
+    system: str | None = None,
+    splice: bool = True,
+) -> Laid:
+    prompt = Prompt(QUESTION, [segment], system=system, values=values or {}, method=Method.parse(method))
+    book = lay(workspace, prompt, splice=splice)
+    logits = book.logits()
+    return Laid(book, rows_of(workspace, len(book)), logits)
+
+
+def same_rows(one: Laid, other: Laid, end: int) -> NDArray[np.bool_]:
+    """Which of the first `end` rows are bit-identical."""
+    return (one.rows[:end] == other.rows[:end]).all(axis=1)
+
+
+def field_positions(segment: Segment, start: int, name: str = "date") -> list[int]:
+    return [start + p for span in segment.fields if span.name == name for p in range(span.first, span.last)]
+
+
+# gemma3 has layers that see a window, smollm3 one without positions.
+@pytest.fixture(params=[(kind, kv) for kind in ("llama", "gemma3", "smollm3") for kv in ("f16", "f32")], ids="-".join)
+def workspace(request: pytest.FixtureRequest, open_workspace: OpenWorkspace) -> Workspace:
+    return open_workspace(*request.param)
+
+
+@pytest.fixture
+def segment(workspace: Workspace, skill: Skill) -> Segment:
+    return measured(workspace, skill)
+
+
+# ---- a value of as many tokens: what each method touches
+
+
+@pytest.mark.parametrize("system", [None, "Be kind."])
+@pytest.mark.parametrize("method", ["stale", "erratum"])
+def test_what_is_appended_changes_no_row(
+    workspace: Workspace, segment: Segment, method: str, system: str | None
+) -> None:
+    """Every row before the erratum is bit-identical to the unedited notebook's; stale is that notebook."""
+    plain = laid(workspace, segment, system=system)
+    edited = laid(workspace, segment, method, NEW, system)
+    end = len(plain.book) if method == "stale" else plain.end
+    assert edited.book.tokens[:end].tolist() == plain.book.tokens[:end].tolist()
+    assert same_rows(edited, plain, end).all()
+    assert [p.kind for p in edited.book.pieces].count("erratum") == (method == "erratum")
+    assert all(piece.rewritten == 0 for piece in edited.book.pieces)
+
+
+@pytest.mark.parametrize("system", [None, "Be kind."])
+@pytest.mark.parametrize("method", TOUCHING)
+def test_in_place_the_named_rows_change_alone(
+    workspace: Workspace, segment: Segment, method: str, system: str | None
+) -> None:
+    """Rows of the field from its first new token on, and exactly K more, those of the highest influence."""
+    plain, edited = laid(workspace, segment, system=system), laid(workspace, segment, method, NEW, system)
+    field = field_positions(segment, plain.start)
+    differs = plain.book.tokens[field] != edited.book.tokens[field]
+    first = field[int(differs.argmax())]
+    ranked = np.argsort(-segment.influence["date"], kind="stable") + plain.start
+    more = ranked[:4].tolist() if "selective" in method else []
+    changed = np.flatnonzero(~same_rows(edited, plain, plain.end)).tolist()
+    assert [at for at in changed if at not in field] == sorted(more)
+    assert {at for at in field if at >= first} <= set(changed)
+    assert sum(piece.rewritten for piece in edited.book.pieces) == len(field) + len(more)
+    assert edited.book.count("spliced") == plain.book.count("spliced")
+
+
+def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, segment: Segment) -> None:
+    """Recomputed in place equals the tokens decoded one by one by stock llama.cpp, what follows put aside."""
+    plain = laid(workspace, segment)
+    field = field_positions(segment, plain.start)
+    found = change(workspace.model, segment, NEW)
+    assert found is not None
+    edited = laid(workspace, segment, "field", NEW)
+    workspace.notebook()
+    book = lay(workspace, Prompt(QUESTION, [segment]))
+    book.flush()
+    edit_in_place(workspace.context, {at: int(found.tokens[at - plain.start]) for at in field})
+    wanted = rows_of(workspace, plain.end)
+    assert nmse(edited.rows[field], wanted[field]) < BOUND[workspace.options.type_k]
+    assert nmse(plain.rows[field], wanted[field]) > 1000 * BOUND[workspace.options.type_k]
+
+
+def test_field_and_erratum_are_both(workspace: Workspace, segment: Segment) -> None:
+    """The skill's rows are those of `field`, and the words after it those of `erratum`."""
+    both, field, erratum = (laid(workspace, segment, name, NEW) for name in ("field+erratum", "field", "erratum"))
+    assert same_rows(both, field, field.end).all()
+    assert both.book.tokens[field.end :].tolist() == erratum.book.tokens[erratum.end :].tolist()
+
+
+def test_selective_of_all_that_follows(workspace: Workspace, segment: Segment) -> None:
+    """With more than there are, everything behind the field is recomputed: the logits are those of a recompute."""
+    found = laid(workspace, segment, "selective@1000", NEW)
+    wanted = laid(workspace, segment, "recompute", NEW)
+    first = segment.fields[0].first
+    assert sum(piece.rewritten for piece in found.book.pieces) == len(segment) - first
+    assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
+
+
+def test_selective_counts_influence_of_changed_fields_alone(workspace: Workspace, segment: Segment) -> None:
+    """A field that is given the value it has does not decide which rows are recomputed."""
+    date = laid(workspace, segment, "selective@4", NEW)
+    loud = {**segment.influence, "tier": segment.influence["tier"] * 100}
+    both = laid(workspace, replace(segment, influence=loud), "selective@4", {**NEW, "tier": "gold"})
+    assert same_rows(both, date, date.end).all()
+
+
+# ---- from the field on, or all of it
+
+
+@pytest.mark.parametrize("value", ["2026-07-01", "1 May", "the first of July, in the year 2026"])
+@pytest.mark.parametrize("method", ["suffix", "recompute"])
+def test_recomputed_it_is_the_corrected_text(
+    workspace: Workspace, segment: Segment, skill: Skill, method: str, value: str
+) -> None:
+    """Where it was compiled: tokens, rows and logits of a prefill of the corrected text; stale is far from it."""
+    bound = BOUND[workspace.options.type_k]
+    found = laid(workspace, segment, method, {"date": value})
+    stale = laid(workspace, segment, "stale", {"date": value})
+    corrected = compile_skill(workspace, with_values(skill, {"date": value}))
+    wanted = laid(workspace, corrected, splice=False)
+    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert nmse(found.rows, wanted.rows) < bound
+    assert nmse(found.logits, wanted.logits) < bound < nmse(stale.logits, wanted.logits) / 100
+    reused = segment.fields[0].first if method == "suffix" else 0
+    assert found.book.count("spliced") == reused
+
+
+def test_recompute_behind_another_text(workspace: Workspace, segment: Segment) -> None:
+    """Behind a system text a recompute is the full prefill, and the suffix reuses what stands before the field."""
+    found = laid(workspace, segment, "recompute", NEW, "Be kind.")
+    wanted = laid(workspace, segment, "recompute", NEW, "Be kind.", splice=False)
+    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
+    suffix = laid(workspace, segment, "suffix", NEW, "Be kind.")
+    assert suffix.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert suffix.book.count("spliced") == segment.fields[0].first - suffix.book.count("seam") > 0
+
+
+# ---- values of other lengths, and fields anywhere
+
+
+TEXTS = {
+    "in the middle": "Until {{x}} it is free.",
+    "at the end": "It is free until {{x}}",
+    "at the start": "{{x}} is the last day.",
+    "alone": "{{x}}",
+    "in several places": "From {{x}} on, not before {{x}}, that is {{x}}",
+    "with another": "Between {{x}} and {{y}} it is free.",
+    "beside another": "Until {{x}}{{y}} it is free.",
+}
+VALUES = ["1 June", "4 July", "May", "the day after tomorrow"]
+BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # a skill begins at position 0
+
+
+@pytest.mark.parametrize("where", TEXTS)
+@pytest.mark.parametrize(("template", "system"), [("chatml", None), ("chatml", "Be kind."), ("bare", None)])
+def test_any_place_and_any_length(open_workspace: OpenWorkspace, where: str, template: str, system: str | None) -> None:
+    """Tokens are those of the corrected text, pieces add up, a dry run says the same, and going back works."""
+    workspace = open_workspace(**({"template": BARE} if template == "bare" else {}))
+    text = TEXTS[where]
+    values = {"x": VALUES[0], **({"y": "8 June"} if "{{y}}" in text else {})}
+    skill = skill_of(text, **values)
+    segment = measured(workspace, skill)
+    for value in VALUES[1:]:
+        new = {"x": value, **({"y": "a Sunday in June"} if "{{y}}" in text else {})}
+        for method in (*TOUCHING, "suffix", "recompute"):
+            prompt = Prompt(QUESTION, [segment], system=system, values=new, method=Method.parse(method))
+            full = lay(workspace, prompt, splice=False).tokens.tolist()
+            dry = lay(workspace, prompt, dry=True)
+            dry.flush()
+            book = lay(workspace, prompt)
+            book.flush()
+            assert book.tokens.tolist() == full == dry.tokens.tolist()
+            assert with_values(skill, new).text in workspace.model.text(book.tokens)
+            assert book.pieces == dry.pieces
+            at = 0
+            for piece in book.pieces:
+                assert piece.position == at and 0 <= piece.rewritten <= piece.tokens
+                at += piece.tokens
+            assert at == len(book) == workspace.context.length(0)
+            middle = next(piece.position for piece in book.pieces if piece.kind == "splice") + 2
+            book.truncate(middle)
+            assert sum(piece.tokens for piece in book.pieces) == middle
+            assert all(piece.rewritten <= piece.tokens for piece in book.pieces)
+            book.append([65])
+            assert np.isfinite(book.logits()).all() and workspace.context.length(0) == middle + 1
+
+
+@pytest.mark.parametrize("where", ["in the middle", "at the start", "alone", "in several places", "with another"])
+@pytest.mark.parametrize("value", ["May", "the day after tomorrow"])
+def test_suffix_of_any_length_is_a_recompute(open_workspace: OpenWorkspace, where: str, value: str) -> None:
+    """From the first change on everything is decoded: logits of the corrected text."""
+    workspace = open_workspace(kv="f32")
+    text = TEXTS[where]
+    values = {"x": VALUES[0], **({"y": "8 June"} if "{{y}}" in text else {})}
+    segment = compile_skill(workspace, skill_of(text, **values))
+    found, wanted = (laid(workspace, segment, name, {"x": value}) for name in ("suffix", "recompute"))
+    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert nmse(found.logits, wanted.logits) < BOUND["f32"]
+
+
+# ---- models that cannot
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
+def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspace, skill: Skill, kind: str) -> None:
+    """What needs rows inside of the notebook is refused with the reason; the rest is what it is elsewhere."""
+    workspace = open_workspace(kind)
+    segment = measured(workspace, skill)
+    for method in ("field", "selective@4", "field+erratum", "suffix"):
+        for dry in (True, False):
+            with pytest.raises(UnsupportedError, match=r"not possible: this model has recurrent .* Use erratum or rec"):
+                lay(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method.parse(method)), dry=dry)
+    corrected = compile_skill(workspace, with_values(skill, NEW))
+    # A prefill decodes in one go what a restore and its question decode in two.
+    wanted, found = laid(workspace, corrected, splice=False), laid(workspace, segment, "recompute", NEW)
+    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert nmse(found.logits, wanted.logits) < BOUND["f16"]
+    erratum = laid(workspace, segment, "erratum", NEW)
+    assert erratum.book.count("spliced") == len(segment) + segment.base
+    assert "2026-07-01" in workspace.model.text(erratum.book.tokens[erratum.end :])
+
+
+def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWorkspace, skill: Skill) -> None:
+    """Rows that cannot be moved can be recomputed in place; where something would move it is refused, dry, too."""
+    workspace = open_workspace("gpt2")
+    segment = measured(workspace, skill)
+    plain, edited = laid(workspace, segment), laid(workspace, segment, "field", NEW)
+    changed = np.flatnonzero(~same_rows(edited, plain, plain.end)).tolist()
+    assert changed and set(changed) <= set(field_positions(segment, plain.start))
+    for dry in (True, False):
+        with pytest.raises(UnsupportedError, match="what stands behind the change cannot be moved: this model learned"):
+            lay(workspace, Prompt(QUESTION, [segment], values={"date": "1 May"}, method=Method("field")), dry=dry)
+    found, wanted = (laid(workspace, segment, name, {"date": "1 May"}) for name in ("suffix", "recompute"))
+    assert found.book.count("spliced") == segment.base + segment.fields[0].first
+    assert nmse(found.logits, wanted.logits) < BOUND["f16"]
+
+
+def test_a_reason_with_a_semicolon_stays(open_workspace: OpenWorkspace, skill: Skill) -> None:
+    """An edit adds to what a piece says of itself, and takes nothing from it."""
+    workspace = open_workspace("gpt2")
+    segment = compile_skill(workspace, skill)
+    plain, edited = (laid(workspace, segment, name, NEW, "Be kind.").book.pieces[1] for name in ("stale", "field"))
+    assert "compiled behind; this model learned" in plain.why
+    assert edited.why == plain.why + "; 10 of them recomputed in place"
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [("erratum", Method("erratum")), ("selective", Method("selective", 16)), ("selective@3", Method("selective", 3))],
+)
+def test_methods_have_names(text: str, method: Method) -> None:
+    """As in the paper, and `selective` with a number of tokens."""
+    assert Method.parse(text) == method
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fields", "Erratum", "selective@", "selective@0", "selective@-1", "selective@x", "field@2", "@", "@3"]
+)
+def test_other_names_are_refused(text: str) -> None:
+    """With those that exist."""
+    with pytest.raises(NotesError, match="Known: stale, field, selective, erratum"):
+        Method.parse(text)
+
+
+def test_selective_needs_the_influence(open_workspace: OpenWorkspace, skill: Skill) -> None:
+    """A segment without it: said with the command that measures it, before anything is laid."""
+    workspace = open_workspace()
+    segment = compile_skill(workspace, skill)
+    with pytest.raises(NotesError, match="Compile it again with: notes compile --influence"):
+        laid(workspace, segment, "selective", NEW)
+    assert workspace.context.length(0) == 0

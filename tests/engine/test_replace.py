@@ -1,0 +1,342 @@
+"""Replacing tokens inside a notebook: what follows moves, nothing else does, and no failure leaves a wrong row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from reference import nmse
+
+from notes_cli.engine import native
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Notebook, Patch, shifted
+from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.errors import EngineError, UnsupportedError
+
+BOUND = {"f32": 1e-6, "f16": 1e-5}
+LEFT = np.arange(10, 18, dtype=np.int32)
+SKILL = np.arange(60, 100, dtype=np.int32)
+TEXT = [*LEFT, *SKILL]
+ASK = [72, 105, 63]
+LONGER, SHORTER = Patch(20, 22, (1, 2, 3, 4)), Patch(30, 34, (5, 6))
+
+
+@pytest.fixture(scope="module")
+def load(make_model: Callable[..., Path]) -> Iterator[Callable[..., Context]]:
+    """One context for each kind of model and cache; empty when it is handed out."""
+    models: dict[str, Model] = {}
+    contexts: dict[tuple[object, ...], Context] = {}
+
+    def get(kind: str = "llama", type_k: str = "f16", type_v: str = "f16", flash: str = "off") -> Context:
+        models[kind] = models.get(kind) or Model(make_model(kind))
+        key = (kind, type_k, type_v, flash)
+        if key not in contexts:
+            options = ContextOptions(n_ctx=512, n_threads=1, type_k=type_k, type_v=type_v, flash_attention=flash)  # type: ignore[arg-type]
+            contexts[key] = Context(models[kind], options)
+        contexts[key].clear()
+        return contexts[key]
+
+    yield get
+    for context in contexts.values():
+        context.close()
+    for model in models.values():
+        model.close()
+
+
+Load = Callable[..., Context]
+
+
+def written(context: Context, tokens: list[Any] | None = None) -> Notebook:
+    book = Notebook(context)
+    book.append(TEXT if tokens is None else tokens)
+    book.flush()
+    return book
+
+
+def read(context: Context, first: int, last: int) -> tuple[LayerRows, ...]:
+    return context.read(0, first, last - first, base=first, dtype="f32") if first < last else ()
+
+
+def same(one: tuple[LayerRows, ...], other: tuple[LayerRows, ...]) -> bool:
+    return all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(one, other, strict=True))
+
+
+def near(one: tuple[LayerRows, ...], other: tuple[LayerRows, ...], bound: float) -> bool:
+    return all(nmse(a.k, b.k) < bound and nmse(a.v, b.v) < bound for a, b in zip(one, other, strict=True))
+
+
+def goes_on_right(book: Notebook, kv: str) -> bool:
+    """Rows and what comes next are those of the notebook's own tokens, decoded from the start."""
+    book.append(ASK)
+    found, rows, tokens = book.logits(), read(book.context, 0, len(book)), book.tokens.tolist()
+    book.context.clear()
+    straight = written(book.context, tokens)
+    wanted = straight.logits()
+    return nmse(found, wanted) < BOUND[kv] and near(rows, read(book.context, 0, len(tokens)), BOUND[kv])
+
+
+# ---- what moves, and what does not
+
+
+@pytest.mark.parametrize("kv", ["f16", "f32"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3"])
+@pytest.mark.parametrize("patch", [LONGER, SHORTER, Patch(0, 3, (7,)), Patch(20, 30, ())])
+def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv: str, patch: Patch) -> None:
+    """Rows before the change are bit-identical, those behind are the old ones spliced where they stand now."""
+    context = load(kind, kv, kv)
+    book = written(context)
+    head, tail = read(context, 0, patch.first), context.read(0, patch.last, 48 - patch.last, base=patch.last, dtype=kv)
+    assert book.replace([patch]) == len(patch.tokens)
+    now = patch.first + len(patch.tokens)
+    assert book.tokens.tolist() == [*TEXT[: patch.first], *patch.tokens, *TEXT[patch.last :]]
+    assert context.length(0) == len(book) == 48 + patch.grows
+    assert same(read(context, 0, patch.first), head)
+    moved, own = read(context, now, len(book)), read(context, patch.first, now)
+
+    context.clear()
+    context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last)
+    assert same(moved, read(context, now, len(book)))
+    context.clear()
+    context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last, rotate=False)
+    assert not same(moved, read(context, now, len(book)))  # the control: not turned
+    context.clear()
+    written(context, book.tokens[:now].tolist())  # what is new sees what stands before it
+    assert near(own, read(context, patch.first, now), BOUND[kv])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_two_changes_at_once(load: Load, kind: str) -> None:
+    """Each part moves by what stands before it: none, two, and back to none, where rows are bit-identical."""
+    context = load(kind)
+    book = written(context)
+    before, between = read(context, 34, 48), context.read(0, 22, 8, base=22)
+    assert book.replace([LONGER, SHORTER], [45]) == 7
+    assert book.tokens.tolist() == [*TEXT[:20], 1, 2, 3, 4, *TEXT[22:30], 5, 6, *TEXT[34:]]
+    after, moved = read(context, 34, 48), read(context, 24, 32)
+    kept = [at - 34 for at in range(34, 48) if at != 45]
+    for a, b in zip(after, before, strict=True):
+        assert (a.k[kept] == b.k[kept]).all() and (a.v[kept] == b.v[kept]).all()
+    assert (after[2].v[11] != before[2].v[11]).any()  # recomputed with them
+    context.clear()
+    context.splice(0, 24, np.array(TEXT[22:30], np.int32), between, 22)
+    assert same(moved, read(context, 24, 32))
+
+
+@pytest.mark.parametrize(
+    ("type_k", "type_v"), [("f16", "f32"), ("bf16", "bf16"), ("q8_0", "q8_0"), ("q8_0", "f16"), ("f32", "f16")]
+)
+def test_rows_that_stay_keep_their_bits_in_any_cache(load: Load, type_k: str, type_v: str) -> None:
+    """Rows of any type that are put aside and come back to their place are as they were."""
+    context = load("qwen3", type_k, type_v, "on")
+    book = written(context)
+    before = read(context, 34, 48)
+    book.replace([LONGER, SHORTER])
+    assert same(read(context, 34, 48), before)
+
+
+@pytest.mark.parametrize("kv", ["f16", "f32"])
+def test_all_that_follows_recomputed_is_a_recompute(load: Load, kv: str) -> None:
+    """A longer value and every token behind it in one pass: rows and logits of the new text decoded from the start."""
+    for patch in (LONGER, SHORTER, Patch(0, 3, (7,)), Patch(0, 1, (7, 8))):
+        book = written(load("llama", kv, kv))
+        assert book.replace([patch], range(patch.last, 48)) == 48 - patch.last + len(patch.tokens)
+        assert goes_on_right(book, kv)
+
+
+@pytest.mark.parametrize("tokens", [(), (1,), (1, 2, 3, 4, 5)])
+def test_at_the_end_it_waits_to_be_decoded(load: Load, tokens: tuple[int, ...]) -> None:
+    """Nothing stands behind: the new tokens are decoded with what comes next, and the logits are right."""
+    book = written(load())
+    book.replace([Patch(45, 48, tokens)])
+    assert book.context.length(0) == (45 if len(tokens) != 3 else 48)
+    assert book.tokens.tolist() == [*TEXT[:45], *tokens]
+    assert goes_on_right(book, "f16")
+
+
+def test_the_whole_of_it(load: Load) -> None:
+    """Every token may be replaced, by fewer or by more."""
+    for tokens in ((7,), (7,) * 60):
+        book = written(load())
+        book.replace([Patch(0, 48, tokens)])
+        assert goes_on_right(book, "f16")
+
+
+patches = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(1, 4), st.lists(st.integers(0, 255), max_size=6)), min_size=1, max_size=4
+)
+
+
+@given(gaps=patches, seam=st.integers(0, 12), also=st.sets(st.integers(0, 47), max_size=5), cut=st.floats(0, 1))
+@example(gaps=[(0, 1, []), (0, 1, [0])], seam=0, also=set(), cut=0.0)  # the second stands at position 0 then
+@example(gaps=[(0, 4, []), (0, 4, [])], seam=0, also={8}, cut=0.0)  # as does what was not changed
+@settings(max_examples=40, deadline=None)
+def test_the_ledger_adds_up(
+    load: Load, gaps: list[tuple[int, int, list[int]]], seam: int, also: set[int], cut: float
+) -> None:
+    """Any changes, over a seam, too: tokens and pieces agree, a dry notebook says the same, and going back works."""
+    changes: list[Patch] = []
+    for gap, length, tokens in gaps:
+        first = gap + (changes[-1].last if changes else 0)
+        changes.append(Patch(first, first + length, tokens))
+    inside = {at for patch in changes for at in range(patch.first, patch.last)}
+    context = load()
+    context.append({0: np.array(TEXT, np.int32)})
+    rows = context.read(0, 8, 40, base=8)
+    segment = Segment("s", "", "", SKILL, 8, LEFT, (), context.identity("w"), rows)
+    context.clear()
+    book, dry = Notebook(context), Notebook(context, dry=True)
+    for either in (book, dry):
+        either.append(LEFT[:4])
+        either.splice(segment, seam=seam)
+        either.append([*LEFT[4:]], "question")
+        either.replace(changes, sorted(also - inside))
+    wanted = [*LEFT[:4], *SKILL, *LEFT[4:]]
+    for patch in reversed(changes):
+        wanted[patch.first : patch.last] = patch.tokens
+    assert book.tokens.tolist() == wanted == dry.tokens.tolist() and book.pieces == dry.pieces
+    for length in (len(book), int(cut * len(book))):
+        book.truncate(length)
+        at = 0
+        for piece in book.pieces:
+            assert piece.position == at and 0 <= piece.rewritten <= piece.tokens
+            assert piece.why.count("recomputed in place") == bool(piece.rewritten)
+            at += piece.tokens
+        assert at == len(book) == length
+    book.append(ASK)
+    assert np.isfinite(book.logits()).all() and context.length(0) == len(book)
+
+
+def test_positions_after_a_change() -> None:
+    """Before it as they were, behind it moved, inside of a shorter one not beyond its end."""
+    shift = shifted([Patch(2, 4, (1, 1, 1)), Patch(6, 10, (1,))])
+    assert [shift(at) for at in range(13)] == [0, 1, 2, 3, 5, 6, 7, 8, 8, 8, 8, 9, 10]
+
+
+# ---- refusals and failures
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [Patch(-1, 2, (1,))],
+        [Patch(47, 49, (1,))],
+        [Patch(48, 49, (1,))],
+        [Patch(5, 5, (1,))],
+        [Patch(6, 5, (1,))],
+        [Patch(9, 10, (1,)), Patch(8, 9, (2,))],
+        [Patch(8, 10, (1,)), Patch(9, 11, (2,))],
+    ],
+)
+@pytest.mark.parametrize("dry", [False, True])
+def test_changes_that_are_none(load: Load, changes: list[Patch], dry: bool) -> None:
+    """None, outside of the notebook, of nothing, out of order, over each other: refused, and nothing changed."""
+    book = Notebook(load(), dry=dry)
+    book.append(TEXT)
+    book.flush()
+    with pytest.raises(EngineError, match="must ascend inside of the notebook, which has 48 tokens"):
+        book.replace(changes)
+    assert book.tokens.tolist() == TEXT and [piece.tokens for piece in book.pieces] == [48]
+
+
+def test_no_room_for_a_longer_value(load: Load) -> None:
+    """Said before anything is moved, with a size that would do."""
+    book = written(load(), [*TEXT, *[9] * 463])
+    rows = read(book.context, 0, 511)
+    with pytest.raises(EngineError, match=r"do not fit 512\. Give it -c 1024"):
+        book.replace([LONGER])
+    assert len(book) == 511 and same(read(book.context, 0, 511), rows)
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_what_cannot_be_moved_stays(load: Load, dry: bool) -> None:
+    """Into another stretch of positions, with learned ones, behind recurrent layers: refused, and as it was."""
+    for kind, length in (("mistral3", 260), ("gpt2", 48), ("lfm2", 48)):
+        book = Notebook(load(kind), dry=dry)
+        book.append((TEXT * 6)[:length])
+        book.flush()
+        with pytest.raises(UnsupportedError, match="what stands behind the change cannot be moved: "):
+            book.replace([LONGER])
+        assert book.tokens.tolist() == (TEXT * 6)[:length]
+
+
+CHANGES = {
+    "in place": [Patch(20, 22, (1, 2))],
+    "longer": [LONGER],
+    "shorter": [SHORTER],
+    "longer and shorter": [LONGER, SHORTER],  # as long as before, when all is moved
+    "at the start": [Patch(0, 2, (1,))],
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_an_aborted_change(load: Load, changes: list[Patch]) -> None:
+    """The abort callback: as it was, or back at the first change; either way rows and tokens agree."""
+    book = written(load())
+    stop = native.llama.ggml_abort_callback(lambda _: True)
+    native.llama.llama_set_abort_callback(book.context.handle, stop, None)
+    try:
+        with pytest.raises(EngineError, match="abort"):
+            book.replace(changes)
+    finally:
+        native.llama.llama_set_abort_callback(book.context.handle, type(stop)(), None)
+    kept = 48 if changes == CHANGES["in place"] else changes[0].first
+    assert book.tokens.tolist() == TEXT[:kept] and book.context.length(0) == kept
+    assert goes_on_right(book, "f16")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [("in place", "rewrite")]
+    + [(kind, call) for kind in list(CHANGES)[1:] for call in ("rewrite", "splice", "truncate", "read")],
+)
+def test_an_interrupted_change(load: Load, kind: str, call: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C before or after any step: what the notebook still says it has is right, up to the change at least."""
+    book, changes = written(load()), CHANGES[kind]
+    step = getattr(Context, call)
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        if when == "after":
+            step(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Context, call, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        book.replace(changes)
+    assert book.tokens.tolist() == TEXT[: 48 if call == "read" else changes[0].first]
+    assert goes_on_right(book, "f16")
+
+
+def test_a_failed_move(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that cannot be put back are not missed silently: the notebook ends before the change."""
+    book = written(load())
+    splice = Context.splice
+
+    def broken(self: Context, sequence: int, position: int, tokens: Any, layers: Any, base: int) -> None:
+        splice(
+            self, sequence, position, tokens, [replace(rows, v=np.full_like(rows.v, np.nan)) for rows in layers], base
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "splice", broken)
+        with pytest.raises(EngineError, match="NaN"):
+            book.replace([LONGER])
+    assert book.tokens.tolist() == TEXT[:20]
+    assert goes_on_right(book, "f16")
+
+
+def test_changed_behind_its_back(load: Load) -> None:
+    """A sequence that somebody else has changed is not edited by guess."""
+    book = written(load())
+    book.context.truncate(0, 30)
+    with pytest.raises(EngineError, match="changed by somebody else"):
+        book.replace([Patch(3, 4, (1,))])

@@ -1,0 +1,192 @@
+"""Sessions on disk: the ledger is the truth, whatever stands beside it, and nobody else's turn is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.engine.identity import Identity
+from notes_cli.library.sessions import Header, SessionError, Sessions, Stored, fold
+
+IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
+HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")
+
+
+def turn(*tokens: int, rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
+    piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": tokens}
+    changed = [[0, len(tokens)]]
+    line = {"op": "turn", "question": "Why?", "pieces": [piece], "skills": [], "said": {}, "rows": rows}
+    return {**line, "changed": changed, **more}
+
+
+def edit(value: str, patches: list[tuple[int, int, list[int]]], changed: list[list[int]], says: str = "") -> Any:
+    parts = [{"first": first, "last": last, "tokens": tokens} for first, last, tokens in patches]
+    line = {"op": "edit", "field": "date", "value": value, "method": "field", "why": "", "says": says, "skills": []}
+    return {**line, "patches": parts, "changed": changed, "rows": "0002.gguf" if changed else ""}
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Sessions:
+    return Sessions(tmp_path / "sessions")
+
+
+@pytest.fixture
+def begun(sessions: Sessions) -> Stored:
+    """A session of one turn."""
+    with sessions.locked("mine", new=True) as stored:
+        stored.folder.mkdir(parents=True)
+        stored.next_rows.write_bytes(b"rows")
+        stored.commit(turn(1, 2, 3), HEADER)
+    return stored
+
+
+def test_edits_are_folded_in() -> None:
+    """Tokens give way and move, rows come from the latest file that has them, pieces move along."""
+    longer = edit("b", [(1, 2, [7, 8, 9])], [[1, 5]])
+    state = fold([turn(1, 2, 3), longer, turn(4, rows="0003.gguf")])
+    assert state.tokens == [1, 7, 8, 9, 3, 4]
+    assert state.rows == [("0001.gguf", 0), *(("0002.gguf", row) for row in range(4)), ("0003.gguf", 0)]
+    assert [(entry.kind, entry.position, entry.tokens) for entry in state.entries] == [
+        ("text", 0, 5),
+        ("edit", 1, 0),
+        ("text", 5, 1),
+    ]
+    shorter = fold([turn(1, 2, 3, 4), edit("b", [(0, 2, [7]), (3, 4, [8])], [[0, 3]])])
+    assert shorter.tokens == [7, 3, 8] and [row for _, row in shorter.rows] == [0, 1, 2]
+    scattered = fold([turn(1, 2, 3, 4), edit("b", [(1, 2, [7])], [[1, 2], [3, 4]])])
+    assert scattered.rows == [("0001.gguf", 0), ("0002.gguf", 0), ("0001.gguf", 2), ("0002.gguf", 1)]
+
+
+def test_undo_takes_back_what_stands() -> None:
+    """An undo after an undo goes further back; what comes after counts from there."""
+    undo = {"op": "undo"}
+    lines = [turn(1, 2), edit("b", [], [], "It is b."), turn(3), undo]
+    assert fold(lines).tokens == [1, 2] and fold(lines).pending == {"date": "It is b."}
+    assert fold([*lines, undo]).pending == {} and fold([*lines, undo, turn(4)]).tokens == [1, 2, 4]
+    with pytest.raises(IndexError):
+        fold([*lines, undo, undo, undo])
+
+
+def test_errata_wait_for_a_turn() -> None:
+    """The last of a field counts; a turn says it, and then it has been heard."""
+    waiting = [turn(1), edit("b", [], [], "It is b."), edit("c", [], [], "It is c.")]
+    assert fold(waiting).pending == {"date": "It is c."} and not fold(waiting).heard
+    said = fold([*waiting, turn(2)])
+    assert (said.pending, said.heard, said.values) == ({}, {"date"}, {"date": "c"})
+    assert fold([*waiting, edit("d", [(0, 1, [9])], [[0, 1]])]).pending == {}
+
+
+def test_a_torn_line_is_dropped(begun: Stored) -> None:
+    """Wherever the last line ends early, the session is as before it, and the next line stands in its place."""
+    before = begun.ledger.read_bytes()
+    begun.commit(turn(4, 5, rows="0002.gguf"))
+    line = begun.ledger.read_bytes()[len(before) :]
+    for end in (1, len(line) // 2, len(line) - 1):
+        begun.ledger.write_bytes(before + line[:end])
+        stored = Stored(begun.folder)
+        assert stored.state.tokens == [1, 2, 3] and stored.next_rows.name == "0002.gguf"
+        stored.commit(turn(6, rows="0002.gguf"))
+        assert Stored(begun.folder).state.tokens == [1, 2, 3, 6]
+        assert all(json.loads(part) for part in begun.ledger.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", '{"op": "open"}', '{"op": "jump"}', '{"op": "turn"}', '{"op": "undo"}', "[" * 100_000),
+        json.dumps(turn(9, rows="../../x.gguf")),
+        json.dumps(edit("b", [(0, "x", [])], [])),  # type: ignore[list-item]
+    ],
+)
+def test_a_damaged_ledger_is_refused_in_one_line(begun: Stored, sessions: Sessions, text: str) -> None:
+    """A line that is none: named with the file; the session can still be listed and removed."""
+    if text == '{"op": "undo"}':
+        text += "\n" + text
+    with begun.ledger.open("a") as file:
+        file.write(text + "\n")
+    with pytest.raises(SessionError, match=r"the ledger of session mine is damaged\. Mend /") as found:
+        sessions.find("mine")
+    assert "\n" not in str(found.value) and sessions.names() == ["mine"]
+    sessions.remove("mine")
+    assert sessions.names() == [] and not begun.folder.exists()
+
+
+def test_a_newer_ledger_is_refused(begun: Stored, sessions: Sessions) -> None:
+    """It may mean something else by the same words."""
+    begun.ledger.write_text(begun.ledger.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(SessionError, match=r"has format 2, this notes reads 1\. Update notes"):
+        sessions.find("mine")
+
+
+def test_files_that_no_line_names_go(begun: Stored) -> None:
+    """Undone rows and what a killed process left are removed with the next line, and not before."""
+    begun.next_rows.write_bytes(b"second")
+    (begun.folder / ".0002.gguf.abc.tmp").write_bytes(b"")
+    begun.commit(turn(4, rows="0002.gguf"))
+    assert {path.name for path in begun.folder.iterdir()} == {"ledger.jsonl", "0001.gguf", "0002.gguf"}
+    assert begun.undo()["pieces"][0]["tokens"] == [4]
+    assert {path.name for path in begun.folder.iterdir()} == {"ledger.jsonl", "0001.gguf"}
+    begun.undo()
+    with pytest.raises(SessionError, match="nothing to undo in session mine"):
+        begun.undo()
+
+
+def test_whole_rows_are_kept_of_two_turns(sessions: Sessions) -> None:
+    """Each file has all rows, so that older ones are only in the way."""
+    with sessions.locked("mine", new=True) as stored:
+        stored.folder.mkdir(parents=True)
+        for number in range(1, 5):
+            stored.next_rows.write_bytes(b"rows")
+            stored.commit(turn(1, rows=f"000{number}.gguf"), None if stored.header else replace(HEADER, whole=True))
+    assert stored.kept() == ["0003.gguf", "0004.gguf"] and not (stored.folder / "0002.gguf").exists()
+
+
+def test_a_fork_shares_rows_and_nothing_else(begun: Stored, sessions: Sessions) -> None:
+    """The same file twice; what is appended or undone in one is not in the other, whose files stay."""
+    sessions.fork("mine", "other")
+    other = sessions.find("other")
+    assert (other.folder / "0001.gguf").samefile(begun.folder / "0001.gguf")
+    other.commit(turn(4, rows=""))
+    other.undo()
+    other.undo()
+    assert sessions.find("mine").state.tokens == [1, 2, 3] and (begun.folder / "0001.gguf").read_bytes() == b"rows"
+    with pytest.raises(SessionError, match="there is a session other already"):
+        sessions.fork("mine", "other")
+    with pytest.raises(SessionError, match=r"no session 'mien'\. Did you mean mine"):
+        sessions.fork("mien", "third")
+    assert sessions.names() == ["mine", "other"]
+
+
+def test_one_process_at_a_time(begun: Stored, sessions: Sessions) -> None:
+    """A second one gets one line at once, and may go on when the first is done; other sessions are free."""
+    code = (
+        "import sys; from pathlib import Path; from notes_cli.library.sessions import Sessions\n"
+        "with Sessions(Path(sys.argv[1])).locked(sys.argv[2], new=True): print('held')"
+    )
+    command = [sys.executable, "-c", code, str(sessions.folder)]
+    with sessions.locked("mine"):
+        refused = subprocess.run([*command, "mine"], capture_output=True, text=True)
+        assert "another process uses session mine. Wait for it, or end it" in refused.stderr and not refused.stdout
+        assert subprocess.run([*command, "free"], capture_output=True, text=True).stdout == "held\n"
+    with sessions.locked("mine") as stored:
+        assert stored.state.tokens == [1, 2, 3]
+
+
+def test_names(begun: Stored, sessions: Sessions) -> None:
+    """A folder without a ledger is no session, and a name that is a path is none."""
+    (sessions.folder / "half").mkdir()
+    assert sessions.names() == ["mine"]
+    for name in ("../mine", "Mine", "a/b", ""):
+        with pytest.raises(SessionError, match="is no name of a session"), sessions.locked(name, new=True):
+            pass
+
+
+def test_files_are_for_their_owner_alone(begun: Stored) -> None:
+    """They hold what was said."""
+    assert begun.ledger.stat().st_mode & 0o777 == 0o600
