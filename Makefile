@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(CURDIR)/$(VENV)/bin
 READY  := $(VENV)/.ready
+ZOO    := build/zoo
+MODELS := $(ZOO)/models/.ready
 
 # The llama.cpp of llama-cpp-python itself is not built: ours, patched, takes its place. Options of your own, such as
 # CMAKE_ARGS=-DGGML_CUDA=on, are passed on.
@@ -46,9 +48,6 @@ bench: $(READY) ## Splice against prefill and memcpy, with a random model of the
 	@$(BIN)/python -m bench.speed | tee docs/speed.txt
 
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist. Made once.
-ZOO    := build/zoo
-MODELS := $(ZOO)/models/.ready
-
 $(MODELS): native/LLAMA_CPP_PYTHON | $(READY)
 	@echo "Building what writes a model of every architecture (about 3 minutes on two cores, once) ..."
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
