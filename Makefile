@@ -62,7 +62,7 @@ zoo: $(MODELS) ## Every architecture in every kind of context (docs/architecture
 	@$(BIN)/python -m bench.zoo --arch '$(ARCH)' $(if $(ARCH),,--write docs/architectures.md)
 
 # llama.cpp's tests are targets of the zoo's build, and link to its library.
-upstream: $(MODELS) ## llama.cpp's own tests, and llama-cpp-python's, against the patched library (2 minutes)
+upstream: $(MODELS) ## llama.cpp's own tests, and llama-cpp-python's, against the patched library (5 minutes)
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.upstream --build $(ZOO)
 
 # The zoo's library once more, for GCC on Linux: with checks of ours and the standard library's, and without ggml's
@@ -70,7 +70,7 @@ upstream: $(MODELS) ## llama.cpp's own tests, and llama-cpp-python's, against th
 SANITIZE := build/sanitize
 CHECKED  := -O1 -g1 -DNDEBUG -D_GLIBCXX_ASSERTIONS -fno-omit-frame-pointer -fsanitize=address,undefined
 
-sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and undefined-behaviour sanitizers (12 minutes)
+sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and undefined-behaviour sanitizers (half an hour)
 	@echo "Building the library with sanitizers (about 6 minutes on two cores, once) ..."
 	@PATH="$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -Wno-dev -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE=$(BIN)/python >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE) --target llama >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
