@@ -27,11 +27,14 @@ class Paths:
     sessions: Path  # saved conversations: not derivable
     config: Path  # config.yaml
     models: Path  # what is remembered of models: their digests
+    profiles: Path  # what was measured of models: minutes of work
 
     @classmethod
     def under(cls, home: Path) -> Paths:
         """Everything in one folder, as NOTES_HOME asks."""
-        return cls(home / "library", home / "sessions", home / "config.yaml", home / "models")
+        return cls(
+            home / "library", home / "sessions", home / "config.yaml", home / "models", home / "profiles"
+        )
 
 
 def paths() -> Paths:
@@ -42,11 +45,13 @@ def paths() -> Paths:
     import platformdirs  # 14 ms, not needed with NOTES_HOME
 
     cache = platformdirs.user_cache_path(APP, appauthor=False)
+    state = platformdirs.user_state_path(APP, appauthor=False)
     return Paths(
         library=cache / "library",
-        sessions=platformdirs.user_state_path(APP, appauthor=False) / "sessions",
+        sessions=state / "sessions",
         config=platformdirs.user_config_path(APP, appauthor=False) / "config.yaml",
         models=cache / "models",
+        profiles=state / "profiles",
     )
 
 

@@ -16,7 +16,9 @@ def test_notes_home_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NOTES_HOME", str(tmp_path / "home"))
     found = paths()
     assert found.library == tmp_path / "home/library"
-    assert {found.sessions.parent, found.config.parent, found.models.parent} == {tmp_path / "home"}
+    assert {found.sessions.parent, found.config.parent, found.models.parent, found.profiles.parent} == {
+        tmp_path / "home"
+    }
     assert not (tmp_path / "home").exists()
 
 
@@ -28,7 +30,7 @@ def test_without_it_the_folders_of_the_system(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("sys.platform", "linux")
     found = paths()
     assert found.library.name == "library" and found.config.name == "config.yaml"
-    assert found.library.parent == found.models.parent != found.sessions.parent
+    assert found.library.parent == found.models.parent != found.sessions.parent == found.profiles.parent
 
 
 def test_settings_are_read(tmp_path: Path) -> None:

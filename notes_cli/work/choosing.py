@@ -1,0 +1,75 @@
+"""Choosing: the edit method, the wording, the seam and the place that hold where the user names none.
+
+By the profile that `notes calibrate` wrote of this model; without one, by what is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from notes_cli.editing.change import Change
+from notes_cli.editing.methods import DEFAULT_METHOD, Method
+from notes_cli.errors import UnsupportedError
+from notes_cli.library.profiles import Profile, Profiles
+from notes_cli.work.workspace import Workspace
+
+AUTO = "auto"
+# Measured on the shipped model (make experiments, docs/results.md).
+DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill behind another left context than it was compiled behind
+DEFAULT_PLACE = "early"
+NEAR = 32  # tokens: with no more behind a change, all of them are decoded, which is exact and costs as an erratum does
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds where the user names nothing, and why."""
+
+    method: Method
+    wording: str | None
+    seam: int
+    place: str
+    why: str
+
+
+def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
+    """By the profile of the workspace's model. `think`: decisions come after a chain of thought."""
+    profile = _profile(workspace)
+    if profile is None:
+        why = f"{DEFAULT_METHOD}: this model has not been measured (notes calibrate), so the safe one"
+        return Defaults(Method(DEFAULT_METHOD), None, DEFAULT_SEAM, DEFAULT_PLACE, why)
+    way = "reasoned" if think else "direct"
+    method = Method.parse(profile.methods[way])
+    return Defaults(method, profile.wording, profile.seam, profile.place, _why(profile, way))
+
+
+def near(change: Change) -> bool:
+    """Whether so little stands behind the first changed token that all of it is better decoded."""
+    return len(change.tokens) - change.patches[0].first <= NEAR
+
+
+def choose(workspace: Workspace, changes: Sequence[Change], *, think: bool = False) -> tuple[Method, str]:
+    """The method for these changes of spliced skills, and why."""
+    if changes and all(near(change) for change in changes):
+        return Method(
+            "suffix"
+        ), f"suffix: no more than {NEAR} tokens stand behind the change, and all of them are decoded"
+    found = defaults(workspace, think=think)
+    return found.method, found.why
+
+
+def _profile(workspace: Workspace) -> Profile | None:
+    options = workspace.context.options
+    try:
+        identity = workspace.identity
+    except UnsupportedError:  # its rows cannot be kept, so nothing was measured
+        return None
+    return Profiles(workspace.paths.profiles).find(identity, f"{options.type_k}/{options.type_v}")
+
+
+def _why(profile: Profile, way: str) -> str:
+    name, day = profile.methods[way], profile.created[:10]
+    measured = profile.found("method", name, way)
+    if name == "recompute" or measured is None:
+        return f"recompute: no method is trustworthy on this model (notes calibrate, {day})"
+    return f"{name}: {measured.same} of {measured.cases} decisions as a recompute's (notes calibrate, {day})"

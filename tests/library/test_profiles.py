@@ -1,0 +1,70 @@
+"""Profiles on disk: written whole, found again for the same model and cache, refused when damaged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from notes_cli.engine.identity import Identity
+from notes_cli.errors import NotesError
+from notes_cli.library.profiles import Measured, Profile, Profiles
+
+
+@pytest.fixture
+def profile(identity: Identity) -> Profile:
+    """One that trusts the field alone."""
+    return Profile(
+        identity=identity,
+        cache="q8_0/f16",
+        cases=40,
+        heard={"direct": 39, "reasoned": 38},
+        methods={"direct": "field", "reasoned": "recompute"},
+        wording="now",
+        seam=0,
+        place="late",
+        measured=(Measured("method", "field", "direct", 39, 38, 37, 0.99, 33.0, 12.5),),
+    )
+
+
+def test_what_was_saved_is_found(tmp_path: Path, profile: Profile) -> None:
+    """For this model in this cache, and for no other; readable by its owner alone."""
+    profiles = Profiles(tmp_path / "profiles")
+    assert profiles.find(profile.identity, profile.cache) is None
+    path = profiles.save(profile, "notes 0")
+    found = profiles.find(profile.identity, profile.cache)
+    assert found is not None and replace(found, created="") == profile and found.created
+    assert profiles.find(profile.identity, "f16/f16") is None
+    assert profiles.find(replace(profile.identity, weights="other"), profile.cache) is None
+    assert path.stat().st_mode & 0o777 == 0o600
+    measured = found.found("method", "field")
+    assert measured is not None and measured.agreement == pytest.approx(38 / 39)
+    assert found.found("method", "field", "reasoned") is None
+
+
+@pytest.mark.parametrize("change", [{"measured": [{}]}, {"heard": {}}, {"methods": []}, {"identity": 3}, {"seam": "x"}])
+def test_a_damaged_profile_is_refused(tmp_path: Path, profile: Profile, change: dict[str, object]) -> None:
+    """With the remedy, in one line."""
+    profiles = Profiles(tmp_path)
+    path = profiles.save(profile, "notes 0")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(NotesError, match="is damaged. Remove it, or measure again: notes calibrate"):
+        profiles.find(profile.identity, profile.cache)
+
+
+def test_a_newer_profile_is_refused(tmp_path: Path, profile: Profile) -> None:
+    """What it says might mean something else."""
+    profiles = Profiles(tmp_path)
+    path = profiles.save(profile, "notes 0")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(NotesError, match="format 2, this notes reads 1"):
+        profiles.find(profile.identity, profile.cache)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, profile: Profile) -> None:
+    """One line, no traceback."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotesError, match="cannot write"):
+        Profiles(tmp_path / "file").save(profile, "notes 0")

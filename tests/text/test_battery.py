@@ -1,0 +1,78 @@
+"""Batteries: what makes a decision, and which line says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from notes_cli.errors import NotesError
+from notes_cli.text.battery import load_battery, shipped_battery
+
+GOOD = """cases:
+  - text: |
+      date: 2026-06-01
+
+      Returns before 2026-06-15 are accepted.
+    question: May I return this?
+    choices: [accepted, refused]
+    field: date
+    value: 2026-07-01
+    right: [accepted, refused]
+"""
+
+
+def test_a_case_is_read_as_it_is_written(tmp_path: Path) -> None:
+    """Dates stay text, the right answers keep their order."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD)
+    (case,) = load_battery(path)
+    assert (case.question, case.choices, case.field, case.value) == (
+        "May I return this?",
+        ("accepted", "refused"),
+        "date",
+        "2026-07-01",
+    )
+    assert case.right == ("accepted", "refused") and case.skill.values == {"date": "2026-06-01"}
+
+
+def test_a_skill_is_named_as_seen_from_the_file(tmp_path: Path) -> None:
+    """A battery and its skills can be moved together."""
+    (tmp_path / "policy.txt").write_text("date: 2026-06-01")
+    path = tmp_path / "sub" / "mine.yaml"
+    path.parent.mkdir()
+    text = GOOD.split("    question")[1]
+    path.write_text(f"cases:\n  - skill: ../policy.txt\n    question{text}")
+    assert load_battery(path)[0].skill.name == "policy"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("cases:", "case:", "must hold `cases:`"),
+        ("[accepted, refused]\n    field", "accepted\n    field", "choices must be a list"),
+        ("choices: [accepted, refused]", "choices: [accepted]", "two or more different"),
+        ("field: date", "field: day", "no field 'day'. Its fields: date"),
+        ("value: 2026-07-01", "value: 2026-06-01", "date is 2026-06-01 in the text already"),
+        ("right: [accepted, refused]", "right: [accepted, perhaps]", "two different choices"),
+        ("right: [accepted, refused]", "right: [accepted, accepted]", "two different choices"),
+        ("question: May I return this?", "question: {}", "question must be text"),
+        ("question: May I return this?", "ask: x", "'ask' is unknown"),
+        ("    field: date", "    skill: x\n    field: date", "either text, or skill"),
+        ("cases:", "cases: [", "not valid YAML"),
+    ],
+)
+def test_what_is_no_decision_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    """The file, and the number of the case where there is one, stand in the line."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(NotesError, match="mine.yaml") as caught:
+        load_battery(path)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_battery_that_ships_is_sound() -> None:
+    """At least 30 decisions, of words, dates and amounts; none of them twice."""
+    cases = shipped_battery()
+    assert len(cases) >= 30 and len({(case.skill.text, case.question) for case in cases}) == len(cases)
+    assert {"date", "amount"} < {case.field for case in cases}

@@ -1,0 +1,69 @@
+"""Choosing: what holds without a profile, with one, and where hardly anything stands behind a change."""
+
+from __future__ import annotations
+
+import pytest
+
+from notes_cli.editing.change import change
+from notes_cli.editing.methods import Method
+from notes_cli.engine.context import ContextOptions
+from notes_cli.library.profiles import Measured, Profile, Profiles
+from notes_cli.text.skill import Skill, parse_skill
+from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM, choose, defaults
+from notes_cli.work.compiling import compile_skill
+from notes_cli.work.workspace import Workspace
+
+
+def calibrated(workspace: Workspace, direct: str, reasoned: str = "recompute") -> None:
+    """Put a profile of this model into the home of the test."""
+    measured = [
+        Measured("method", direct, "direct", 40, 39, 38, 0.99, 30.0, 10.0),
+        Measured("method", reasoned, "reasoned", 36, 36, 35, 0.99, 30.0, 10.0),
+    ]
+    profile = Profile(
+        *(workspace.identity, "f16/f16", 40, {"direct": 40, "reasoned": 36}),
+        *({"direct": direct, "reasoned": reasoned}, "line", 4, "late", measured),
+    )
+    Profiles(workspace.paths.profiles).save(profile, "notes 0")
+
+
+def test_without_a_profile_the_safe_one(workspace: Workspace) -> None:
+    """An erratum, the seam and place measured on the shipped model, and a word on how to measure this one."""
+    found = defaults(workspace)
+    assert (found.method, found.wording) == (Method("erratum"), None)
+    assert (found.seam, found.place) == (DEFAULT_SEAM, DEFAULT_PLACE) and "notes calibrate" in found.why
+
+
+def test_a_profile_is_followed(workspace: Workspace) -> None:
+    """Method, wording, seam and place, each way of deciding its own method, with what it rests on."""
+    calibrated(workspace, "selective@16", "field")
+    found = defaults(workspace)
+    assert (found.method, found.wording, found.seam, found.place) == (Method("selective", 16), "line", 4, "late")
+    assert "39 of 40 decisions" in found.why
+    assert defaults(workspace, think=True).method == Method("field")
+
+
+def test_where_nothing_is_trustworthy(workspace: Workspace) -> None:
+    """All is recomputed, and the reason says so."""
+    calibrated(workspace, "recompute")
+    found = defaults(workspace)
+    assert found.method == Method("recompute") and "no method is trustworthy" in found.why
+
+
+def test_a_profile_is_of_one_cache(workspace: Workspace) -> None:
+    """What was measured with f16 is not taken for another cache."""
+    calibrated(workspace, "field")
+    options = ContextOptions(n_ctx=256, n_threads=1, type_k="bf16", type_v="bf16")
+    with Workspace(workspace.model.path, options) as other:
+        assert defaults(other).method == Method("erratum")
+
+
+@pytest.mark.parametrize(("behind", "method"), [(3, "suffix"), (300, "erratum")])
+def test_little_behind_a_change_is_decoded(workspace: Workspace, behind: int, method: str) -> None:
+    """A value at the end, as hoisting puts it, is exact for the price of an erratum."""
+    skill: Skill = parse_skill("x " * 9 + "\ndate: 2026-06-01\n" + "y" * behind, source="s", default="s")
+    segment = compile_skill(workspace, skill)
+    changed = change(workspace.model, segment, {"date": "2026-07-01"})
+    assert changed is not None
+    found, why = choose(workspace, [changed])
+    assert found.name == method and why.startswith(method)
