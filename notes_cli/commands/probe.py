@@ -1,0 +1,172 @@
+"""`notes probe`: on which rows of a skill does a decision rest, and what must be new for a new value to be seen?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
+
+if TYPE_CHECKING:
+    from notes_cli.measure.probe import Probe, Window
+
+
+@click.command()
+@click.argument("name")
+@click.option("--field", required=True, metavar="NAME[=NEW]", help="The field, and a new value.  [default: made up]")
+@click.option("--question", metavar="TEXT", help="What to decide.  [default: the value of the field]")
+@click.option(
+    "--choices", metavar="A,B,...", help="Decide among these answers.  [default: the greedy answers of both texts]"
+)
+@click.option(*("-s", "--system"), metavar="TEXT", help="System text before the skill.")
+@click.option("--window", type=Number(1), help="Tokens that are probed together.  [default: for 128 windows at most]")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw a picture: .png or .svg.")
+@model_options
+def command(
+    name: str,
+    field: str,
+    question: str | None,
+    choices: str | None,
+    system: str | None,
+    window: int | None,
+    json_: bool,
+    plot: Path | None,
+    **model: Any,
+) -> None:
+    """Show on which tokens of a skill a decision rests.
+
+    The skill is compiled with the field's value and with a new one, and asked with rows mixed of both: only the field's
+    own from the new text, all behind it, everything from each token on, each token alone. Recovery is 0 where the
+    decision is as with the old value and 1 where it is as with the new one. The text is shown with the recovery of each
+    token under it. A decision that is the same with both values has nothing to show, and is refused.
+
+    \b
+    Examples:
+      notes probe returns --field date=2026-07-01 --question "May I return this?"
+      notes probe returns --field tier=silver --plot out.png
+    """
+    from notes_cli.commands.plot import check_plot, write_plot
+    from notes_cli.measure.probe import Mixes, probe
+    from notes_cli.work.prompting import open_segments
+
+    if plot:
+        check_plot(plot)
+    answers = answers_of(choices)
+    field, equals, value = field.partition("=")
+    with open_workspace(quiet=json_, **model) as workspace:
+        (segment,) = open_segments(workspace, [name], output.say)
+        with output.progress("compiling the new text", hidden=json_) as update:
+            mixes = Mixes(
+                *(workspace, segment, field.strip(), value if equals else None),
+                question=question or None,
+                choices=answers,
+                system=system,
+                compiling=update,
+            )
+        with output.progress("probing", unit="mixes", hidden=json_) as update:
+            report = probe(mixes, window, update)
+    try:
+        if plot:
+            write_plot(plot, report)
+    finally:  # what was measured is not lost with the picture
+        if json_:
+            output.as_json(_as_json(report))
+        else:
+            _print(report)
+
+
+def _as_json(report: Probe) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "version": 1,
+        "skill": report.skill,
+        "field": report.field,
+        "old": report.values[0],
+        "new": report.values[1],
+        "question": report.question,
+        "decision": dict(zip(("stale", "fresh"), report.decisions, strict=True)),
+        "score": dict(zip(("stale", "fresh"), report.scores, strict=True)),
+        "tokens": {
+            "field": report.field_tokens,
+            "behind": report.behind_tokens,
+            "to_50": report.reach(0.5),
+            "to_90": report.reach(0.9),
+        },
+        "field_only": report.field_only,
+        "behind_only": report.behind_only,
+        "check": {
+            "field": report.by_field,
+            "field_difference": _less(report.by_field, report.field_only),
+            "suffix": report.by_suffix,
+            "suffix_difference": _less(report.by_suffix, report.windows[0].suffix),
+        },
+        "best": None if report.best is None else report.windows.index(report.best),
+        "window": report.window,
+        "windows": [asdict(window) for window in report.windows],
+    }
+
+
+def _less(found: float | None, expected: float) -> float | None:
+    return None if found is None else found - expected
+
+
+def _print(report: Probe) -> None:
+    from notes_cli.commands.heat import Style, print_heat
+
+    old, new = report.values
+    output.result(f"{report.skill}, {report.field}: {old} becomes {new}")
+    stale, fresh = report.decisions
+    output.result(f"{report.question}  {_quoted(stale)} becomes {_quoted(fresh)}")
+    output.result("its log-probability less that of the other: {:+.2f} and {:+.2f} nats\n".format(*report.scores))
+    whole = report.field_tokens + report.behind_tokens
+    rows = [
+        _row("the field's own", report.field_tokens, report.field_only, "field", report.by_field),
+        _row("all behind it, not its own", report.behind_tokens, report.behind_only),
+        _row("everything from the field on", whole, report.windows[0].suffix, "suffix", report.by_suffix),
+    ]
+    if report.best:
+        rows.insert(2, _row(f"{_quoted(report.best.text)} behind it alone", report.best.tokens, report.best.alone))
+    output.table(("rows of the new text", "tokens", "recovery", "by edit method"), rows, right=("tokens", "recovery"))
+    output.result("")
+    output.result(_verdict(report))
+    half, most = report.reach(0.5), report.reach(0.9)
+    output.result(f"Tokens from the field on that must be new for 50% of the recovery: {half}; for 90%: {most}.")
+    levels, top = Style.of_stdout().levels, min(1.0, max(0.1, *(window.alone for window in report.windows)))
+    what = "its token" if report.window == 1 else f"its {report.window} tokens"
+    output.result(f"Under each character: what {what} alone would recover, {levels[0]} to {levels[-1]} ({top:.2f}).\n")
+    print_heat(report.text, [_span(window, top) for window in report.windows], report.places)
+
+
+def _span(window: Window, top: float) -> tuple[int, int, float]:
+    """Where its heat stands: not on the blank that many tokens begin with."""
+    word = window.text.lstrip(" ") or window.text
+    return window.end - len(word), window.end, window.alone / top
+
+
+def _row(what: str, tokens: int, recovery: float, method: str = "", by_method: float | None = None) -> tuple[str, ...]:
+    return what, str(tokens), _number(recovery), "" if by_method is None else f"{method} {_number(by_method)}"
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}"  # never -0.00
+
+
+def _verdict(report: Probe) -> str:
+    own, behind = report.field_only >= 0.5, report.behind_only >= 0.5
+    if own and behind:
+        return "It rests on both: the field's own rows or those behind it would do."
+    if own:
+        return "It rests on the field's own rows: the value is looked up when it is asked for."
+    if behind:
+        return "It rests on rows behind the field: what was written there from the old value outweighs the new one."
+    return "It rests on both together: neither the field's own rows nor those behind it would do."
+
+
+def _quoted(text: str) -> str:
+    line = "".join(char if char.isprintable() else "." for char in text.strip(" ").replace("\n", "\\n"))
+    return f'"{line if len(line) <= 40 else line[:39] + "…"}"'
