@@ -11,6 +11,22 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import model_options, open_workspace
 
+MOST_BLOCKS = 64
+
+
+class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A number of blocks, or `headings`."""
+
+    name = "blocks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "headings":
+            return value
+        number = int(value) if str(value).isdecimal() else 0
+        if not 2 <= number <= MOST_BLOCKS:
+            self.fail(f"{value} is neither a whole number from 2 to {MOST_BLOCKS} nor the word headings", param, ctx)
+        return number
+
 
 @click.command()
 @click.argument("source", type=click.Path())
@@ -22,16 +38,29 @@ from notes_cli.commands.options import model_options, open_workspace
 @click.option(
     "--influence", is_flag=True, help="Also measure which tokens each field's value changes: for selective edits."
 )
+@click.option(
+    "--blocks", type=Blocks(), metavar="S", help="Compile S parts, or one a heading (headings), on their own."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only the path, no progress.")
 @model_options
 def command(
-    source: str, name: str | None, target: Path | None, force: bool, influence: bool, quiet: bool, **model: Any
+    source: str,
+    name: str | None,
+    target: Path | None,
+    force: bool,
+    influence: bool,
+    blocks: Any,
+    quiet: bool,
+    **model: Any,
 ) -> None:
     """Prefill a skill once and keep its K/V on disk.
 
     SOURCE is a text, a SKILL.md with front matter, a folder that holds one, or - for standard input. Its fields are
     `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to stdout. A
     skill that has not changed is not compiled again.
+
+    In blocks, a part has not seen those before it, but a change is a prefill of the parts that it is in: of the text
+    here, of a field with `notes ask --field NAME=VALUE --method block`.
 
     Rows are kept in f16, which serves a K/V cache of any type but f32: that one needs a segment of its own.
 
@@ -40,9 +69,10 @@ def command(
       notes compile skill.txt
       notes compile skills/returns
       cat policy.md | notes compile - --name policy
+      notes compile manual.md --blocks headings
     """
     from notes_cli.text.skill import load_skill
-    from notes_cli.work.compiling import compile_to_library
+    from notes_cli.work.compiling import block_warnings, compile_to_library
 
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
         output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
@@ -50,15 +80,25 @@ def command(
     for warning in skill.warnings:
         output.say(f"warning: {warning}")
     with open_workspace(quiet=quiet, **model) as workspace:
+        for warning in block_warnings(workspace, skill, blocks) if blocks else ():
+            output.say(f"warning: {warning}")
         with output.progress(f"compiling {skill.name}", hidden=quiet) as update:
             measure = (
                 (lambda done, of: output.say(f"measured the influence of {done} of {of} fields")) if influence else None
             )
             compiled = compile_to_library(
-                workspace, skill, force=force, progress=update, output=target, measure=measure
+                *(workspace, skill),
+                force=force,
+                progress=update,
+                output=target,
+                measure=measure,
+                blocks=blocks or 1,
             )
         if not quiet:
             fields = ", ".join(skill.values) or "no fields"
             done = "; ".join(compiled.reasons) if compiled.reasons else "up to date"
+            if compiled.blocks > 1:
+                fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
+                done += fresh if compiled.reasons else ", in blocks"
             output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done})")
         output.result(str(compiled.path))

@@ -56,6 +56,7 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             "tokens": len(card.tokens),
             "compiled_at": f"position {card.base}, behind {len(card.context)} tokens"
             + (", and fits there only" if card.whole else ""),
+            "blocks": list(card.blocks),
             "created": f"{card.created} by {card.writer}",
             "fields": [
                 {"name": s.name, "value": s.value, "characters": [s.start, s.end], "tokens": [s.first, s.last]}
@@ -91,6 +92,10 @@ def _print(facts: dict[str, object], text: str) -> None:
             assert isinstance(value, dict)
             for part, content in value.items():
                 output.result(f"{part:<12} {content}")
+        elif key == "blocks":
+            assert isinstance(value, list)
+            if value:
+                output.result(f"{key:<12} {len(value)}, from tokens {', '.join(map(str, value))} on")
         elif value != "":
             output.result(f"{key:<12} {value}")
     output.result(f"\n{text}")

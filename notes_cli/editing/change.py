@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Patch
+from notes_cli.engine.notebook import Patch, shifted
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.text.fields import Field, clean_value
 from notes_cli.text.skill import Skill, with_values
@@ -21,6 +22,40 @@ class Change:
     text: str  # the corrected text
     tokens: Tokens  # of the corrected text, as a compile of it would have them
     patches: tuple[Patch, ...]  # from the segment's tokens to these
+
+    @property
+    def inside(self) -> frozenset[int]:
+        """The segment's tokens that give way to others."""
+        return frozenset(position for patch in self.patches for position in range(patch.first, patch.last))
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbouring blocks of a segment in which something changes: tokens [first, last) become `tokens`."""
+
+    blocks: range  # their numbers, from 1
+    first: int
+    last: int
+    start: int  # where it begins in the corrected text
+    tokens: Tokens
+
+
+def stretches(segment: Segment, change: Change) -> list[Stretch]:
+    """The blocks that the change is in, in their order. What changes across a cut makes one of the two blocks."""
+    spans, shift = segment.spans, shifted(change.patches)
+    begins = [first for first, _ in spans]
+    runs: list[tuple[int, int]] = []
+    for patch in change.patches:
+        first, last = (bisect_right(begins, position) - 1 for position in (patch.first, patch.last - 1))
+        if runs and runs[-1][1] >= first:
+            first = runs.pop()[0]
+        runs.append((first, last))
+    found = []
+    for first, last in runs:
+        begin, end = spans[first][0], spans[last][1]
+        tokens = change.tokens[shift(begin) : shift(end)]
+        found.append(Stretch(range(first + 1, last + 2), begin, end, shift(begin), tokens))
+    return found
 
 
 def change(model: Model, segment: Segment, values: Mapping[str, str]) -> Change | None:

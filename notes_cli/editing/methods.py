@@ -2,16 +2,33 @@
 
 Each lays one segment at the end of a notebook, amended, and is named as in the paper (arXiv:2606.17107, Operation 1).
 What a method does not touch still holds what the model concluded from the old value.
+
+* `stale`: as it was compiled.
+* `field`: the field's tokens are recomputed in place; what stands behind a value of another length moves.
+* `selective@K`: these, and the K tokens behind them on which the field has the highest effect: its influence, if that
+  was measured when the skill was compiled, else what a pass over the corrected text shows.
+* `blend@K`: these, and the K tokens behind them whose rows deviate most after the first layers (as CacheBlend chooses).
+  llama.cpp cannot stop there, so a whole pass over the corrected text is what it costs here.
+* `erratum`: as it was compiled, and a sentence behind it. `field+erratum`: both.
+* `suffix`: everything from the field on is decoded, which equals a recompute.
+* `block`: the block that the field stands in is computed anew, alone as when it was compiled, and takes the old one's
+  place. Equal to compiling the corrected text in the same blocks.
+* `recompute`: the corrected text is decoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from notes_cli.editing.change import Change
+from notes_cli.editing.change import Change, Stretch, stretches
+from notes_cli.editing.influence import deviation
+from notes_cli.editing.prefill import prefill
+from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook, Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, UnsupportedError
@@ -21,20 +38,25 @@ METHODS = {
     "stale": (False, False),
     "field": (True, False),
     "selective": (True, False),
+    "blend": (True, False),
     "erratum": (False, True),
     "field+erratum": (True, True),
     "suffix": (True, False),
+    "block": (True, False),
     "recompute": (True, False),
 }
+RANKED = ("selective", "blend")  # those that take @K
 DEFAULT_METHOD = "erratum"
 DEFAULT_K = 16
+FIRST_LAYERS = 2  # in the first of them no token has seen another's value yet
 
 Place = Callable[[Notebook, Segment], None]  # lays a segment as it was compiled
+Compiler = Callable[[], AbstractContextManager[Context]]  # opens an empty context that rows are compiled in
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An edit method by name; `k`: how many tokens behind a change `selective` recomputes with it."""
+    """An edit method by name; `k`: how many tokens behind a change `selective` and `blend` recompute with it."""
 
     name: str = DEFAULT_METHOD
     k: int = DEFAULT_K
@@ -43,9 +65,12 @@ class Method:
     def parse(cls, text: str) -> Method:
         """`selective@32`, `erratum`, ... Raise NotesError for a method that does not exist."""
         name, at, k = text.partition("@")
-        if name not in METHODS or (at and (name != "selective" or not k.isdecimal() or int(k) < 1)):
-            raise NotesError(f"no edit method {text!r}. Known: {', '.join(METHODS)} (selective@K)")
+        if name not in METHODS or (at and (name not in RANKED or not k.isdecimal() or int(k) < 1)):
+            raise NotesError(f"no edit method {text!r}. Known: {', '.join(METHODS)} (selective@K, blend@K)")
         return cls(name, int(k) if at else DEFAULT_K)
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.k}" if self.ranks else self.name
 
     @property
     def touches(self) -> bool:
@@ -57,32 +82,117 @@ class Method:
         """Whether an erratum is appended."""
         return METHODS[self.name][1]
 
+    @property
+    def ranks(self) -> bool:
+        """Whether it chooses tokens behind the change."""
+        return self.name in RANKED
 
-def lay_changed(notebook: Notebook, segment: Segment, change: Change, method: Method, place: Place) -> None:
-    """Lay the segment at the end of the notebook, amended by the method.
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a method has to know or to have before it lays a segment."""
+
+    also: tuple[int, ...] = ()  # tokens of the segment behind the change that are recomputed with it, ascending
+    blocks: tuple[tuple[Stretch, Segment], ...] = ()  # those with a change, computed anew
+    why: str = ""  # what that has cost, for people
+
+
+def prepare(compiler: Compiler, segment: Segment, change: Change, method: Method, *, dry: bool = False) -> Prepared:
+    """Choose tokens, or compute blocks, in a context of the compiler's; it may be the one that a notebook is in.
+
+    `dry`: compute nothing; which tokens would be chosen is then not known, only how many. Raise UnsupportedError where
+    the method is not possible, and NotesError for `block` on a segment of one block.
+    """
+    if method.name == "block" and not segment.whole and not segment.blocks:
+        raise NotesError(
+            f"{segment.name} was compiled in one piece, so there is no block to compute anew. "
+            "Compile it again with: notes compile --blocks N"
+        )
+    if method.name == "selective" and segment.influence:
+        return Prepared(tuple(behind(segment, change, method.k)))
+    if not method.ranks and method.name != "block":
+        return Prepared()
+    why = _pass(segment, change, method)
+    if dry:
+        return _prepared(segment, change, method, None, why)
+    with compiler() as context:
+        _check(context, method)
+        return _prepared(segment, change, method, context, why)
+
+
+def _pass(segment: Segment, change: Change, method: Method) -> str:
+    parts = stretches(segment, change)
+    count = len(segment.context) + sum(len(part.tokens) for part in parts)
+    if method.name == "block":
+        return f"computed anew behind the left context alone by a pass over {count} tokens"
+    spared = "; notes compile --influence spares it" if method.name == "selective" else ""
+    return f"ranked by a pass over {count} tokens of the corrected text{spared}"
+
+
+def _prepared(segment: Segment, change: Change, method: Method, context: Context | None, why: str) -> Prepared:
+    if method.name == "block":
+        return Prepared(blocks=_computed(segment, stretches(segment, change), context), why=why)
+    effect = np.zeros(len(segment), np.float32)
+    if context:
+        effect = deviation(context, segment, change, FIRST_LAYERS if method.name == "blend" else None)
+    return Prepared(tuple(_highest(segment, change, effect, method.k)), why=why)
+
+
+def _computed(
+    segment: Segment, parts: Sequence[Stretch], context: Context | None
+) -> tuple[tuple[Stretch, Segment], ...]:
+    """Each stretch as a segment, compiled behind the left context alone; without rows if there is no context."""
+    tokens = [part.tokens for part in parts]
+    rows = list(prefill(context, segment.context, tokens, segment.row_type)) if context else [()] * len(parts)
+    plain = replace(segment, text="", base=len(segment.context), fields=(), influence={}, blocks=())
+    return tuple(
+        (part, replace(plain, tokens=part.tokens, layers=layers)) for part, layers in zip(parts, rows, strict=True)
+    )
+
+
+def _check(context: Context, method: Method) -> None:
+    """Raise UnsupportedError where this model's rows cannot be recomputed in place, or moved."""
+    if not method.touches or method.name == "recompute":
+        return
+    reason = context.supports("splice" if method.name == "block" else "rewrite")
+    if reason:
+        raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}. Use erratum or recompute")
+
+
+def lay_changed(
+    notebook: Notebook, segment: Segment, change: Change, method: Method, place: Place, prepared: Prepared
+) -> None:
+    """Lay the segment at the end of the notebook, amended by the method, for which it has been prepared.
 
     Raise UnsupportedError where this model's rows cannot be recomputed in place.
     """
-    reason = notebook.context.supports("rewrite") if method.touches and method.name != "recompute" else None
-    if reason:
-        raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}. Use erratum or recompute")
+    _check(notebook.context, method)
     if method.name == "recompute":
         notebook.append(change.tokens, "splice", segment.name, why="recomputed with the new value")
     elif method.name == "suffix":
         _suffix(notebook, segment, change, place)
+    elif method.name == "block":
+        _blocks(notebook, segment, prepared, place)
     else:
-        also = behind(segment, change, method.k) if method.name == "selective" else []
         start = len(notebook)
         place(notebook, segment)
+        if prepared.why:
+            _explain(notebook, prepared.why)
         if method.touches:
-            _patch(notebook, start, change.patches, also)
+            _patch(notebook, start, change.patches, prepared.also)
+
+
+def _explain(notebook: Notebook, why: str) -> None:
+    """Add to what the last piece says of itself."""
+    last = notebook.pieces[-1]
+    notebook.pieces[-1] = replace(last, why=f"{last.why}; {why}")
 
 
 def _suffix(notebook: Notebook, segment: Segment, change: Change, place: Place) -> None:
     """What stands before the first change is reused, everything from there on decoded: equal to a recompute."""
     first = change.patches[0].first
     if first:
-        place(notebook, head_of(segment, first))
+        place(notebook, segment.slice(0, first))
     notebook.append(change.tokens[first:], "splice", segment.name, why="decoded from the changed value on")
 
 
@@ -91,35 +201,50 @@ def _patch(notebook: Notebook, start: int, patches: Sequence[Patch], also: Seque
     notebook.replace(moved, [start + position for position in also])
 
 
+def _blocks(notebook: Notebook, segment: Segment, prepared: Prepared, place: Place) -> None:
+    """Lay what stands before, between and behind the new blocks as it is, and these in place of the old ones."""
+    done = 0
+    for part, block in prepared.blocks:
+        _lay_part(notebook, segment.slice(done, part.first), done, place)
+        start = len(notebook.pieces)
+        _lay_part(notebook, block, part.first, place)
+        numbers = " and ".join(map(str, part.blocks))
+        for index, piece in enumerate(notebook.pieces[start:], start):
+            if piece.how == "spliced":
+                why = f"block {numbers} of {len(segment.blocks)}, {prepared.why}"
+                notebook.pieces[index] = replace(piece, why=why, rewritten=piece.tokens)
+        done = part.last
+    _lay_part(notebook, segment.slice(done, len(segment)), done, place)
+
+
+def _lay_part(notebook: Notebook, part: Segment, first: int, place: Place) -> None:
+    """A part of a segment; only the first one has a seam, as the blocks behind it have been compiled alone, too."""
+    if len(part):
+        place(notebook, replace(part, context=notebook.tokens) if first else part)
+
+
 def behind(segment: Segment, change: Change, k: int) -> list[int]:
-    """The `k` tokens behind the first change on which it has the highest effect, as measured when it was compiled."""
-    first = change.patches[0].first
-    inside = {position for patch in change.patches for position in range(patch.first, patch.last)}
-    candidates = [position for position in range(first, len(segment)) if position not in inside]
+    """The `k` tokens behind the first change on which it has the highest effect, as measured when it was compiled.
+
+    Raise NotesError where that was not measured.
+    """
     if not segment.influence:
         raise NotesError(
             f"{segment.name} was compiled without the influence of its fields, which selective goes by. "
             "Compile it again with: notes compile --influence"
         )
-    effect = np.sum([segment.influence[name] for name in change.fields], axis=0)
-    ranked = sorted(candidates, key=lambda position: -float(effect[position]))
-    return sorted(ranked[:k])
+    return _highest(segment, change, np.sum([segment.influence[name] for name in change.fields], axis=0), k)
+
+
+def _highest(segment: Segment, change: Change, effect: NDArray[np.float32], k: int) -> list[int]:
+    first, inside = change.patches[0].first, change.inside
+    candidates = [position for position in range(first, len(segment)) if position not in inside]
+    return sorted(sorted(candidates, key=lambda position: -float(effect[position]))[:k])
 
 
 def rewritten(segment: Segment, change: Change, method: Method) -> int:
     """How many tokens the method recomputes in place at most: they need as many free cells meanwhile."""
-    if not method.touches or method.name in ("suffix", "recompute"):
+    if not method.touches or method.name in ("suffix", "block", "recompute"):
         return 0
     field = sum(len(patch.tokens) for patch in change.patches)
-    return min(len(segment), field + (method.k if method.name == "selective" else 0))
-
-
-def head_of(segment: Segment, count: int) -> Segment:
-    """The first tokens of a segment, with their rows."""
-    rows = tuple(
-        replace(
-            layer, k=layer.k[: segment.base - segment.first + count], v=layer.v[: segment.base - segment.first + count]
-        )
-        for layer in segment.layers
-    )
-    return replace(segment, tokens=np.asarray(segment.tokens[:count]), layers=rows)
+    return min(len(segment), field + (method.k if method.ranks else 0))

@@ -7,12 +7,14 @@ llama.cpp nor files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.identity import Identity
+from notes_cli.errors import EngineError
 
 Tokens = NDArray[np.int32]
 Rows = NDArray[np.float16] | NDArray[np.float32]
@@ -30,6 +32,10 @@ class LayerRows:
     k: Rows
     v: Rows
     part: str = "attention"
+
+    def cut(self, rows: slice) -> LayerRows:
+        """Some of the rows; nothing is copied."""
+        return replace(self, k=self.k[rows], v=self.v[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,8 @@ class Segment:
     whole: bool = False
     # By field: how much its value changes the rows of each token behind it, [n_tokens]; empty if not measured.
     influence: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    # The first token of each block, from 0 on, where parts were compiled independently; empty: all of it is one block.
+    blocks: tuple[int, ...] = ()
 
     @property
     def first(self) -> int:
@@ -79,3 +87,40 @@ class Segment:
     def nbytes(self) -> int:
         """Bytes of all K and V rows."""
         return sum(rows.k.nbytes + rows.v.nbytes for rows in self.layers)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Tokens [first, last) of each block; of all where it is one."""
+        return list(pairwise((*(self.blocks or (0,)), len(self))))
+
+    @property
+    def row_type(self) -> str:
+        """What its rows are kept in: f16, which serves a cache of any type but f32."""
+        return "f32" if "f32" in self.identity.kv_type else "f16"
+
+    def slice(self, first: int, last: int) -> Segment:
+        """Tokens [first, last) with their rows: a segment of its own, whose base has moved along. It is a part of a
+        text: text, fields, influence and blocks stay with the whole.
+
+        Rows that cannot be moved stay with those before them (`first` must be 0), and a recurrent state belongs to the
+        last token. Raise EngineError for a part that these do not allow, and for one that is not inside.
+        """
+        if not 0 <= first <= last <= len(self):
+            raise EngineError(f"{self.name} has {len(self)} tokens: [{first}, {last}) is no part of them")
+        part = last - first < len(self)
+        if part and ((self.whole and first) or any(rows.part == "state" for rows in self.layers)):
+            raise EngineError(f"the rows of {self.name} cannot be moved: no part can be taken out of them")
+        left = self.base - self.first  # rows of the left context, which stay before a first part
+        rows = slice(left + first if first else 0, left + last)
+        layers = [layer if layer.part == "state" else layer.cut(rows) for layer in self.layers]
+        return replace(
+            self,
+            text="",
+            tokens=self.tokens[first:last],
+            base=self.base + first,
+            context=np.concatenate([self.context, self.tokens[:first]]),
+            fields=(),
+            layers=tuple(layers),
+            influence={},
+            blocks=(),
+        )

@@ -34,6 +34,7 @@ class Card:
     base: int
     whole: bool  # the rows of the left context are there, too
     fields: tuple[FieldSpan, ...]
+    blocks: tuple[int, ...]  # the first token of each; empty: one block
     influence: bool  # whether the influence of the fields has been measured
     identity: Identity
     layers: int  # how many layers have rows
@@ -56,6 +57,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         "fields": json.dumps([asdict(span) for span in segment.fields], ensure_ascii=False),
         "base": segment.base,
         **({"first": 0} if segment.whole else {}),
+        **({"blocks": json.dumps(segment.blocks)} if segment.blocks else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -91,6 +93,7 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         base=base,
         whole=first is not None,
         fields=_fields(text("fields"), text("text"), len(tokens)),
+        blocks=_blocks(head.metadata.get("notes.blocks"), len(tokens), first is not None),
         influence=INFLUENCE in head.tensors,
         identity=Identity(**{part.name: text(f"identity.{part.name}") for part in fields_of(Identity)}),
         layers=len({name.split(".")[1] for name in layers.keys() - states}),
@@ -117,6 +120,22 @@ def _fields(encoded: str, text: str, n_tokens: int) -> tuple[FieldSpan, ...]:
     if not sound:
         raise FormatError("its fields do not fit its text")
     return spans
+
+
+def _blocks(encoded: object, n_tokens: int, whole: bool) -> tuple[int, ...]:
+    """The first token of each block. Without the key it is one."""
+    if encoded is None:
+        return ()
+    try:
+        starts: list[Any] = json.loads(str(encoded))
+        ends = [*starts[1:], n_tokens]
+        numbers = all(type(start) is int for start in starts)
+        sound = numbers and starts[0] == 0 and all(start < end for start, end in zip(starts, ends, strict=True))
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise FormatError("its blocks cannot be read") from error
+    if whole or not sound:
+        raise FormatError("its blocks do not fit its tokens")
+    return tuple(starts)
 
 
 def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:

@@ -85,6 +85,7 @@ def open_segment(path: Path) -> Segment:
             layers=_layers(data, head, len(card.tokens) + (card.base if card.whole else 0)),
             whole=card.whole,
             influence=_influence(data, head, card),
+            blocks=card.blocks,
         )
 
 

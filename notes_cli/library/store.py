@@ -174,12 +174,13 @@ def changes(
     context: Tokens | Sequence[int],
     whole: bool,
     influence: bool = False,
+    blocks: tuple[int, ...] | None = None,
 ) -> list[str]:
     """What has changed since the segment was compiled, in words; empty if it is up to date.
 
     `fields` are (name, value, start, end) of each place (Skill.fields are such), `context` the tokens that
     it would be compiled behind now, `whole` whether their rows would be kept, too, `influence` whether that of the
-    fields is wanted.
+    fields is wanted, `blocks` where they would begin; None if any will do.
     """
     found = list(card.identity.differences(identity))
     if card.text != text:
@@ -192,6 +193,8 @@ def changes(
         found.append("it was compiled behind another left context")
     if card.whole != whole:
         found.append("its rows can be moved now" if card.whole else "its rows cannot be moved any more")
+    if blocks is not None and card.blocks != blocks and card.text == text:
+        found.append(f"it was compiled in {len(card.blocks)} blocks" if card.blocks else "it was compiled in one block")
     if influence and card.fields and not card.influence:
         found.append("the influence of its fields has not been measured")
     return found

@@ -8,13 +8,19 @@ A field stands in a text in three ways:
 * declared in the front matter only: the one place where the value stands in the text as a whole word. With
   more than one such place the author must say which, by `{{date}}`.
 
+A field may be hoisted (`date: {value: 2026-06-01, hoist: true}` in the front matter): its value then stands on a
+line `date: 2026-06-01` at the end of the text, behind a blank line, and nowhere else. Lines that give it in the text
+are taken out, and every other place says its name instead: `[date]`. What a model concludes from it while reading then
+stands behind all the rest, so another value is a matter of the last few tokens: the edit method `suffix` decodes these
+alone and equals a recompute. Several hoisted fields have a line each, in the order of the front matter.
+
 It knows no files and no front matter: it gets the body of a skill and the declared values.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,14 +86,17 @@ def fill(text: str, holes: Iterable[Hole], values: Mapping[str, str]) -> tuple[s
     return "".join(parts), tuple(fields)
 
 
-def find_fields(body: str, declared: Mapping[str, str]) -> tuple[str, tuple[Field, ...], list[str]]:
-    """Find the fields of a skill's body and fill its placeholders.
+def find_fields(
+    body: str, declared: Mapping[str, str], hoisted: Collection[str] = ()
+) -> tuple[str, tuple[Field, ...], list[str]]:
+    """Find the fields of a skill's body and fill its placeholders. `hoisted`: those declared ones that go to its end.
 
     Return the text, its fields in the order in which they stand, and warnings. Raise SkillError for a
     placeholder without a value, a declared value that another line contradicts, or one that stands nowhere.
     """
+    body, end = _hoist(body, declared, hoisted)
     lines, warnings = _line_fields(body, declared)
-    marks = [_placeholder(match) for match in PLACEHOLDER.finditer(body)]
+    marks = [_placeholder(match, hoisted if match.start() < end else ()) for match in PLACEHOLDER.finditer(body)]
     values = dict(declared) | {
         name: body[hole.start : hole.end] for name, found in lines.items() for hole in found
     }
@@ -106,6 +115,44 @@ def find_fields(body: str, declared: Mapping[str, str]) -> tuple[str, tuple[Fiel
             holes.append(only)
     text, fields = fill(body, [*holes, *marks], values)
     return text, fields, warnings
+
+
+def _hoist(body: str, declared: Mapping[str, str], hoisted: Collection[str]) -> tuple[str, int]:
+    """The body with a placeholder for each hoisted field on a line of its own at the end, and where these begin.
+
+    A line that contradicts the declared value stays, and is refused as any other is.
+    """
+    if not hoisted:
+        return body, len(body)
+    for name in hoisted:
+        body = _mark(body, name, declared[name])
+    code = [match.span() for match in FENCE.finditer(body)]
+    for match in reversed([*FIELD_LINE.finditer(body)]):
+        name, inside = match["key"], any(first <= match.start() < last for first, last in code)
+        if name in hoisted and not inside and _gives(match["value"], name, declared[name]):
+            before, after = body[: match.start()], body[match.end() + 1 :]
+            alone = (not before or before.endswith("\n\n")) and after.startswith("\n")
+            body = before + (after[1:] if alone else after)
+    body = body.strip()
+    lines = "\n".join(f"{name}: {{{{{name}}}}}" for name in hoisted)
+    return (f"{body}\n\n{lines}" if body else lines), len(body)
+
+
+def _mark(body: str, name: str, value: str) -> str:
+    """The body with a placeholder where a declared value stands, if neither a line nor a placeholder says where that
+    is. It need not stand anywhere."""
+    marked = any(not match[1] and match[2] == name for match in PLACEHOLDER.finditer(body))
+    lined = any(match["key"] == name for match in FIELD_LINE.finditer(body))
+    if marked or lined or not _places(body, value):
+        return body
+    only = _only_place(body, name, value)
+    return f"{body[: only.start]}{{{{{name}}}}}{body[only.end :]}"
+
+
+def _gives(text: str, name: str, value: str) -> bool:
+    """Whether what stands behind `name:` is its value, or its placeholder."""
+    mark = PLACEHOLDER.fullmatch(text)
+    return text == value or (mark is not None and not mark[1] and mark[2] == name)
 
 
 def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list[Hole]], list[str]]:
@@ -134,14 +181,22 @@ def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list
     return found, warnings
 
 
-def _placeholder(match: re.Match[str]) -> Hole:
-    escaped = match[1] is not None
-    return Hole(match.start(), match.end(), "" if escaped else match[2], match[0][1:] if escaped else "")
+def _placeholder(match: re.Match[str], hoisted: Collection[str]) -> Hole:
+    """The hole of a placeholder. Where its value does not stand here but at the end, its name does."""
+    if match[1] is not None:
+        return Hole(*match.span(), "", match[0][1:])
+    name = match[2]
+    return Hole(*match.span(), "", f"[{name}]") if name in hoisted else Hole(*match.span(), name)
+
+
+def _places(body: str, value: str) -> list[tuple[int, int]]:
+    """Where the value stands as a whole word."""
+    return [match.span() for match in re.finditer(rf"(?<![\w-]){re.escape(value)}(?![\w-])", body)]
 
 
 def _only_place(body: str, name: str, value: str) -> Hole:
     """Where a declared value stands, as a whole word. Raise SkillError unless that is one place."""
-    places = [match.span() for match in re.finditer(rf"(?<![\w-]){re.escape(value)}(?![\w-])", body)]
+    places = _places(body, value)
     if len(places) != 1:
         often = f"{len(places)} times" if places else "nowhere"
         raise SkillError(

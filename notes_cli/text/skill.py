@@ -95,7 +95,7 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
     if len(description) > MAX_DESCRIPTION:
         warnings.append(f"{source}: the description is longer than {MAX_DESCRIPTION} characters")
     try:
-        body, fields, more = find_fields(body, _declared(header))
+        body, fields, more = find_fields(body, *_declared(header))
     except SkillError as error:
         raise SkillError(f"{source}: {error}") from None
     warnings += [f"{source}: {warning}" for warning in more]
@@ -163,16 +163,34 @@ def _string(header: dict[str, Any], key: str, source: str) -> str:
     return value.strip()
 
 
-def _declared(header: dict[str, Any]) -> dict[str, str]:
-    """The values under `fields:` in the front matter."""
+def _declared(header: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The values under `fields:` in the front matter, and which of the fields are hoisted."""
     declared = header.get("fields", "")
     if declared == "":
-        return {}
+        return {}, []
     if not isinstance(declared, dict):
         raise SkillError("fields in the front matter must be `name: value` lines")
+    values, hoisted = {}, []
     for name, value in declared.items():
         if not isinstance(name, str) or not FIELD_NAME.fullmatch(name):
             raise SkillError(f"field name {name!r} must be a word of letters, digits, _ and -")
+        if isinstance(value, dict):
+            value, hoist = _mapping(name, value)
+            hoisted += [name] if hoist else []
         if not isinstance(value, str):
             raise SkillError(f"the value of field {name!r} must be text or a number")
-    return {name: clean_value(name, value) for name, value in declared.items()}
+        values[name] = clean_value(name, value)
+    return values, hoisted
+
+
+def _mapping(name: str, given: dict[str, Any]) -> tuple[Any, bool]:
+    """Value and `hoist` of a field that is written as `{value: ..., hoist: true}`."""
+    for key in given:
+        if key not in ("value", "hoist"):
+            raise SkillError(f"field {name!r} has an unknown key {key!r} in the front matter. Known: value, hoist")
+    hoist = given.get("hoist", "false")
+    if hoist not in ("true", "false"):
+        raise SkillError(f"hoist of field {name!r} must be true or false, not {hoist!r}")
+    if "value" not in given:
+        raise SkillError(f"field {name!r} has no value in the front matter. Write {{value: ..., hoist: {hoist}}}")
+    return given["value"], hoist == "true"

@@ -2,10 +2,16 @@
 
 Only the skill's own rows are kept: its first token is then no attention sink, and the segment fits anywhere. Where rows
 cannot be moved, those of the left context are kept with them, and the segment fits the start of a prompt.
+
+In blocks, each part is prefilled behind the left context alone and moved to its place. It has not seen the parts before
+it; for that, a change of the text is a prefill of the parts that it is in: the others are taken from the file that is
+there, and rounded once more where they stand elsewhere now. No token at a block's start is repaired: it would depend on
+the block before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,13 +20,15 @@ from numpy.typing import NDArray
 
 import notes_cli
 from notes_cli.editing.influence import influence
+from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook, Progress
-from notes_cli.engine.segment import FieldSpan, Segment, Tokens
-from notes_cli.errors import SegmentError, UnsupportedError
-from notes_cli.library.container import peek, write_segment
+from notes_cli.engine.segment import FieldSpan, LayerRows, Segment, Tokens
+from notes_cli.errors import SegmentError, SkillError, UnsupportedError
+from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.store import changes
+from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.skill import Skill
 from notes_cli.text.spans import token_span
 from notes_cli.work.workspace import Workspace
@@ -33,31 +41,84 @@ class Compiled:
     path: Path
     tokens: int
     reasons: tuple[str, ...]
+    blocks: int = 1
+    fresh: int = 0  # blocks that were prefilled; the others were there already
 
 
 def compile_skill(
-    workspace: Workspace, skill: Skill, progress: Progress | None = None, *, measure: Progress | None = None
+    workspace: Workspace,
+    skill: Skill,
+    progress: Progress | None = None,
+    *,
+    measure: Progress | None = None,
+    blocks: Blocks | None = None,
+    known: Segment | None = None,
 ) -> Segment:
     """Prefill the skill and read its rows. Raise UnsupportedError where this model's rows cannot be kept.
 
-    `measure`: also measure the influence of each field, a prefill a field; it is told how many are done.
+    `measure`: also measure the influence of each field, a prefill a field; it is told how many are done. `blocks`: in
+    so many parts, or one a heading, each on its own; those that `known` has are taken from there.
     """
     if measure is not None:  # another value may be longer
         tokens = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
         workspace.make_room(tokens + 8 * len(skill.fields))
-    segment = plan(workspace, skill)
+    segment = plan(workspace, skill, blocks)
     with workspace.compiler() as context:
-        notebook = Notebook(context)
-        notebook.append(segment.context)
-        notebook.flush()
-        notebook.append(segment.tokens)
-        notebook.flush(progress)
-        dtype = "f32" if "f32" in segment.identity.kv_type else "f16"
-        rows = context.read(0, segment.first, len(notebook) - segment.first, base=segment.first, dtype=dtype)
+        if segment.blocks:
+            rows = _in_blocks(context, segment, _reused(context, segment, known), progress)
+        else:
+            rows = _in_one(context, segment, progress)
         segment = replace(segment, layers=rows)
         if measure is not None:
             segment = replace(segment, influence=_influence(context, segment, measure))
     return segment
+
+
+def _in_one(context: Context, segment: Segment, progress: Progress | None) -> tuple[LayerRows, ...]:
+    notebook = Notebook(context)
+    notebook.append(segment.context)
+    notebook.flush()
+    notebook.append(segment.tokens)
+    notebook.flush(progress)
+    first = segment.first
+    return context.read(0, first, len(notebook) - first, base=first, dtype=segment.row_type)
+
+
+def _in_blocks(
+    context: Context, segment: Segment, known: Sequence[Segment | None], progress: Progress | None
+) -> tuple[LayerRows, ...]:
+    """Prefill the blocks that are not known, put all of them side by side, and read the whole."""
+    parts = [segment.tokens[first:last] for first, last in segment.spans]
+    new = [tokens for tokens, part in zip(parts, known, strict=True) if part is None]
+    plain = replace(segment, fields=(), influence={}, blocks=())
+    rows = prefill(context, segment.context, new, segment.row_type, progress) if new else iter(())
+    blocks = [
+        part or replace(plain, tokens=tokens, layers=next(rows)) for tokens, part in zip(parts, known, strict=True)
+    ]
+    context.clear()
+    notebook = Notebook(context)
+    notebook.append(segment.context)
+    for block in blocks:
+        notebook.splice(block)
+    return context.read(0, segment.base, len(segment), base=segment.base, dtype=segment.row_type)
+
+
+def _reused(context: Context, segment: Segment, known: Segment | None) -> list[Segment | None]:
+    """For each block one of the known segment with the same tokens, compiled in the same way, that can stand here."""
+    if known is None or not _alike(known, segment):
+        return [None] * len(segment.blocks)
+    found = {known.tokens[first:last].tobytes(): known.slice(first, last) for first, last in known.spans}
+    reused = []
+    for first, last in segment.spans:
+        part = found.get(segment.tokens[first:last].tobytes())
+        fits = part and context.can_move(part.base, segment.base + first, len(part)) is None
+        reused.append(part if fits else None)
+    return reused
+
+
+def _alike(known: Segment, segment: Segment) -> bool:
+    same_left = np.array_equal(known.context, segment.context)
+    return same_left and not known.whole and not known.identity.differences(segment.identity)
 
 
 def _influence(context: Context, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
@@ -69,17 +130,51 @@ def _influence(context: Context, segment: Segment, measure: Progress) -> dict[st
     return found
 
 
-def plan(workspace: Workspace, skill: Skill) -> Segment:
+def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Segment:
     """What compiling the skill would give, without its rows: enough to lay out a dry run."""
     tokens, left = workspace.model.tokenize(skill.text), workspace.left_context
     workspace.make_room(len(left) + len(tokens))
     check_support(workspace, skill.name)
     fields = field_spans(workspace.model, skill, tokens)
-    return Segment(
+    segment = Segment(
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
         whole=_whole(workspace),
     )
+    return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
+
+
+def _cut(workspace: Workspace, segment: Segment, blocks: Blocks) -> Segment:
+    """The plan in blocks. Raise UnsupportedError where rows cannot be moved, SkillError without a place to cut."""
+    pieces = [workspace.model.piece(int(token)) for token in segment.tokens]
+    try:
+        starts = block_starts(segment.text, pieces, blocks)
+    except SkillError as error:
+        raise SkillError(f"{segment.name}: {error}") from None
+    segment = replace(segment, blocks=starts)
+    for first, last in segment.spans:
+        reason = workspace.context.can_move(segment.base, segment.base + first, last - first)
+        if reason:
+            raise UnsupportedError(f"{segment.name} cannot be compiled in blocks: {reason}")
+    return segment
+
+
+def block_warnings(workspace: Workspace, skill: Skill, blocks: Blocks) -> list[str]:
+    """What is to be said before the skill is compiled in blocks. Raises what `plan` raises."""
+    segment = plan(workspace, skill, blocks)
+    texts = [workspace.model.text(segment.tokens[first:last]) for first, last in segment.spans]
+    stands: dict[str, set[int]] = {}
+    for field in segment.fields:
+        at = {number for number, (first, last) in enumerate(segment.spans) if first <= field.first < last}
+        stands.setdefault(field.name, set()).update(at)
+    warnings = references(texts, stands)
+    if blocks != "headings" and len(texts) < blocks:
+        warnings.insert(0, f"{_blocks(len(texts))}, not {blocks}: there is no other line to cut the text at")
+    return warnings
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"
 
 
 def _whole(workspace: Workspace) -> bool:
@@ -103,19 +198,21 @@ def compile_to_library(
     progress: Progress | None = None,
     output: Path | None = None,
     measure: Progress | None = None,
+    blocks: Blocks | None = None,
 ) -> Compiled:
     """Compile the skill into the library (or to `output`) unless what is there is up to date.
 
+    `blocks`: 1 for one block; None for one where it must be compiled, and any where it is up to date but for them.
     Raise SegmentError if `output` is a file that is no segment, unless `force` says to write over it.
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
     if output is not None:
         if output.exists() and not force:
             _check_is_segment(output)
-        return _compile_to(workspace, skill, output, force, progress, measure)
+        return _compile_to(workspace, skill, output, force, progress, measure, blocks)
     check_support(workspace, skill.name)
     with workspace.library.compiling(skill.name, workspace.identity) as path:
-        return _compile_to(workspace, skill, path, force, progress, measure)
+        return _compile_to(workspace, skill, path, force, progress, measure, blocks)
 
 
 def _compile_to(
@@ -125,13 +222,26 @@ def _compile_to(
     force: bool,
     progress: Progress | None,
     measure: Progress | None,
+    blocks: Blocks | None,
 ) -> Compiled:
-    reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measure is not None)
+    measured = measure is not None
+    reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measured, blocks=blocks)
     if not reasons:
-        return Compiled(path, len(peek(path).tokens), ())
-    segment = compile_skill(workspace, skill, progress, measure=measure)
+        card = peek(path)
+        return Compiled(path, len(card.tokens), (), max(1, len(card.blocks)))
+    known = None if force or blocks in (None, 1) else _known(path)
+    segment = compile_skill(workspace, skill, progress, measure=measure, blocks=blocks, known=known)
+    fresh = _reused(workspace.context, segment, known).count(None)
     write_segment(path, segment, writer=f"notes {notes_cli.__version__}")
-    return Compiled(path, len(segment), tuple(reasons))
+    return Compiled(path, len(segment), tuple(reasons), max(1, len(segment.blocks)), fresh if segment.blocks else 1)
+
+
+def _known(path: Path) -> Segment | None:
+    """What was compiled before, if it can be read."""
+    try:
+        return open_segment(path)
+    except SegmentError:
+        return None
 
 
 def _check_is_segment(path: Path) -> None:
@@ -144,10 +254,12 @@ def _check_is_segment(path: Path) -> None:
         ) from error
 
 
-def stale(workspace: Workspace, skill: Skill, path: Path, *, measured: bool = False) -> list[str]:
+def stale(
+    workspace: Workspace, skill: Skill, path: Path, *, measured: bool = False, blocks: Blocks | None = None
+) -> list[str]:
     """Why the file at `path` is not this skill compiled for this workspace, in words; empty if it is.
 
-    `measured`: the influence of its fields must be there, too.
+    `measured`: the influence of its fields must be there, too. `blocks`: it must be compiled in these; None: in any.
     """
     if not path.exists():
         return ["it has not been compiled yet"]
@@ -164,6 +276,7 @@ def stale(workspace: Workspace, skill: Skill, path: Path, *, measured: bool = Fa
         context=workspace.left_context,
         whole=_whole(workspace),
         influence=measured,
+        blocks=None if blocks is None else plan(workspace, skill, blocks).blocks,
     )
 
 

@@ -111,6 +111,48 @@ def test_another_model_has_a_file_of_its_own(
     assert open_segment(other).identity.architecture == "qwen2"
 
 
+def test_in_blocks(notes: Notes, skill: Path) -> None:
+    """A number or headings; what is unchanged is taken over; what refers to another block is warned of."""
+    skill.write_text("# One\n\ndate: 2026-06-01\n\n# Two\n\nBefore the date.\n\n# Three\n\nElse not.\n")
+    first = notes("compile", skill, "--blocks", "headings")
+    assert first.code == 0 and "(it has not been compiled yet; 3 of 3 blocks compiled)" in first.err
+    assert "warning: block 2 refers to date, which stands in block 1" in first.err
+    assert open_segment(Path(first.out.strip())).blocks == (0, 25, 50)
+    assert "(up to date, in blocks)" in notes("compile", skill, "--blocks", "headings").err
+    skill.write_text(skill.read_text().replace("Else", "Or else"))
+    again = notes("compile", skill, "--blocks", "headings")
+    assert "(the text has changed; 1 of 3 blocks compiled)" in again.err and again.out == first.out
+    assert "blocks, not 3" not in notes("compile", skill, "--blocks", "3").err
+    assert "blocks, not 60: there is no other line" in notes("compile", skill, "--blocks", "60").err
+    assert "blocks)" in notes("compile", skill).err and open_segment(Path(first.out.strip())).blocks == ()
+
+
+def test_inspect_shows_blocks(notes: Notes, skill: Path) -> None:
+    """Where each begins; nothing of one block."""
+    assert notes("compile", skill, "--blocks", 2).code == 0
+    blocks = notes("inspect", "returns", "--json").json[0]["blocks"]
+    assert f"blocks       2, from tokens 0, {blocks[1]} on" in notes("inspect", "returns").out and blocks[0] == 0
+    assert notes("compile", skill).code == 0
+    assert notes("inspect", "returns", "--json").json[0]["blocks"] == []
+    assert "\nblocks" not in notes("inspect", "returns").out
+
+
+@pytest.mark.parametrize("blocks", ["1", "65", "0", "-3", "x", "", "2.5", "Headings"])
+def test_no_such_blocks(notes: Notes, skill: Path, blocks: str) -> None:
+    """2 to 64, or headings: else wrong usage, in a line."""
+    outcome = notes("compile", skill, "--blocks", blocks)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "is neither a whole number from 2 to 64 nor the word headings" in outcome.err
+
+
+def test_blocks_without_headings(notes: Notes, skill: Path) -> None:
+    """A text that has none is refused, with what to give instead."""
+    skill.write_text("date: 1\n\nNo headings.")
+    outcome = notes("compile", skill, "--blocks", "headings")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert "returns: there are no headings to cut it at. Give a number of blocks" in outcome.err
+
+
 def test_a_damaged_file_is_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
     """A segment that cannot be read is replaced, and the reason is said."""
     compiled.write_bytes(compiled.read_bytes()[:500])

@@ -15,7 +15,7 @@ from notes_cli.library.container import open_segment, peek
 from .conftest import TEXT, Notes, run_here
 
 SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
-METHODS = ["stale", "erratum", "field", "field+erratum", "selective", "selective@3", "suffix", "recompute"]
+METHODS = ["stale", "erratum", "field", "field+erratum", "selective", "selective@3", "blend@3", "suffix", "recompute"]
 ASK = ("ask", "Why?", "--splice", "returns")
 FIELD = ("--field", "date=2026-07-01")
 
@@ -34,7 +34,7 @@ def test_explain_tells_what_is_then_done(notes: Notes, influenced: Path, method:
     """For every method: tokens and pieces of the dry run are those of the run."""
     ask = (*ASK, *FIELD, "--method", method, *extra, "--json")
     told, done = notes(*ask, "--explain").json, notes(*ask, "-n", 1).json
-    del done["tokens"]["answer"]
+    del done["tokens"]["answer"], done["tokens"]["reasoning"]
     assert told["tokens"] == done["tokens"]
     assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
 
@@ -47,6 +47,7 @@ def test_explain_tells_what_is_then_done(notes: Notes, influenced: Path, method:
         ("field", SKILL_TOKENS, 10, False),
         ("field+erratum", SKILL_TOKENS, 10, True),
         ("selective@3", SKILL_TOKENS, 13, False),
+        ("blend@3", SKILL_TOKENS, 13, False),
         ("suffix", TEXT.index("2026-06-01"), 0, False),
         ("recompute", 0, 0, False),
     ],
@@ -64,8 +65,8 @@ def test_tokens_are_counted_by_what_was_done(
         assert line[-1].endswith(f"{rewritten} in place of spliced ones)")
 
 
-def test_the_default_is_an_erratum(notes: Notes, compiled: Path) -> None:
-    """--field alone is --erratum: the same tokens and the same probabilities; it may be worded and repeated."""
+def test_a_model_that_was_not_measured_gets_an_erratum(notes: Notes, compiled: Path) -> None:
+    """--field alone is --erratum then: the same tokens and the same probabilities; it may be worded and repeated."""
     ask = (*ASK, "--choices", "a,b", "--wording", "line", "--json")
     field = notes(*ask, *FIELD, "--field", "tier=basic").json
     erratum = notes(*ask, "--erratum", "date=2026-07-01", "--erratum", "tier=basic").json
@@ -95,7 +96,8 @@ def test_no_splice_is_the_reference_of_each(notes: Notes, influenced: Path) -> N
 def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
     """Nothing is edited."""
     ask = (*ASK, "--explain", "--json")
-    assert notes(*ask, "--field", "tier=gold", "--method", "field").json == notes(*ask).json
+    edited = notes(*ask, "--field", "tier=gold", "--method", "field").json
+    assert edited == {**notes(*ask).json, "method": "field"}
 
 
 @pytest.mark.parametrize(
@@ -107,9 +109,9 @@ def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
         (("--field", ""), 1, "'' is not a field and its value"),
         (("--field", "date="), 1, "field 'date' has no value"),
         (("--field", "date=a\nb"), 1, "more than one line"),
-        ((*FIELD, "--method", "magic"), 1, "no edit method 'magic'. Known: stale, field, selective"),
+        ((*FIELD, "--method", "magic"), 1, "no edit method 'magic'. Known: stale, field, selective, blend"),
         ((*FIELD, "--method", "selective@0"), 1, "no edit method 'selective@0'"),
-        ((*FIELD, "--method", "selective"), 1, "Compile it again with: notes compile --influence"),
+        ((*FIELD, "--method", "block"), 1, "Compile it again with: notes compile --blocks"),
         (("--method", "field"), 2, "--method says how --field amends the cache: give --field NAME=VALUE, too"),
     ],
 )
@@ -143,6 +145,33 @@ def test_compile_measures_the_influence(notes: Notes, compiled: Path, skill: Pat
     assert compiled.read_bytes() == before
 
 
+@pytest.mark.parametrize("method", ["selective@3", "blend@3"])
+def test_what_a_ranking_costs(notes: Notes, compiled: Path, method: str) -> None:
+    """Without a measured influence the pass is told of, in the dry run as in the run; both recompute as much."""
+    ask = (*ASK, *FIELD, "--method", method, "--json")
+    told, done = notes(*ask, "--explain").json, notes(*ask, "-n", 1).json
+    reasons = [piece["why"] for piece in done["pieces"] if piece["rewritten"]]
+    assert len(reasons) == 1 and "ranked by a pass over" in reasons[0]
+    assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
+    assert done["tokens"]["rewritten"] == 13
+
+
+def test_a_block_is_computed_anew(notes: Notes, skill: Path) -> None:
+    """Compiled in blocks, an edit computes the field's and moves the others; said in the pieces and in the counts."""
+    assert notes("compile", skill, "--blocks", 3).code == 0
+    ask = (*ASK, "--field", "date=the first of July", "--method", "block", "--json")
+    told, done, full = (
+        notes(*ask, "--explain").json,
+        notes(*ask, "-n", 1).json,
+        notes(*ask, "--no-splice", "-n", 1).json,
+    )
+    assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
+    (block,) = [piece for piece in done["pieces"] if piece["rewritten"]]
+    assert block["why"].startswith("block 2 of 3, computed anew behind the left context alone")
+    assert done["tokens"]["rewritten"] == block["tokens"] and done["tokens"]["spliced"] == SKILL_TOKENS + 7
+    assert full["tokens"]["total"] == done["tokens"]["total"]
+
+
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"])
 def test_recurrent_models(
     make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, skill: Path, kind: str
@@ -153,12 +182,22 @@ def test_recurrent_models(
     for method in ("erratum", "recompute", "stale"):
         done = run_here(*ASK, *FIELD, "--method", method, "-n", 2, "--json")
         assert done.code == 0 and (done.json["tokens"]["spliced"] == 0) == (method == "recompute")
-    for method in ("field", "field+erratum", "selective@2", "suffix"):
+    for method in ("field", "field+erratum", "selective@2", "blend@2", "suffix", "block"):
         for extra in ((), ("--explain",)):
             outcome = run_here(*ASK, *FIELD, "--method", method, *extra)
             assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
             assert f"the edit method {method.partition('@')[0]} is not possible: this model has rec" in outcome.err
             assert "Use erratum or recompute" in outcome.err
+
+
+def test_blocks_of_recurrent_models(
+    make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, skill: Path
+) -> None:
+    """Nothing can be moved there: said in a line, and nothing is written."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
+    outcome = run_here("compile", skill, "--blocks", 2)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert "returns cannot be compiled in blocks: this model has recurrent" in outcome.err
 
 
 # ---- the model that ships: it must really decide by the new value
@@ -181,3 +220,25 @@ def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, questio
         assert run_here(*ask, "stale", *system).out.strip() == old
         for method in ("erratum", "field+erratum", "suffix", "recompute"):
             assert run_here(*ask, method, *system).out.strip() == new
+
+
+HOISTED = "---\nname: returns\nfields:\n  {}: {{value: {}, hoist: true}}\n---\n{}"
+
+
+@pytest.mark.parametrize("question", CASES)
+def test_decisions_by_blocks_and_hoisted_fields(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, question: str) -> None:
+    """The block with the fields computed anew, or the value at the end of the text, decoded: the new decision."""
+    field, old, new = CASES[question]
+    name = field.partition("=")[0]
+    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
+    text = (resource("skills") / "returns" / "SKILL.md").read_text()
+    value = text.partition(f"\n{name}: ")[2].partition("\n")[0]
+    hoisted = tmp_path / "hoisted.md"
+    hoisted.write_text(HOISTED.format(name, value, text.split("---\n", 2)[2]))
+    for method, compiling in (("block", (resource("skills") / "returns", "--blocks", 3)), ("suffix", (hoisted,))):
+        assert run_here("compile", *compiling).code == 0
+        ask = ("ask", question, "--splice", "returns", "--choices", f"{old},{new}", "--json")
+        for system in ((), ("-s", "You work for Harbor Books.")):
+            assert run_here(*ask, *system).json["choice"] == old
+            edited = run_here(*ask, "--field", field, "--method", method, *system).json
+            assert edited["choice"] == new and edited["tokens"]["spliced"] > 80

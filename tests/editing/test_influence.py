@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date, timedelta
 
 import numpy as np
 import pytest
@@ -33,17 +34,26 @@ def touched(segment: Segment, name: str) -> list[int]:
 @pytest.mark.parametrize(
     ("value", "other"),
     [
-        ("2026-06-01", "2021-01-06"),
-        ("120", "125"),
+        ("2026-06-01", "2021-01-05"),
+        ("2026-05-12", "2021-09-07"),
+        ("120", "115"),
+        ("100", "105"),
         ("9", "4"),
         ("gold", "other"),
         ("other", "another"),
-        ("up to 5", "up to 0"),
+        ("up to 5", "up to 9"),
     ],
 )
 def test_the_other_value(value: str, other: str) -> None:
     """Of the same kind, of the same length where it is a number, and never the value itself."""
     assert counterfactual(value) == other
+
+
+def test_another_date_is_one() -> None:
+    """Of every day of a leap year: one that is in no calendar would be read as noise."""
+    days = [date(2024, 1, 1) + timedelta(day) for day in range(366)]
+    others = [date.fromisoformat(counterfactual(day.isoformat())) for day in days]
+    assert all(day != other for day, other in zip(days, others, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3", "gpt2", "lfm2"])
@@ -64,7 +74,7 @@ def test_it_is_what_another_value_does_to_the_rows(open_workspace: OpenWorkspace
     """The mean over the layers of how far V is from that of the skill compiled with the other value."""
     workspace = open_workspace(kv="f32")
     segment = measured(workspace, skill)
-    other = compile_skill(workspace, with_values(skill, {"date": "2021-01-06"}))
+    other = compile_skill(workspace, with_values(skill, {"date": "2021-01-05"}))
     far = np.mean(
         [
             np.linalg.norm(a.v - b.v, axis=1) / np.linalg.norm(a.v, axis=1)

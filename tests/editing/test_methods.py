@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from notes_cli.editing.change import change
-from notes_cli.editing.methods import Method
-from notes_cli.engine.notebook import Notebook
+from notes_cli.editing.change import change, stretches
+from notes_cli.editing.influence import deviation
+from notes_cli.editing.methods import Method, behind, prepare
+from notes_cli.engine.notebook import Notebook, Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, UnsupportedError
-from notes_cli.text.skill import Skill, with_values
+from notes_cli.text.skill import Skill, parse_skill, with_values
 from notes_cli.work.compiling import compile_skill
 from notes_cli.work.prompting import Prompt, lay
 from notes_cli.work.workspace import Workspace
@@ -24,7 +25,7 @@ from .conftest import OpenWorkspace, measured, skill_of
 BOUND = {"f32": 1e-6, "f16": 1e-5}
 QUESTION = "Why?"
 NEW = {"date": "2026-07-01"}
-TOUCHING = ["field", "selective@4", "field+erratum"]
+TOUCHING = ["field", "selective@4", "blend@4", "field+erratum"]
 
 
 @dataclass
@@ -114,8 +115,13 @@ def test_in_place_the_named_rows_change_alone(
     field = field_positions(segment, plain.start)
     differs = plain.book.tokens[field] != edited.book.tokens[field]
     first = field[int(differs.argmax())]
-    ranked = np.argsort(-segment.influence["date"], kind="stable") + plain.start
-    more = ranked[:4].tolist() if "selective" in method else []
+    effect = segment.influence["date"]
+    if "blend" in method:
+        found = change(workspace.model, segment, NEW)
+        assert found is not None
+        with workspace.compiler() as context:
+            effect = deviation(context, segment, found, 2)
+    more = (np.argsort(-effect, kind="stable")[:4] + plain.start).tolist() if "@" in method else []
     changed = np.flatnonzero(~same_rows(edited, plain, plain.end)).tolist()
     assert [at for at in changed if at not in field] == sorted(more)
     assert {at for at in field if at >= first} <= set(changed)
@@ -163,6 +169,31 @@ def test_selective_counts_influence_of_changed_fields_alone(workspace: Workspace
     assert same_rows(both, date, date.end).all()
 
 
+@pytest.mark.parametrize("method", ["selective@4", "blend@4"])
+def test_ranked_when_it_is_edited(workspace: Workspace, segment: Segment, skill: Skill, method: str) -> None:
+    """Without a measured influence: the tokens whose V is farthest from the corrected text's, and what that cost."""
+    plain = replace(segment, influence={})
+    old, new = (rows_by_layer(compile_skill(workspace, text)) for text in (skill, with_values(skill, NEW)))
+    far = np.linalg.norm(new - old, axis=2) / np.linalg.norm(old, axis=2)
+    layers = 2 if method == "blend@4" else None
+    field = segment.fields[0].last
+    wanted = np.sort(np.argsort(-far[:layers, field:].mean(axis=0), kind="stable")[:4] + field)
+    found = change(workspace.model, segment, NEW)
+    assert found is not None
+    prepared = prepare(workspace.compiler, plain, found, Method.parse(method))
+    assert list(prepared.also) == wanted.tolist()
+    count = len(segment.context) + len(found.tokens)
+    assert f"ranked by a pass over {count} tokens of the corrected text" in prepared.why
+    assert ("notes compile --influence spares it" in prepared.why) == (method == "selective@4")
+    book = laid(workspace, plain, method, NEW).book
+    assert prepared.why in next(piece.why for piece in book.pieces if piece.rewritten)
+
+
+def rows_by_layer(segment: Segment) -> NDArray[np.float32]:
+    """V, [layers, tokens, columns]."""
+    return np.stack([rows.v.astype(np.float32) for rows in segment.layers])
+
+
 # ---- from the field on, or all of it
 
 
@@ -193,6 +224,106 @@ def test_recompute_behind_another_text(workspace: Workspace, segment: Segment) -
     suffix = laid(workspace, segment, "suffix", NEW, "Be kind.")
     assert suffix.book.tokens.tolist() == wanted.book.tokens.tolist()
     assert suffix.book.count("spliced") == segment.fields[0].first - suffix.book.count("seam") > 0
+
+
+# ---- a value at the end of the text
+
+
+@pytest.mark.parametrize("value", ["2026-07-01", "1 May", "the first of July, in the year 2026"])
+def test_a_hoisted_field_is_decoded_alone(workspace: Workspace, value: str) -> None:
+    """Its suffix is its value: so many tokens, and the logits of a recompute."""
+    text = "---\nfields:\n  date: {value: 2026-06-01, hoist: true}\n---\nReturns before {{date}} are accepted."
+    segment = compile_skill(workspace, parse_skill(text, source="s", default="s"))
+    found, wanted = (laid(workspace, segment, name, {"date": value}) for name in ("suffix", "recompute"))
+    assert workspace.model.text(found.book.tokens[: found.end]).endswith(f"[date] are accepted.\n\ndate: {value}")
+    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
+    again = [piece for piece in found.book.pieces if piece.kind == "splice" and piece.how == "decoded"]
+    assert [piece.tokens for piece in again] == [len(value)]  # a byte a token
+
+
+# ---- blocks
+
+
+BLOCKS = "# When\n\nuntil {{x}}\n\n# What\n\nfor {{y}} only\n\n# How\n\nby {{x}} mail"
+OLD = {"x": "1 June", "y": "books"}
+
+
+def in_blocks(workspace: Workspace, **values: str) -> Segment:
+    return compile_skill(workspace, skill_of(BLOCKS, **{**OLD, **values}), blocks="headings")
+
+
+@pytest.mark.parametrize("system", [None, "Be kind."])
+@pytest.mark.parametrize("value", ["tools", "the tools", "ink"])
+def test_a_block_is_as_compiled_from_the_corrected_text(workspace: Workspace, value: str, system: str | None) -> None:
+    """Rows of a compile in the same blocks, whatever the length; rows of other blocks are those that were there."""
+    segment, corrected = in_blocks(workspace), in_blocks(workspace, y=value)
+    plain, found = laid(workspace, segment, system=system), laid(workspace, segment, "block", {"y": value}, system)
+    wanted = laid(workspace, corrected, system=system)
+    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert nmse(found.rows, wanted.rows) < BOUND[workspace.options.type_k]
+    assert nmse(found.logits, wanted.logits) < 10 * BOUND[workspace.options.type_k]
+    (first, last), moved = corrected.spans[1], len(corrected) - len(segment)
+    again = [piece for piece in found.book.pieces if piece.rewritten]
+    assert [(piece.position - found.start, piece.tokens) for piece in again] == [(first, last - first)]
+    assert again[0].rewritten == last - first and again[0].why.startswith("block 2 of 3, computed anew behind")
+    if moved == 0:
+        changed = np.flatnonzero(~same_rows(found, plain, plain.end)) - plain.start
+        assert changed.size and first <= changed.min() <= changed.max() < last
+        assert nmse(plain.rows, wanted.rows) > 100 * BOUND[workspace.options.type_k]
+
+
+def test_all_blocks_with_the_field(workspace: Workspace) -> None:
+    """A field in two blocks: both are computed anew, the one between them is only moved."""
+    segment, corrected = in_blocks(workspace), in_blocks(workspace, x="the last day of July")
+    found = laid(workspace, segment, "block", {"x": "the last day of July"})
+    wanted = laid(workspace, corrected)
+    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert nmse(found.rows, wanted.rows) < BOUND[workspace.options.type_k]
+    assert sum(piece.rewritten for piece in found.book.pieces) == sum(
+        last - first for first, last in (corrected.spans[0], corrected.spans[2])
+    )
+
+
+def test_a_quantized_cache_takes_blocks_from_another(open_workspace: OpenWorkspace) -> None:
+    """Rows are computed in f16, apart, and quantized where they are spliced, as those of the other blocks were."""
+    workspace = open_workspace("qwen3", kv="q8_0")
+    value = {"y": "tools"}
+    segment, corrected = in_blocks(workspace), in_blocks(workspace, **value)
+    found, wanted = (
+        lay(workspace, Prompt(QUESTION, [of], values=values, method=Method("block"))).logits()
+        for of, values in ((segment, value), (corrected, {}))
+    )
+    assert nmse(found, wanted) < 1e-3
+
+
+def test_a_change_across_a_cut_makes_one_block_of_two(open_workspace: OpenWorkspace) -> None:
+    """Tokens and stretches are right even where a patch does not keep to the blocks."""
+    workspace = open_workspace()
+    segment = in_blocks(workspace)
+    found = change(workspace.model, segment, {"x": "4 July"})
+    assert found is not None
+    second = segment.spans[1][0]
+    across = replace(found, patches=(Patch(second - 3, second + 2, found.tokens[second - 3 : second + 2].tolist()),))
+    (part,) = stretches(segment, across)
+    assert (list(part.blocks), part.first, part.last, part.start) == ([1, 2], 0, segment.spans[2][0], 0)
+    assert part.tokens.tolist() == found.tokens[: part.last].tolist()
+
+
+def test_only_blocks_with_a_change_deviate(workspace: Workspace) -> None:
+    """Other blocks have never seen the field: its influence on them is none."""
+    segment = compile_skill(workspace, skill_of(BLOCKS, **OLD), blocks="headings", measure=lambda done, of: None)
+    first, last = segment.spans[1]
+    found = segment.influence["y"]
+    assert found[segment.fields[1].last : last].all() and not found[:first].any() and not found[last:].any()
+    assert segment.influence["x"][segment.spans[2][0] :].any() and not segment.influence["x"][first:last].any()
+
+
+def test_without_blocks_there_is_none_to_compute(workspace: Workspace, segment: Segment) -> None:
+    """Said with the command that makes them, dry, too."""
+    for dry in (True, False):
+        with pytest.raises(NotesError, match="Compile it again with: notes compile --blocks"):
+            lay(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method("block")), dry=dry)
 
 
 # ---- values of other lengths, and fields anywhere
@@ -266,7 +397,7 @@ def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspa
     """What needs rows inside of the notebook is refused with the reason; the rest is what it is elsewhere."""
     workspace = open_workspace(kind)
     segment = measured(workspace, skill)
-    for method in ("field", "selective@4", "field+erratum", "suffix"):
+    for method in ("field", "selective@4", "blend@4", "field+erratum", "suffix", "block"):
         for dry in (True, False):
             with pytest.raises(UnsupportedError, match=r"not possible: this model has recurrent .* Use erratum or rec"):
                 lay(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method.parse(method)), dry=dry)
@@ -309,26 +440,50 @@ def test_a_reason_with_a_semicolon_stays(open_workspace: OpenWorkspace, skill: S
 
 @pytest.mark.parametrize(
     ("text", "method"),
-    [("erratum", Method("erratum")), ("selective", Method("selective", 16)), ("selective@3", Method("selective", 3))],
+    [
+        ("erratum", Method("erratum")),
+        ("block", Method("block")),
+        ("selective@16", Method("selective")),
+        ("selective@3", Method("selective", 3)),
+        ("blend@16", Method("blend")),
+        ("blend@3", Method("blend", 3)),
+    ],
 )
 def test_methods_have_names(text: str, method: Method) -> None:
-    """As in the paper, and `selective` with a number of tokens."""
-    assert Method.parse(text) == method
+    """As in the paper, and those that rank with a number of tokens; they are written as they are read."""
+    assert Method.parse(text) == method == Method.parse(text.removesuffix("@16")) and str(method) == text
 
 
 @pytest.mark.parametrize(
-    "text", ["", "fields", "Erratum", "selective@", "selective@0", "selective@-1", "selective@x", "field@2", "@", "@3"]
+    "text",
+    [
+        "",
+        "fields",
+        "Erratum",
+        "selective@",
+        "selective@0",
+        "selective@-1",
+        "selective@x",
+        "field@2",
+        "block@2",
+        "blend@",
+        "@",
+        "@3",
+    ],
 )
 def test_other_names_are_refused(text: str) -> None:
     """With those that exist."""
-    with pytest.raises(NotesError, match="Known: stale, field, selective, erratum"):
+    with pytest.raises(NotesError, match="Known: stale, field, selective, blend, erratum"):
         Method.parse(text)
 
 
-def test_selective_needs_the_influence(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """A segment without it: said with the command that measures it, before anything is laid."""
+def test_what_is_known_without_a_pass(open_workspace: OpenWorkspace, skill: Skill) -> None:
+    """`behind` goes by the influence that was measured when the skill was compiled, and says so if there is none."""
     workspace = open_workspace()
     segment = compile_skill(workspace, skill)
+    found = change(workspace.model, segment, NEW)
+    assert found is not None
     with pytest.raises(NotesError, match="Compile it again with: notes compile --influence"):
-        laid(workspace, segment, "selective", NEW)
-    assert workspace.context.length(0) == 0
+        behind(segment, found, 3)
+    known = replace(segment, influence={"date": np.arange(len(segment), dtype=np.float32)})
+    assert behind(known, found, 3) == list(range(len(segment) - 3, len(segment)))

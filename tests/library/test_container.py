@@ -26,7 +26,7 @@ MakeSegment = Callable[..., Segment]
 
 def same(a: Segment, b: Segment) -> bool:
     """Equal in everything, to the bit."""
-    plain = ("name", "description", "text", "base", "whole", "fields", "identity")
+    plain = ("name", "description", "text", "base", "whole", "fields", "identity", "blocks")
     arrays: list[tuple[NDArray[Any], NDArray[Any]]] = [(a.tokens, b.tokens), (a.context, b.context)]
     for left, right in zip(a.layers, b.layers, strict=True):
         arrays += [(left.k, right.k), (left.v, right.v)]
@@ -157,6 +157,7 @@ def test_states_alone(tmp_path: Path, whole: Segment) -> None:
         ({"blk.4.state.s": np.float16}, "blk.4.state.s is not one row of f32"),
         ({"blk.4.state.p": (1, 8)}, "holds a tensor 'blk.4.state.p'"),
         ({"blk.1.indexer": (5, 3)}, "holds a tensor 'blk.1.indexer'"),
+        ({"blocks": "[0, 1]"}, "its blocks do not fit its tokens"),  # what is kept whole has none
     ],
 )
 def test_a_whole_segment_that_does_not_fit(
@@ -189,6 +190,32 @@ def test_a_whole_segment_that_does_not_fit(
     else:
         with pytest.raises(SegmentError, match=says):
             open_segment(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("blocks", [(), (0,), (0, 2), (0, 1, 2)])
+def test_blocks_come_back(tmp_path: Path, make_segment: MakeSegment, blocks: tuple[int, ...]) -> None:
+    """Where each begins, in the segment and on its card; a file without the key is one block."""
+    segment = make_segment(blocks=blocks)
+    write_segment(tmp_path / "a.gguf", segment)
+    assert same(open_segment(tmp_path / "a.gguf"), segment)
+    assert peek(tmp_path / "a.gguf").blocks == blocks
+    assert ("notes.blocks" in gguf.GGUFReader(tmp_path / "a.gguf").fields) == bool(blocks)
+
+
+BAD = ["", "[]", "x", "[1, 2]", "[0, 3]", "[0, 2, 1]", "[0, 1, 1]", "[0, 1.0]", "[false, 1]", '["0"]', "{}", "0"]
+
+
+@pytest.mark.parametrize("blocks", [*BAD, "[0, [1]]", "[" * 100_000, 0], ids=lambda given: str(given)[:9])
+def test_blocks_that_do_not_fit(
+    tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch, blocks: object
+) -> None:
+    """Only token numbers from 0 on that ascend and exist are blocks."""
+    make = container.metadata
+    monkeypatch.setattr(container, "metadata", lambda *arguments: {**make(*arguments), "blocks": blocks})
+    write_segment(tmp_path / "a.gguf", make_segment())
+    for read in (open_segment, peek):
+        with pytest.raises(SegmentError, match=r"its blocks (cannot be read|do not fit its tokens)"):
+            read(tmp_path / "a.gguf")
 
 
 @pytest.fixture
@@ -359,9 +386,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
             open_segment(tmp_path / name)
 
 
-def test_a_newer_format_is_said(
-    tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_format_is_said(tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old notes says that it is old, not that the file is broken."""
     with monkeypatch.context() as patch:
         patch.setattr(card, "FORMAT", 2)

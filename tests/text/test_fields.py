@@ -116,6 +116,59 @@ def test_a_key_with_two_values_is_no_field() -> None:
     assert "'status' stands with 2 different values" in warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("# T\n\ndate: 1 June\n\nBefore {{date}}.", "# T\n\nBefore [date].\n\ndate: 1 June"),
+        ("a\n- date: {{ date }}\nb", "a\nb\n\ndate: 1 June"),  # a line that gives it by a placeholder
+        ("date: 1 June\ndate: 1 June\nuntil: {{date}}", "until: [date]\n\ndate: 1 June"),  # and no field `until`
+        ("Until 1 June it is free.", "Until [date] it is free.\n\ndate: 1 June"),  # its only place
+        ("deadline: 1 June", "deadline: [date]\n\ndate: 1 June"),
+        ("Ask for it.", "Ask for it.\n\ndate: 1 June"),  # it need not stand in the text
+        (r"Write \{{date}}, {{date}}", "Write {{date}}, [date]\n\ndate: 1 June"),
+        ("```\ndate: 1 June\n```\n{{date}}", "```\ndate: 1 June\n```\n[date]\n\ndate: 1 June"),  # an example
+        ("date: 1 June", "date: 1 June"),  # there is nothing else
+    ],
+)
+def test_a_hoisted_value_stands_at_the_end_alone(body: str, text: str) -> None:
+    """Its lines go there, and its name takes its place everywhere else."""
+    found, fields, warnings = find_fields(body, {"date": "1 June"}, ["date"])
+    assert found == text and not warnings
+    assert fields == (Field("date", "1 June", len(text) - 6, len(text)),)
+
+
+def test_hoisted_fields_have_a_line_each() -> None:
+    """In the order in which they are declared; the others stay where they are."""
+    body = "tier: gold\nplan: {{plan}}\ndate: 1\nOn {{date}} by {{tier}}."
+    text, fields, _ = find_fields(body, {"plan": "b", "date": "1", "tier": "gold"}, ["date", "tier"])
+    assert text == "plan: b\nOn [date] by [tier].\n\ndate: 1\ntier: gold"
+    assert [(field.name, field.value) for field in fields] == [("plan", "b"), ("date", "1"), ("tier", "gold")]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"), [("date: 2", "front matter says date is '1'"), ("1 or 1", "stands 2 times in the text")]
+)
+def test_hoisting_does_not_guess(body: str, says: str) -> None:
+    """A line that contradicts the value, and two places that may be it, are refused as for any field."""
+    with pytest.raises(SkillError, match=says):
+        find_fields(body, {"date": "1"}, ["date"])
+
+
+LINES = ["date: 7", "a: {{date}}", "{{date}}", "x", "", "7", "```", "- date: {{date}}"]
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=9))
+def test_whatever_is_hoisted(lines: list[str]) -> None:
+    """Any text is refused or has the value in one place that is a field: its last characters."""
+    try:
+        text, fields, _ = find_fields("\n".join(lines).strip(), {"date": "7"}, ["date"])
+    except SkillError:
+        return
+    assert text.endswith("date: 7") and "{{" not in text
+    assert fields[-1:] == (Field("date", "7", len(text) - 1, len(text)),)
+    assert [field.name for field in fields].count("date") == 1
+
+
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
 
 

@@ -62,9 +62,7 @@ def test_lenient_with_warnings(tmp_path: Path) -> None:
     """An odd name, another folder and a missing description are told, not refused."""
     skill = load_skill(write(tmp_path, "folder/SKILL.md", "---\nname: My Skill!\n---\nText."))
     assert skill.name == "my-skill"
-    assert [part in "".join(skill.warnings) for part in ("no description", "'My Skill!'", "its folder")] == [
-        True
-    ] * 3
+    assert [part in "".join(skill.warnings) for part in ("no description", "'My Skill!'", "its folder")] == [True] * 3
 
 
 @pytest.mark.parametrize("text", ["", " \n\n", "---\nname: a\n---\n", "\ufeff"])
@@ -85,7 +83,11 @@ def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
         ("---\nname: [a]\n---\nx", "name in the front matter must be text"),
         ("---\nfields: [a]\n---\nx", "fields in the front matter must be"),
         ("---\nfields:\n  a b: 1\n---\nx", "field name 'a b' must be a word"),
-        ("---\nfields:\n  a: {b: 1}\n---\nx", "the value of field 'a' must be text"),
+        ("---\nfields:\n  a: {b: 1}\n---\nx", "field 'a' has an unknown key 'b' in the front"),
+        ("---\nfields:\n  a: {value: [1]}\n---\nx", "the value of field 'a' must be text"),
+        ("---\nfields:\n  a: {value: 1, hoist: perhaps}\n---\nx", "hoist of field 'a' must be true or false"),
+        ("---\nfields:\n  a: {hoist: true}\n---\nx", "field 'a' has no value in the front matter"),
+        ("---\nfields:\n  a: {}\n---\nx", "field 'a' has no value in the front matter"),
         ("---\nfields:\n  a:\n---\nx", "field 'a' has no value"),
         ('---\nfields:\n  a: "1\\n2"\n---\nx', "more than one line"),
         ("{{date}}", "no such field has a value"),
@@ -97,6 +99,14 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, text: str | byt
     with pytest.raises(SkillError, match=message) as caught:
         load_skill(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_hoisted_field() -> None:
+    """Written as a mapping; its new value stands where the old one stood."""
+    text = "---\nfields:\n  date: {value: 2026-06-01, hoist: true}\n  tier: {value: gold, hoist: false}\n---\n"
+    skill = parse_skill(text + "tier: gold\ndate: 2026-06-01\nBefore {{date}}.", source="s", default="s")
+    assert skill.text == "tier: gold\nBefore [date].\n\ndate: 2026-06-01"
+    assert with_values(skill, {"date": "1 May"}).text == "tier: gold\nBefore [date].\n\ndate: 1 May"
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:

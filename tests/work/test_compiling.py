@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.errors import SegmentError, UnsupportedError
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import open_segment
-from notes_cli.text.skill import Skill
-from notes_cli.work.compiling import compile_skill, compile_to_library, plan
+from notes_cli.text.blocks import Blocks
+from notes_cli.text.skill import Skill, parse_skill
+from notes_cli.work.compiling import block_warnings, compile_skill, compile_to_library, plan
 from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
@@ -90,3 +92,118 @@ def test_output_over_something_else(workspace: Workspace, skill: Skill, tmp_path
     assert compile_to_library(workspace, skill, output=target, force=True).path == target
     assert open_segment(target).name == "returns"
     assert not compile_to_library(workspace, skill, output=target).reasons
+
+
+# ---- blocks
+
+
+PARTS = ("# One\n\ndate: 2026-06-01\n\n", "# Two\n\nThe second part.\n\n", "# Three\n\nBefore the date.")
+
+
+def of(*parts: str) -> Skill:
+    return parse_skill("".join(parts), source="s", default="s")
+
+
+def rows_near(one: Segment, other: Segment) -> bool:
+    """Rows that differ by no more than an f16 rounds."""
+    pairs = [(a, b) for x, y in zip(one.layers, other.layers, strict=True) for a, b in ((x.k, y.k), (x.v, y.v))]
+    return all(np.allclose(a, b, atol=0.01) for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3"])
+def test_blocks_are_compiled_apart_and_moved(make_workspace: MakeWorkspace, kind: str) -> None:
+    """The tokens are those of the whole; each block has the rows it has as a text of its own, K turned to its place."""
+    workspace = make_workspace(kind)
+    skill = of(*PARTS)
+    whole, cut = compile_skill(workspace, skill), compile_skill(workspace, skill, blocks="headings")
+    assert cut.tokens.tolist() == whole.tokens.tolist() and cut.fields == whole.fields and whole.blocks == ()
+    assert cut.blocks == (0, len(PARTS[0]), len(PARTS[0] + PARTS[1]))  # a byte a token
+    for (first, last), text in zip(cut.spans, PARTS, strict=True):
+        alone = compile_skill(workspace, Skill("part", "", text, (), "-"))
+        workspace.context.clear()
+        workspace.context.append({0: workspace.left_context})
+        workspace.context.splice(0, cut.base + first, alone.tokens, alone.layers, alone.base)
+        moved = workspace.context.read(0, cut.base + first, last - first, base=cut.base + first)
+        part = cut.slice(first, last)
+        assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(part.layers, moved, strict=True))
+    assert rows_near(cut.slice(*cut.spans[0]), whole.slice(*cut.spans[0]))
+    assert not rows_near(cut.slice(*cut.spans[2]), whole.slice(*cut.spans[2]))
+
+
+def test_a_plan_has_the_blocks(workspace: Workspace) -> None:
+    """What a dry run lays is cut as the segment is; one block is none."""
+    skill = of(*PARTS)
+    for blocks in ("headings", 2, 5):
+        assert plan(workspace, skill, blocks).blocks == compile_skill(workspace, skill, blocks=blocks).blocks
+    assert plan(workspace, skill, 1).blocks == plan(workspace, skill).blocks == ()
+    with pytest.raises(SkillError, match="s: there are no headings"):
+        plan(workspace, of("No headings."), "headings")
+
+
+def test_only_changed_blocks_are_prefilled(workspace: Workspace) -> None:
+    """Those of the file that is there are taken over, also to another place: near to those of a compile of all."""
+    seen: list[tuple[int, int]] = []
+
+    def compiled(skill: Skill, **more: bool) -> tuple[int, int]:
+        seen.clear()
+        found = compile_to_library(
+            workspace, skill, blocks="headings", progress=lambda done, total: seen.append((done, total)), **more
+        )
+        segment = open_segment(found.path)
+        assert segment.text == skill.text and rows_near(segment, compile_skill(workspace, skill, blocks="headings"))
+        return found.fresh, found.blocks
+
+    assert compiled(of(*PARTS)) == (3, 3) and seen[-1] == (len("".join(PARTS)), len("".join(PARTS)))
+    second = "# Two\n\nThe second part is longer.\n\n"
+    assert compiled(of(PARTS[0], second, PARTS[2])) == (1, 3) and seen[-1] == (len(second), len(second))
+    assert compiled(of(PARTS[0], second, PARTS[2])) == (0, 3) and not seen
+    assert compiled(of(second, PARTS[0], PARTS[2])) == (0, 3) and not seen  # other places, the same parts
+    assert compiled(of(second, PARTS[0], PARTS[2]), force=True) == (3, 3)
+
+
+def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
+    """Of another model, or compiled behind another left context: all are prefilled."""
+    target = tmp_path / "s.gguf"
+    bare = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
+    for workspace in (make_workspace(), make_workspace("qwen2"), make_workspace("qwen2", template=bare)):
+        found = compile_to_library(workspace, of(*PARTS), blocks="headings", output=target)
+        assert (found.fresh, found.blocks) == (3, 3)
+        assert rows_near(open_segment(target), compile_skill(workspace, of(*PARTS), blocks="headings"))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "reasons"),
+    [
+        ("headings", "headings", ()),
+        (None, 2, ("it was compiled in one block",)),
+        ("headings", 2, ("it was compiled in 3 blocks",)),
+        ("headings", 1, ("it was compiled in 3 blocks",)),
+        ("headings", None, ()),  # who does not ask takes what is there
+        (None, 1, ()),
+    ],
+)
+def test_other_blocks_are_a_change(
+    workspace: Workspace, first: Blocks | None, then: Blocks | None, reasons: tuple[str, ...]
+) -> None:
+    """A segment is compiled again where it was cut otherwise than is asked for now, and that is said."""
+    compile_to_library(workspace, of(*PARTS), blocks=first)
+    assert compile_to_library(workspace, of(*PARTS), blocks=then).reasons == reasons
+
+
+def test_what_is_said_of_blocks(workspace: Workspace) -> None:
+    """Parts that speak of a field of another one, and that there are fewer than were asked for."""
+    refers = "block 3 refers to date, which stands in block 1: decisions may suffer; keep them in one block"
+    assert block_warnings(workspace, of(*PARTS), "headings") == [refers]
+    assert block_warnings(workspace, of("a\n\nb"), 3) == ["2 blocks, not 3: there is no other line to cut the text at"]
+    assert block_warnings(workspace, of("a"), 3) == ["1 block, not 3: there is no other line to cut the text at"]
+
+
+@pytest.mark.parametrize(("kind", "says"), [("lfm2", "recurrent"), ("gpt2", "learned"), ("mistral3", "stretch|scaled")])
+def test_blocks_need_rows_that_can_be_moved(make_workspace: MakeWorkspace, kind: str, says: str) -> None:
+    """Refused with the reason, before anything is computed: where no row can be moved, and where not so far."""
+    workspace = make_workspace(kind)
+    skill = of("word " * 80 + "\n\n" + "word " * 80)
+    for action in (compile_skill, plan):
+        with pytest.raises(UnsupportedError, match=rf"cannot be compiled in blocks: .*({says})"):
+            action(workspace, skill, blocks=2)
+    assert compile_to_library(workspace, skill).reasons

@@ -1,0 +1,69 @@
+"""Segments: a part of one has the rows of its own tokens, at their own positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
+from notes_cli.errors import EngineError
+
+
+def segment(**parts: object) -> Segment:
+    """Five tokens behind two, each row filled with its position."""
+    rows = np.repeat(np.arange(2, 7, dtype=np.float16)[:, None], 3, axis=1)
+    made = Segment(
+        "s",
+        "",
+        "a b c",
+        np.arange(10, 15, dtype=np.int32),
+        2,
+        np.array([7, 8], np.int32),
+        (FieldSpan("x", "b", 2, 3, 1, 2),),
+        Identity(*[""] * 8),
+        (LayerRows(0, rows, rows[:, :2]),),
+        influence={"x": np.zeros(5, np.float32)},
+        blocks=(0, 3),
+    )
+    return replace(made, **parts)  # type: ignore[arg-type]
+
+
+def whole(part: str = "attention") -> Segment:
+    """Kept with the rows of its left context."""
+    rows = np.repeat(np.arange(7, dtype=np.float16)[:, None], 3, axis=1)
+    return segment(whole=True, layers=(LayerRows(0, rows, rows, part),))
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 5), (0, 2), (1, 4), (3, 5), (2, 2)])
+def test_a_part_keeps_its_rows_where_they_are(first: int, last: int) -> None:
+    """Tokens, base and rows go together; what is of the whole text is not the part's."""
+    part = segment().slice(first, last)
+    assert part.tokens.tolist() == list(range(10 + first, 10 + last)) and part.base == 2 + first
+    assert part.layers[0].k[:, 0].tolist() == part.layers[0].v[:, 1].tolist() == list(range(2 + first, 2 + last))
+    assert part.context.tolist() == [7, 8, *range(10, 10 + first)]
+    assert (part.text, part.fields, part.influence, part.blocks) == ("", (), {}, ())
+
+
+def test_rows_that_cannot_be_moved_are_cut_at_their_end_only() -> None:
+    """A first part keeps the left context; any other is refused, and none is taken from before a recurrent state."""
+    assert whole().slice(0, 2).layers[0].k[:, 0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(EngineError, match="cannot be moved: no part"):
+        whole().slice(1, 2)
+    with pytest.raises(EngineError, match="cannot be moved: no part"):
+        whole("state").slice(0, 4)
+    assert whole("state").slice(0, 5).layers[0].k.shape == (7, 3)
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 2), (0, 6), (3, 2)])
+def test_no_part_beyond_the_segment(first: int, last: int) -> None:
+    """What is not inside is refused, not cut short."""
+    with pytest.raises(EngineError, match=r"is no part of them"):
+        segment().slice(first, last)
+
+
+def test_blocks_cover_all_tokens() -> None:
+    """One after the other; without any the segment is one."""
+    assert segment().spans == [(0, 3), (3, 5)] and segment(blocks=()).spans == [(0, 5)]
