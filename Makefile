@@ -12,7 +12,7 @@ export CMAKE_ARGS := -DLLAMA_BUILD=OFF $(CMAKE_ARGS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint train bench decisions edits zoo upstream sanitize clean
+.PHONY: help setup demo test lint train bench experiments zoo upstream sanitize clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,11 +38,8 @@ lint: $(READY) ## Check style and types, and mend what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 	@$(BIN)/mypy
 
-decisions: $(READY) ## Accuracy and agreement over held-out decisions (docs/results.md)
-	@$(BIN)/python -m bench.decisions --write docs/results.md
-
-edits: $(READY) ## The edit methods over held-out decisions (docs/editing.md)
-	@$(BIN)/python -m bench.editing --write docs/editing.md
+experiments: $(READY) ## What the paper measured, on the model that ships (docs/results.md, half an hour); ONLY='name ...' for some, MODEL=FILE
+	@$(BIN)/python -m bench.experiments $(ONLY) $(if $(MODEL),--model $(MODEL),--write docs)
 
 bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
 	@$(BIN)/python -m bench.speed | tee docs/speed.txt
