@@ -21,9 +21,11 @@ from notes_cli.errors import NotesError
 COMMANDS = {
     "compile": "Prefill a skill once and keep its K/V on disk.",
     "ask": "Ask a question, with skills spliced in and errata appended.",
-    "session": "List, show, fork, take back and remove sessions.",
+    "session": "List, show, fork, shorten, move, take back and remove sessions.",
     "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",
+    "calibrate": "Measure which edit method to trust on this model, for --method auto.",
+    "probe": "Show on which tokens of a skill a decision rests.",
     "ls": "List compiled skills.",
     "inspect": "Show what is in a compiled skill.",
     "rm": "Remove compiled skills.",
@@ -89,6 +91,8 @@ def cli(ctx: click.Context) -> None:
 def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict[str, Any]:
     """The settings of config.yaml for one command, by parameter. A setting is called as its flag is: `ctx-size: 8192`;
     what stands under the name of the command goes before what stands for all."""
+    if isinstance(command, click.Group):
+        return {sub: _defaults(part, config, name) for sub, part in command.commands.items()}
     own = config.get(name)
     settings = {**config, **(own if isinstance(own, dict) else {})}
     settings = {str(key).replace("-", "_"): value for key, value in settings.items()}

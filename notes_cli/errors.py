@@ -16,6 +16,10 @@ class SegmentError(NotesError):
     """A compiled segment that must not be used: damaged, of another format, or of another model."""
 
 
+class SessionError(NotesError):
+    """A session that is not there, in use, damaged, or of another model."""
+
+
 class ModelError(NotesError):
     """A model that cannot be loaded or asked."""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
     from notes_cli.engine.decision import Decision
     from notes_cli.engine.notebook import Notebook
     from notes_cli.engine.sampler import SamplerOptions
+    from notes_cli.work.prompting import Prompt
     from notes_cli.work.session import Session
+    from notes_cli.work.thinking import Reply, Thought
     from notes_cli.work.workspace import Workspace
 
 
@@ -49,11 +50,19 @@ if TYPE_CHECKING:
 @click.option(
     "--method",
     metavar="METHOD",
-    help="How --field amends the cache: erratum, field+erratum, field, selective@K, suffix, recompute, stale.  "
-    "[default: erratum]",
+    help="How --field amends the cache: erratum, field+erratum, field, selective@K, blend@K, block, suffix, recompute, "
+    "stale, or auto: what this model was measured to need.  [default: auto]",
 )
 @click.option("-s", "--system", metavar="TEXT", help="System text before the skills.")
 @click.option("--session", metavar="NAME", help="Begin a session of that name, or go on with it.")
+@click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
+@click.option(
+    *("--max-think", "max_think"),
+    type=Number(0),
+    default=512,
+    show_default=True,
+    help="Tokens to reason with at most.",
+)
 @click.option("--choices", metavar="A,B,...", help="Decide among these answers.")
 @click.option(
     *("-n", "--predict", "limit"),
@@ -87,7 +96,13 @@ if TYPE_CHECKING:
 @click.option(
     "--seam",
     type=Number(0),
-    help="Tokens to recompute where a skill stands behind another text than when it was compiled.  [default: 1]",
+    help="Tokens to recompute where a skill stands behind another text than when it was compiled.  "
+    "[default: as measured, else 1]",
+)
+@click.option(
+    "--place",
+    type=click.Choice(["early", "late"]),
+    help="Skills in the system message, or right before the question.  [default: as measured, else early]",
 )
 @click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
 @click.option("--no-splice", is_flag=True, help="The same tokens by full prefill, to compare.")
@@ -103,6 +118,8 @@ def command(
     method: str | None,
     system: str | None,
     session: str | None,
+    think: bool,
+    max_think: int,
     choices: str | None,
     limit: int,
     temp: float,
@@ -112,6 +129,7 @@ def command(
     repeat_penalty: float,
     seed: int | None,
     seam: int | None,
+    place: str | None,
     wording: str | None,
     no_splice: bool,
     explain: bool,
@@ -122,13 +140,14 @@ def command(
     """Ask a question, with skills spliced in and errata appended.
 
     Piped text comes before QUESTION. Skills stand inside the system message of the model's chat template, errata
-    after them.
+    after them. What is not given goes by what `notes calibrate` measured of the model, if it did.
 
     \b
     Examples:
       notes ask "May I return this?" --splice returns
       notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
       notes ask "..." --splice returns --field date=2026-07-01 --method suffix
+      notes ask "May I return this?" --splice returns --think
       notes ask "And a week later?" --session mine
       echo "May I return this?" | notes ask --splice returns --choices yes,no
     """
@@ -136,11 +155,13 @@ def command(
     asked = _question(question)
     answers = answers_of(choices)
 
-    from notes_cli.editing.methods import DEFAULT_METHOD, Method
     from notes_cli.engine.decision import decide
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.errors import NotesError
-    from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay, open_segments, parse_errata, parse_values
+    from notes_cli.text.erratum import shipped_wordings
+    from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM, defaults
+    from notes_cli.work.prompting import Prompt, lay, open_segments, parse_errata, parse_values
+    from notes_cli.work.thinking import ROOM, decide_after
 
     values = parse_values(fields)
     if method is not None and not values:
@@ -152,52 +173,65 @@ def command(
     sampling = SamplerOptions(temp, top_k, top_p, min_p, repeat_penalty, seed)
 
     with open_workspace(quiet=json_, **model) as workspace, _open_session(workspace, session) as kept:
-        if kept and not kept.empty and (splices or values or system or no_splice):
+        begun = kept is not None and not kept.empty
+        if begun and (splices or values or system or no_splice or place):
             raise NotesError(
-                f"session {session} has begun: skills, system text and --no-splice belong to its first turn. "
-                "A field is edited with: notes edit"
+                f"session {session} has begun: skills, their place, system text and --no-splice belong to its first "
+                "turn. A field is edited with: notes edit"
             )
         segments = open_segments(workspace, splices, output.say, dry=explain)
         _ = workspace.context
         loaded = time.perf_counter()
-        if kept and not kept.empty:
-            notebook = kept.follow(asked, errata, wording, limit)
+        if segments or kept:  # without skills nothing goes by the profile, and a model need not be read for it
+            found = defaults(workspace, think=think)
+            seam = found.seam if seam is None else seam
+            place, wording = place or found.place, wording or found.wording
+        # A cue without a chain would only mislead: such a model is asked directly.
+        think = think and (max_think > 0 or bool(workspace.reasoning.open))
+        room = limit + (max_think + ROOM if think or workspace.reasoning.open else 0)
+        settled: dict[str, Any] = {"method": None, "method_why": None, "place": None, "seam": None}
+        settled["wording"] = wording or shipped_wordings().default
+        if kept and begun:
+            notebook = kept.follow(asked, errata, wording, room, think)
         else:
-            prompt = Prompt(
-                *(asked, segments, parse_errata(errata, segments), system, wording),
-                values=values,
-                method=Method.parse(DEFAULT_METHOD if method is None else method),
-            )
-            notebook = lay(
-                workspace,
-                prompt,
-                seam=DEFAULT_SEAM if seam is None else seam,
-                splice=not no_splice,
-                dry=explain,
-                room=limit,
-            )
+            given = parse_errata(errata, segments)
+            prompt = Prompt(asked, segments, given, system, wording, values=values, think=think)
+            seam, place = DEFAULT_SEAM if seam is None else seam, place or DEFAULT_PLACE
+            prompt = replace(prompt, place=place)
+            settled |= {"place": place, "seam": seam}
+            if values:
+                prompt, why = _amended(workspace, prompt, method, splice=not no_splice)
+                settled |= {"method": str(prompt.method), "method_why": why}
+            notebook = lay(workspace, prompt, seam=seam, splice=not no_splice, dry=explain, room=room)
             if kept:
                 kept.begin(prompt, notebook)
         if explain:
-            _explain(notebook, json_)
+            _explain(notebook, settled, json_)
             return
         tokens = _count(notebook)
         with output.progress("reading the prompt", hidden=json_ or tokens["decoded"] < 512) as update:
             notebook.flush(update)
         read = time.perf_counter()
 
+        thought = (
+            _think(workspace, notebook, sampling, max_think, show=not json_, stream=not no_stream) if think else None
+        )
         decision: Decision | None = None
         if answers is not None:
-            decision = decide(notebook, answers)
+            decision = decide_after(workspace, notebook, answers, thought) if thought else decide(notebook, answers)
             answer, count, first = decision.choice, 0, time.perf_counter()
             if not json_:
                 output.result(answer)
         else:
-            answer, count, first = _generate(notebook, sampling, limit, stream=not (json_ or no_stream))
+            reply, first = _generate(
+                workspace, notebook, sampling, limit, max_think, thought, stream=not (json_ or no_stream)
+            )
+            answer, count, thought = reply.text, reply.tokens, reply.thought
             if not json_:
                 output.result(answer if no_stream else "")
         if kept:
-            kept.keep(decision.choice if decision else "")
+            written = thought is not None and thought.answer.casefold() == answer.casefold()
+            kept.keep(decision.choice if decision and not written else "")
         if json_:
             milliseconds = {
                 "load": loaded - started,
@@ -211,15 +245,32 @@ def command(
                     "version": 1,
                     "session": session,
                     "answer": answer,
+                    "reasoning": thought.text if thought else None,
+                    "thought_whole": thought.whole if thought else None,
                     "choice": decision.choice if decision else None,
                     "probabilities": decision.probabilities if decision else None,
-                    "tokens": {**tokens, "answer": count},
+                    "tokens": {**tokens, "reasoning": thought.tokens if thought else 0, "answer": count},
                     "ms": {name: round(1000 * seconds, 3) for name, seconds in milliseconds.items()},
+                    **settled,
                     "pieces": [asdict(piece) for piece in notebook.pieces],
                     "sampling": asdict(sampling),
                     "identity": workspace.identity.as_dict() if segments or kept else {"model": workspace.model.name},
                 }
             )
+
+
+def _amended(workspace: Workspace, prompt: Prompt, method: str | None, *, splice: bool) -> tuple[Prompt, str | None]:
+    """The prompt with the method that was named, or with the one that fits, and why."""
+    from notes_cli.editing.methods import Method
+    from notes_cli.work.choosing import AUTO
+    from notes_cli.work.prompting import method_for
+
+    if method not in (None, AUTO):
+        return replace(prompt, method=Method.parse(method)), None
+    if not splice:
+        return replace(prompt, method=Method("recompute")), "recompute: nothing is spliced"
+    chosen, why = method_for(workspace, prompt)
+    return replace(prompt, method=chosen), why
 
 
 @contextmanager
@@ -252,34 +303,66 @@ def _question(argument: str | None) -> str:
     return asked
 
 
-def _generate(notebook: Notebook, options: SamplerOptions, limit: int, *, stream: bool) -> tuple[str, int, float]:
-    """The answer, its number of tokens, and when its first token was there. Streams whole characters only.
+class _Voice:
+    """Text as it comes: when it began, and whether its line is open."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self.first = 0.0
+        self._write = write
+        self._open = False
+
+    def say(self, text: str) -> None:
+        self.first = self.first or time.perf_counter()
+        self._open = not text.endswith("\n")  # before it is written, which an interrupt may cut short
+        self._write(text)
+
+    def end(self) -> None:
+        if self._open:
+            self.say("\n")
+
+
+def _think(
+    workspace: Workspace, notebook: Notebook, options: SamplerOptions, limit: int, *, show: bool, stream: bool
+) -> Thought:
+    """The chain of thought, shown on stderr, dimmed on a terminal."""
+    from rich.console import Console
+
+    from notes_cli.work.thinking import think
+
+    console = Console(stderr=True)
+    voice = _Voice(lambda text: console.out(text, style="dim", highlight=False, end=""))
+    try:
+        thought = think(workspace, notebook, options, limit, voice.say if show and stream else None)
+        if show and not stream:
+            voice.say(thought.text)
+    finally:
+        voice.end()
+    return thought
+
+
+def _generate(
+    workspace: Workspace,
+    notebook: Notebook,
+    options: SamplerOptions,
+    limit: int,
+    thinking: int,
+    thought: Thought | None,
+    *,
+    stream: bool,
+) -> tuple[Reply, float]:
+    """The answer, and when its first token was there. Streams whole characters only.
 
     An interrupt or an error ends the answer: what has been written stands, on a line of its own.
     """
-    from notes_cli.engine.sampler import Sampler
+    from notes_cli.work.thinking import reply
 
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    parts: list[str] = []
-    count, first = 0, 0.0
-
-    def add(text: str) -> None:
-        parts.append(text)
-        if stream:
-            click.echo(text, nl=False)
-
+    voice = _Voice(lambda text: click.echo(text, nl=False) if stream else None)
     try:
-        with Sampler(options) as sampler:
-            for token in notebook.generate(sampler, limit):
-                first = first or time.perf_counter()
-                count += 1
-                add(decoder.decode(notebook.context.model.piece(token)))
+        found = reply(workspace, notebook, options, limit, thinking=thinking, say=voice.say, thought=thought)
     except BaseException:
-        if stream and parts:
-            click.echo()
+        voice.end()
         raise
-    add(decoder.decode(b"", final=True))
-    return "".join(parts).strip() if not stream else "".join(parts), count, first or time.perf_counter()
+    return found, voice.first or time.perf_counter()
 
 
 def _count(notebook: Notebook) -> dict[str, int]:
@@ -297,11 +380,10 @@ def _count(notebook: Notebook) -> dict[str, int]:
     }
 
 
-def _explain(notebook: Notebook, json_: bool) -> None:
+def _explain(notebook: Notebook, settled: dict[str, Any], json_: bool) -> None:
     if json_:
-        output.as_json(
-            {"version": 1, "tokens": _count(notebook), "pieces": [asdict(piece) for piece in notebook.pieces]}
-        )
+        pieces = [asdict(piece) for piece in notebook.pieces]
+        output.as_json({"version": 1, "tokens": _count(notebook), **settled, "pieces": pieces})
         return
     rows = [
         (str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, piece.why)
@@ -313,3 +395,5 @@ def _explain(notebook: Notebook, json_: bool) -> None:
         f"{tokens['total']} tokens: {tokens['spliced']} spliced, {tokens['decoded']} decoded "
         f"({tokens['seam']} of them at seams, {tokens['rewritten']} in place of spliced ones)"
     )
+    if settled["method_why"]:
+        output.result(f"method {settled['method_why']}")

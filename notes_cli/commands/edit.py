@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
 from notes_cli.commands.options import model_options, open_workspace
+
+if TYPE_CHECKING:
+    from notes_cli.work.session import Edited
 
 
 @click.command()
@@ -17,13 +21,15 @@ from notes_cli.commands.options import model_options, open_workspace
 )
 @click.option(
     "--method",
-    default="erratum",
+    default="auto",
     show_default=True,
     metavar="METHOD",
-    help="erratum, field, field+erratum, selective@K, or suffix: everything behind anew.",
+    help="auto: as measured (notes calibrate). Or erratum, field, field+erratum, selective@K, blend@K, or suffix: "
+    "everything behind anew.",
 )
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
-def command(name: str, fields: tuple[str, ...], method: str, **model: Any) -> None:
+def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **model: Any) -> None:
     """Give a field of the session NAME another value. Each is an edit of its own, which undo takes back.
 
     An erratum is said before the next question; the other methods change the cache now.
@@ -35,11 +41,23 @@ def command(name: str, fields: tuple[str, ...], method: str, **model: Any) -> No
     """
     from notes_cli.editing.methods import Method
     from notes_cli.library.sessions import Sessions
+    from notes_cli.work.choosing import AUTO
     from notes_cli.work.prompting import parse_values
     from notes_cli.work.session import Session
 
-    values, chosen = parse_values(fields), Method.parse(method)
-    with open_workspace(**model) as workspace, Sessions(workspace.paths.sessions).locked(name) as stored:
+    values, chosen = parse_values(fields), None if method == AUTO else Method.parse(method)
+    with open_workspace(quiet=json_, **model) as workspace, Sessions(workspace.paths.sessions).locked(name) as stored:
         session = Session(workspace, stored)
         for field, value in values.items():
-            output.result(f"{field}={value}: {session.edit(field, value, chosen)}")
+            session.check(field, value, chosen)  # all before the first is made
+        edits = []
+        for field, value in values.items():
+            edits.append(session.edit(field, value, chosen))
+            if not json_:
+                output.result(_told(edits[-1]))
+    if json_:
+        output.as_json({"version": 1, "session": name, "edits": [asdict(edit) for edit in edits]})
+
+
+def _told(edit: Edited) -> str:
+    return f"{edit.field}={edit.value}: {edit.why}" + (f" ({edit.chosen})" if edit.chosen else f" ({edit.method})")

@@ -1,27 +1,36 @@
-"""`notes session`: the sessions on disk. None of its commands needs a model."""
+"""`notes session`: the sessions on disk. Only `compact` needs a model."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
+from notes_cli.commands.options import model_options, open_workspace
 
 if TYPE_CHECKING:
-    from notes_cli.library.sessions import Sessions, Stored
+    from notes_cli.library.sessions import Line, Sessions, Stored
+
+_JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+_OPS = {"turn": "turn", "edit": "edit", "compact": "compaction"}
 
 
 @click.group(options_metavar="", subcommand_metavar="COMMAND ...")
 def command() -> None:
-    """List, show, fork, take back and remove sessions. `notes ask --session NAME` begins one, or goes on with it.
+    """List, show, fork, take back, shorten, move and remove sessions. `notes ask --session NAME` begins one, or goes on
+    with it.
 
     \b
     Examples:
       notes session ls
       notes session show mine
       notes session fork mine other
+      notes session export mine mine.notes.tar
     """
 
 
@@ -63,7 +72,7 @@ def ls(quiet: bool, json_: bool) -> None:
     rows = [
         (
             *(one["name"], str(one["tokens"]), str(one["turns"]), output.human_size(one["bytes"])),
-            *(_age(one["changed"]), f"{one['identity']['model']} {one['identity']['quantization']}"),
+            *(_age(one["changed"]), _model(one)),
         )
         if one["problem"] is None
         else (one["name"], "", "", "", "", one["problem"])
@@ -74,7 +83,7 @@ def ls(quiet: bool, json_: bool) -> None:
 
 @command.command("show")
 @click.argument("name")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@_JSON
 def show(name: str, json_: bool) -> None:
     """Show the pieces and edits of a session."""
     from dataclasses import asdict
@@ -87,18 +96,20 @@ def show(name: str, json_: bool) -> None:
         output.as_json({"version": 1, **facts, "pending": list(state.pending.values()), "pieces": pieces})
         return
     rows = [
-        (str(entry.position), str(entry.tokens), entry.kind, entry.name, entry.how, _line(entry.text), entry.why)
+        (
+            *(str(entry.position), str(entry.tokens)),
+            *map(_line, (entry.kind, entry.name, entry.how, _short(entry.text), entry.why)),
+        )
         for entry in state.entries
     ]
     output.table(("position", "tokens", "piece", "name", "how", "text", "why"), rows, right=("position", "tokens"))
     for field, value in state.fields.items():
-        output.result(f"field {field} = {value}")
+        output.result(_line(f"field {field} = {value}"))
     for said in state.pending.values():
-        output.result(f"to be said before the next question: {said}")
-    identity = facts["identity"]
+        output.result(_line(f"to be said before the next question: {said}"))
     output.result(
         f"{_count(facts['turns'], 'turn')}, {_count(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
-        f"{identity['model']} {identity['quantization']}"
+        f"{_model(facts)}"
     )
     if facts["whole"]:
         output.result(
@@ -109,33 +120,131 @@ def show(name: str, json_: bool) -> None:
 
 @command.command("rm")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-def rm(names: tuple[str, ...]) -> None:
+@_JSON
+def rm(names: tuple[str, ...], json_: bool) -> None:
     """Remove sessions, without asking."""
     sessions = _sessions()
     for name in dict.fromkeys(names):  # a typing error removes nothing
         if name not in sessions.names():
             sessions.find(name)
-    for name in dict.fromkeys(names):
-        output.result(str(sessions.remove(name)))
+    removed = [str(sessions.remove(name)) for name in dict.fromkeys(names)]
+    _tell({"removed": removed}, "\n".join(removed), json_)
 
 
 @command.command("fork")
 @click.argument("name")
 @click.argument("new")
-def fork(name: str, new: str) -> None:
+@_JSON
+def fork(name: str, new: str, json_: bool) -> None:
     """Begin the session NEW where NAME stands; from there each goes its own way."""
-    output.result(str(_sessions().fork(name, new)))
+    folder = str(_sessions().fork(name, new))
+    _tell({"name": new, "path": folder, "forked": name}, folder, json_)
 
 
 @command.command("undo")
 @click.argument("name")
-def undo(name: str) -> None:
-    """Take back the last turn or edit of a session."""
+@_JSON
+def undo(name: str, json_: bool) -> None:
+    """Take back the last turn, edit or compaction of a session."""
     with _sessions().locked(name) as stored:
         undone = stored.undo()
-        edit = undone["op"] == "edit"
-        what = f"{undone['field']}={undone['value']}" if edit else _line(undone["question"])
-        output.result(f"took back the {undone['op']}: {what}")
+    facts = {"name": name, "op": undone["op"], "what": _what(undone)}
+    _tell(facts, f"took back the {_OPS[undone['op']]}: {_short(facts['what'])}", json_)
+
+
+@command.command("compact")
+@click.argument("name")
+@_JSON
+@model_options
+def compact(name: str, json_: bool, **model: Any) -> None:
+    """Take out the errata that later ones of the same field supersede.
+
+    What stands behind the first of them is decoded anew, so that the session is as if they had not been said. An undo
+    puts them back.
+    """
+    from dataclasses import asdict
+
+    from notes_cli.work.session import Session
+
+    with open_workspace(quiet=json_, **model) as workspace, _sessions().locked(name) as stored:
+        found = Session(workspace, stored).compact()
+        tokens = len(stored.state.tokens)
+    told = (
+        f"took out {_count(len(found.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(found.fields))}): "
+        f"{_count(tokens, 'token')} are left, {found.removed} fewer; {found.decoded} of them were decoded anew"
+        if found.fields
+        else f"nothing to take out: no erratum in session {name} is superseded by another"
+    )
+    _tell({"name": name, **asdict(found), "tokens": tokens}, told, json_)
+
+
+@command.command("export")
+@click.argument("name")
+@click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
+@click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
+@_JSON
+def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
+    """Write a session into one file.
+
+    FILE holds its ledger and its K/V rows: whoever has it can read all that was said. `-` is standard output; without
+    FILE it is NAME.notes.tar, in the folder at hand.
+    """
+    from notes_cli.errors import SessionError
+    from notes_cli.library.archive import SUFFIX, save
+    from notes_cli.library.atomic import replacing
+
+    piped = str(file) == "-"
+    path = file or Path(name + SUFFIX)
+    if piped and (json_ or sys.stdout.isatty()):
+        raise click.UsageError("a session is no text: name a file, or pipe it on, without --json")
+    with _sessions().locked(name) as stored:
+        if piped:
+            save(stored, sys.stdout.buffer)
+            return
+        if path.exists() and not force:
+            raise SessionError(f"{path} is there already. Choose another file, or write over it with -f")
+        if not path.absolute().parent.is_dir():
+            raise SessionError(f"there is no folder {path.parent}")
+        with replacing(path) as temporary, temporary.open("wb") as out:
+            count = save(stored, out)
+    facts = {"name": name, "path": str(path), "files": count, "bytes": path.stat().st_size}
+    _tell(facts, str(path), json_)
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--name", metavar="NAME", help="What the session is to be called.  [default: as the file]")
+@_JSON
+def import_(file: Path, name: str | None, json_: bool) -> None:
+    """Make a session of an exported file.
+
+    FILE is what `notes session export` has written; `-` is standard input. All of it is checked first. The session
+    goes on with the model, RoPE and cache types that it was begun with.
+    """
+    from notes_cli.library.archive import load, name_of
+
+    piped = str(file) == "-"
+    if piped and name is None:
+        raise click.UsageError("standard input has no name. Give the session one: --name NAME")
+    called = name or name_of(file)
+    with nullcontext(sys.stdin.buffer) if piped else file.open("rb") as source:
+        stored = load(_sessions(), source, "standard input" if piped else str(file), called)
+    _tell({"name": called, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
+
+
+def _tell(facts: dict[str, Any], told: str, json_: bool) -> None:
+    """What was done: as JSON, or in a line for people."""
+    if json_:
+        output.as_json({"version": 1, **facts})
+    else:
+        output.result(told)
+
+
+def _what(line: Line) -> str:
+    """What a line of the ledger was about."""
+    if line["op"] == "edit":
+        return f"{line['field']}={line['value']}"
+    return ", ".join(dict.fromkeys(line["fields"])) if line["op"] == "compact" else str(line["question"])
 
 
 def _facts(stored: Stored) -> dict[str, Any]:
@@ -148,7 +257,7 @@ def _facts(stored: Stored) -> dict[str, Any]:
         "whole": header.whole,
         "tokens": len(state.tokens),
         "turns": state.turns,
-        "edits": len(state.live) - state.turns,
+        "edits": state.count("edit"),
         "fields": state.fields,
         "bytes": stored.nbytes,
         "created": stored.created,
@@ -156,14 +265,23 @@ def _facts(stored: Stored) -> dict[str, Any]:
     }
 
 
+def _model(facts: dict[str, Any]) -> str:
+    return _line(f"{facts['identity']['model']} {facts['identity']['quantization']}")
+
+
 def _line(text: str) -> str:
+    """A text on one line, without what would move the cursor of a terminal: it may be anybody's."""
+    return "".join(part if part.isprintable() else "\ufffd" for part in " ".join(text.split()))
+
+
+def _short(text: str) -> str:
     """The beginning of a text, on one line."""
-    line = " ".join(text.split())
+    line = _line(text)
     return line if len(line) <= 50 else f"{line[:49]}…"
 
 
-def _count(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
+def _count(count: int, noun: str, nouns: str = "") -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
 
 
 def _age(time: str) -> str:

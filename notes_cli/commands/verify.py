@@ -1,7 +1,8 @@
-"""`notes verify`: is a splice as good as a full recompute, on this model, for this skill and these questions?"""
+"""`notes verify`: is a splice, an edit or a session as good as a full recompute, on this model, for these questions?"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,16 @@ from notes_cli import output
 from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
 
 if TYPE_CHECKING:
+    from notes_cli.measure.edits import Edits
+    from notes_cli.measure.session import SessionReport
     from notes_cli.measure.verify import Report
+    from notes_cli.work.session import Session
+    from notes_cli.work.workspace import Workspace
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.option("--session", metavar="NAME", help="Verify a session instead: as it is put back from disk.")
 @click.option(
     "--question",
     "questions",
@@ -26,20 +32,39 @@ if TYPE_CHECKING:
 @click.option(
     "--erratum", "errata", multiple=True, metavar="FIELD=VALUE", help="Verify with this correction, too. Repeatable."
 )
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Verify edit methods with this new value. Repeatable.",
+)
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    metavar="METHOD",
+    help="An edit method, auto, or all. Repeatable.  [default: auto]",
+)
 @click.option("--choices", metavar="A,B,...", help="Decide among these answers.  [default: the greedy answer]")
 @click.option(
     *("-s", "--system"),
     metavar="TEXT",
     help="System text before the skills.  [default: a few sentences, so that skills move, if they can]",
 )
-@click.option("--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: 1]")
-@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
+@click.option(
+    "--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: as measured, else 1]"
+)
+@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).  [default: as measured]")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
 def command(
     names: tuple[str, ...],
+    session: str | None,
     questions: tuple[str, ...],
     errata: tuple[str, ...],
+    fields: tuple[str, ...],
+    methods: tuple[str, ...],
     choices: str | None,
     system: str | None,
     seam: int | None,
@@ -53,6 +78,11 @@ def command(
     same rows without rotation, which must be worse. With an erratum, the decision must also be that of the corrected
     text. Exits 0 if every decision is the same and the mean cosine is at least 0.99, else 1.
 
+    With --field, edit methods are compared with a recompute of the corrected text. Exits 0 if all that were named
+    decide as it does; with `all`, if the one does that auto chooses.
+
+    With --session, what is put back from disk is compared with a prefill of the session's tokens: logits, and rows.
+
     Where a model's rows cannot be moved, the skills are verified at the start of the prompt, and there is no control.
 
     \b
@@ -60,32 +90,101 @@ def command(
       notes verify returns
       notes verify returns --question "May I return this?" --choices yes,no
       notes verify returns --erratum "date=2026-07-01" --json
+      notes verify returns --field date=2026-07-01 --method all
+      notes verify --session mine --question "May I return this?"
     """
-    from notes_cli.measure.verify import field_questions, verify
-    from notes_cli.text.wording import verify_system
-    from notes_cli.work.prompting import DEFAULT_SEAM, open_segments, parse_errata
-
+    _check_usage(names, session, errata, fields, methods, system, seam)
     answers = answers_of(choices)
     with open_workspace(quiet=json_, **model) as workspace:
-        segments = open_segments(workspace, names, output.say)
-        if system is None:
-            system = "" if any(segment.whole for segment in segments) else verify_system()
-        report = verify(
-            workspace,
-            segments,
-            list(questions) or field_questions(segments),
-            parse_errata(errata, segments),
-            choices=answers,
-            system=system,
-            seam=DEFAULT_SEAM if seam is None else seam,
-            wording=wording,
-        )
-        name = f"{workspace.model.name} {workspace.model.quantization}"
+        if session:
+            passed = _verify_session(workspace, session, questions, answers, wording, json_)
+        else:
+            passed = _verify_skills(
+                workspace, names, questions, errata, fields, methods, answers, system, seam, wording, json_
+            )
+    return 0 if passed else 1
+
+
+def _check_usage(
+    names: Sequence[str],
+    session: str | None,
+    errata: Sequence[str],
+    fields: Sequence[str],
+    methods: Sequence[str],
+    system: str | None,
+    seam: int | None,
+) -> None:
+    if bool(names) == bool(session):
+        raise click.UsageError("give the NAMEs of skills, or --session NAME, and not both")
+    if session and (errata or fields or methods or system is not None or seam is not None):
+        raise click.UsageError("a session is verified as it is: only --question, --choices and --wording go with it")
+    if fields and errata:
+        raise click.UsageError("--field and --erratum do not go together: --method erratum says the new value")
+    if methods and not fields:
+        raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
+
+
+def _verify_skills(
+    workspace: Workspace,
+    names: Sequence[str],
+    questions: Sequence[str],
+    errata: Sequence[str],
+    fields: Sequence[str],
+    methods: Sequence[str],
+    choices: Sequence[str] | None,
+    system: str | None,
+    seam: int | None,
+    wording: str | None,
+    json_: bool,
+) -> bool:
+    from notes_cli.measure.edits import verify_edits
+    from notes_cli.measure.verify import field_questions, verify
+    from notes_cli.text.wording import verify_system
+    from notes_cli.work.choosing import AUTO, defaults
+    from notes_cli.work.prompting import Prompt, open_segments, parse_errata, parse_values
+
+    segments = open_segments(workspace, names, output.say)
+    if system is None:
+        system = "" if any(segment.whole for segment in segments) else verify_system()
+    default = defaults(workspace)
+    asked, wording = list(questions) or field_questions(segments), wording or default.wording
+    seam = default.seam if seam is None else seam
+    model = f"{workspace.model.name} {workspace.model.quantization}"
+    if fields:
+        prompt = Prompt("", segments, (), system, wording, values=parse_values(fields), place=default.place)
+        edits = verify_edits(workspace, prompt, asked, methods or [AUTO], choices=choices, seam=seam)
+        output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, model)
+        return edits.passed
+    corrections = parse_errata(errata, segments)
+    how: dict[str, Any] = {"system": system, "seam": seam, "wording": wording, "place": default.place}
+    report = verify(workspace, segments, asked, corrections, choices=choices, **how)
+    output.as_json(_as_json(report)) if json_ else _print(report, model)
+    return report.passed
+
+
+def _verify_session(
+    workspace: Workspace,
+    name: str,
+    questions: Sequence[str],
+    choices: Sequence[str] | None,
+    wording: str | None,
+    json_: bool,
+) -> bool:
+    from notes_cli.library.sessions import Sessions
+    from notes_cli.measure.session import verify_session
+    from notes_cli.measure.verify import field_questions
+    from notes_cli.work.session import Session
+
+    with Sessions(workspace.paths.sessions).locked(name) as stored:
+        session = Session(workspace, stored)
+        asked = list(questions) or field_questions(session.state.skills)
+        report = verify_session(session, asked, choices=choices, wording=wording)
+        at = [_place(session, error.position) for error in report.layers]
     if json_:
-        output.as_json(_as_json(report))
+        output.as_json(_session_as_json(report, name, at))
     else:
-        _print(report, name)
-    return 0 if report.passed else 1
+        _print_session(report, at, f"{workspace.model.name} {workspace.model.quantization}")
+    return report.passed
 
 
 def _as_json(report: Report) -> dict[str, Any]:
@@ -137,6 +236,91 @@ def _print(report: Report, model: str) -> None:
     output.result(
         f"{verdict}: {same} of {len(rows)} decisions as a full recompute, mean cosine {report.cosine:.4f} "
         f"({control}) on {model}"
+    )
+
+
+def _edits_as_json(edits: Edits) -> dict[str, Any]:
+    means = ("cosine", "kl", "decoded")
+    tried = [
+        {
+            "method": one.method,
+            "refused": one.refused or None,
+            "same": one.same,
+            "pass": one.passed,
+            **{what: one.mean(what) for what in means},
+            "cases": [asdict(case) for case in one.cases],
+        }
+        for one in edits.tried
+    ]
+    return {"version": 1, "auto": edits.auto, "why": edits.why, "pass": edits.passed, "methods": tried}
+
+
+def _print_edits(edits: Edits, model: str) -> None:
+    rows = []
+    for one in edits.tried:
+        if one.refused:
+            rows.append((one.method, "", "", "", "refused", one.refused))
+            continue
+        found, count = one.cases[0], len(one.cases)
+        told = "same" if one.passed else "DIFFERS"
+        detail = f"{one.same} of {count}" if count > 1 else f"{_short(found.decision)} ({_short(found.reference)})"
+        means = f"{one.mean('cosine'):.4f}", f"{one.mean('kl'):.1e}", f"{one.mean('decoded'):.0f}"
+        rows.append((one.method, *means, told, detail))
+    columns = ("method", "cosine", "KL", "decoded", "decision", "")
+    output.table(columns, rows, right=columns[1:4])
+    output.result(f"auto is {edits.why}")
+    output.result(f"{'pass' if edits.passed else 'FAIL'}: against a recompute of the corrected text on {model}")
+
+
+def _place(session: Session, position: int) -> str:
+    """What stands at a position of the session, for people."""
+    for entry in session.state.entries:
+        if entry.position <= position < entry.position + entry.tokens:
+            return f"position {position}, {entry.kind} {entry.name}".rstrip()
+    return "the state after the last token"
+
+
+def _session_as_json(report: SessionReport, name: str, places: Sequence[str]) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "name": name,
+        "tokens": report.tokens,
+        "cosine": report.cosine,
+        "kl": report.kl,
+        "same_top": all(point.same_top for point in report.points),
+        "same_decision": report.same_decision,
+        "pass": report.passed,
+        "points": [asdict(point) for point in report.points],
+        "layers": [{**asdict(error), "at": at} for error, at in zip(report.layers, places, strict=True)],
+        "edits": list(report.edits),
+        "reasons": list(report.reasons),
+    }
+
+
+def _print_session(report: SessionReport, places: Sequence[str], model: str) -> None:
+    rows = [
+        (
+            *("at the end" if point.question is None else point.question, f"{point.cosine:.4f}", f"{point.kl:.1e}"),
+            *("same" if point.same_top else "another", _short(point.decision or ""), _short(point.reference or "")),
+            "" if point.decision is None else "same" if point.decision == point.reference else "DIFFERS",
+        )
+        for point in report.points
+    ]
+    columns = ("after", "cosine", "KL", "top", "session", "recompute", "decision")
+    output.table(columns, rows, right=("cosine", "KL"))
+    errors = [
+        (f"{error.layer}", error.part, f"{error.k:.1e}", f"{error.v:.1e}", at)
+        for error, at in zip(report.layers, places, strict=True)
+    ]
+    output.table(("layer", "rows", "K error", "V error", "largest at"), errors, right=("layer", "K error", "V error"))
+    for edit in report.edits:
+        output.result(f"edit {edit}")
+    for reason in report.reasons or ["nothing that would make rows differ by more than rounding"]:
+        output.result(f"expected: {reason}")
+    farthest = max(report.largest.k, report.largest.v)
+    output.result(
+        f"{'pass' if report.passed else 'FAIL'}: {report.tokens} tokens from disk against a prefill of them, "
+        f"mean cosine {report.cosine:.4f}, rows within {farthest:.1e} on {model}"
     )
 
 

@@ -1,8 +1,9 @@
 """Sessions: notebooks on disk, a folder each, described in docs/format.md.
 
-`ledger.jsonl` says what happened, a line for each turn, edit and undo, and is only ever appended to; the K/V rows that
-a line added stand in a file of their own, which is never changed. What the ledger comes to is its State. It knows no
-model, and of rows only the names of their files.
+`ledger.jsonl` says what happened, a line for each turn, edit, compaction and undo, and is only ever appended to; the
+K/V rows that a line added stand in a file of their own, which is never changed. What the ledger comes to is its State.
+It knows no model, and of rows only the names of their files. A ledger may be anybody's (archive.py): nothing in it is
+believed before it is checked.
 """
 
 from __future__ import annotations
@@ -11,31 +12,28 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import filelock
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import FieldSpan
-from notes_cli.errors import NotesError
+from notes_cli.errors import SessionError
 from notes_cli.library.atomic import replacing
 from notes_cli.library.store import NAME
 
-FORMAT = 1  # changes when an older notes would read a newer ledger wrongly
+FORMAT = 2  # changes when an older notes would read a newer ledger wrongly
 LEDGER = "ledger.jsonl"
 ROWS = re.compile(r"[0-9]{4,}\.gguf")
+TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 
 Line = Mapping[str, Any]
-
-
-class SessionError(NotesError):
-    """A session that is not there, in use, damaged, or of another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Entry:
     """A piece of the notebook, or an edit (`how` is its method), as the ledger shows it."""
 
     kind: str
-    name: str
+    name: str  # of a skill; of the field that an erratum or an edit is about
     text: str
     position: int
     tokens: int
@@ -74,18 +72,25 @@ class SkillText:
 
     @classmethod
     def from_dict(cls, data: Line) -> SkillText:
-        spans = tuple(FieldSpan(**span) for span in data["fields"])
-        return cls(**{**data, "fields": spans})
+        """Raise KeyError, TypeError or ValueError where the data is no skill."""
+        spans = tuple(FieldSpan(**{**span, "name": _text(span, "name")}) for span in data["fields"])
+        skill = cls(**{**data, "fields": spans, "name": _text(data, "name"), "text": _text(data, "text")})
+        inside = all(0 <= span.first < span.last <= skill.tokens for span in spans)
+        if not inside or any(skill.text[span.start : span.end] != span.value for span in spans):
+            raise ValueError("fields")
+        if skill.position < 0 or any(len(row) != skill.tokens for row in skill.influence.values()):
+            raise ValueError("skills")
+        return skill
 
 
 @dataclass(slots=True)
 class State:
     """What a ledger comes to: undone lines are gone, edits are applied."""
 
-    live: list[Line] = field(default_factory=list)  # turns and edits that stand
+    live: list[Line] = field(default_factory=list)  # turns, edits and compactions that stand
     tokens: list[int] = field(default_factory=list)
     rows: list[tuple[str, int]] = field(default_factory=list)  # of each position: the file of its row, and which
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)  # in the order in which they came
     skills: list[SkillText] = field(default_factory=list)
     values: dict[str, str] = field(default_factory=dict)  # of fields, where an erratum or an edit gave another one
     pending: dict[str, str] = field(default_factory=dict)  # errata by field, to be said before the next question
@@ -96,61 +101,126 @@ class State:
         """The value of every field as it holds now."""
         return {span.name: span.value for skill in self.skills for span in skill.fields} | self.values
 
+    def count(self, op: str) -> int:
+        """How many turns, edits or compactions stand."""
+        return sum(line["op"] == op for line in self.live)
+
     @property
     def turns(self) -> int:
-        return sum(line["op"] == "turn" for line in self.live)
+        return self.count("turn")
 
-    def turn(self, line: Line) -> None:
-        """Pieces came at the end."""
+    @property
+    def superseded(self) -> list[Entry]:
+        """Errata in the notebook whose field was given another value after them, by an erratum (said or waiting) or in
+        the text, as they stand. Free words are never superseded, nor errata from before ledgers named their fields."""
+        found: list[Entry] = []
+        later = set(self.pending)
+        for entry in reversed(self.entries):
+            if entry.kind == "erratum" and entry.name in later:
+                found.append(entry)
+            if entry.kind in ("erratum", "edit") and entry.name:
+                later.add(entry.name)
+        return sorted(found, key=lambda entry: entry.position)
+
+    def apply(self, line: Line) -> None:
+        """What the line says happens. Raise KeyError, TypeError or ValueError where it says nothing that can be."""
+        {"turn": self._turn, "edit": self._edit, "compact": self._compact}[line["op"]](line)
         self.live.append(line)
+
+    def _turn(self, line: Line) -> None:
+        """Pieces came at the end."""
         start = len(self.tokens)
+        _text(line, "question")
         for piece in line["pieces"]:
-            known = {key: piece[key] for key in ("kind", "name", "text", "how", "why")}
+            known = {key: _text(piece, key) for key in ("kind", "name", "text", "how", "why")}
             self.entries.append(Entry(**known, position=len(self.tokens), tokens=len(piece["tokens"])))
-            self.tokens += map(int, piece["tokens"])
+            self.tokens += _ids(piece["tokens"])
         self.rows += [(line["rows"], row) for row in range(len(self.tokens) - start)]
-        self.skills += map(SkillText.from_dict, line["skills"])
-        self.values |= line["said"]
-        self.heard |= {*line["said"], *self.pending}
+        skills = [SkillText.from_dict(skill) for skill in line["skills"]]
+        self.skills += skills
+        for span in (span for skill in skills for span in skill.fields):
+            self.values.pop(span.name, None)  # what was read last
+        said = {name: _text(line["said"], name) for name in line["said"]}
+        self.values |= said
+        self.heard |= {*said, *self.pending}
         self.pending = {}
 
-    def edit(self, line: Line) -> None:
-        """Tokens gave way to others, what stands behind them moved, and some rows were computed again."""
-        self.live.append(line)
-        patches = [(int(part["first"]), int(part["last"]), list(part["tokens"])) for part in line["patches"]]
+    def _edit(self, line: Line) -> None:
+        """A field got another value: in the text, by an erratum that is still to be said, or both."""
+        name, value = _text(line, "field"), _text(line, "value")
+        place = self._replace(line)
+        self.entries.append(Entry("edit", name, f"{name}={value}", place, 0, _text(line, "method"), _text(line, "why")))
+        amended = {part["name"]: SkillText.from_dict(part) for part in line["skills"]}
+        self.skills = [amended.get(skill.name) or skill for skill in self.skills]
+        self.values[name] = value
+        self.pending.pop(name, None)
+        if _text(line, "says"):
+            self.pending[name] = line["says"]
+
+    def _compact(self, line: Line) -> None:
+        """Errata were taken out, and what stands behind them was computed again."""
+        taken = [_text({"name": name}, "name") for name in line["fields"]]
+        self._replace(line)
+        self.entries = [entry for entry in self.entries if entry.tokens or entry.kind == "edit"]
+        self.heard = self.heard.difference(taken) | {
+            entry.name for entry in self.entries if entry.kind == "erratum" and entry.name
+        }
+
+    def _replace(self, line: Line) -> int:
+        """Tokens gave way to others, what stands behind them moved, and some rows were computed again. Return the first
+        position of these."""
+        parts = [(*span, _ids(part["tokens"])) for span, part in _patches(line, len(self.tokens))]
 
         def shift(position: int) -> int:
-            return position + sum(len(new) - (last - first) for first, last, new in patches if last <= position)
+            return position + sum(len(new) - (last - first) for first, last, new in parts if last <= position)
 
-        for first, last, new in reversed(patches):
-            self.tokens[first:last] = map(int, new)
+        for first, last, new in reversed(parts):
+            self.tokens[first:last] = new
         self.rows = [*self.rows, *[("", 0)] * len(self.tokens)][: len(self.tokens)]
-        changed = [position for first, last in line["changed"] for position in range(first, last)]
-        for row, position in enumerate(changed):
-            self.rows[position] = line["rows"], row
-        self.entries = [
-            replace(
-                entry,
-                position=shift(entry.position),
-                tokens=shift(entry.position + entry.tokens) - shift(entry.position),
-            )
-            for entry in self.entries
-        ]
-        place = changed[0] if changed else len(self.tokens)
-        said = f"{line['field']}={line['value']}"
-        self.entries.append(Entry("edit", line["field"], said, place, 0, line["method"], line["why"]))
-        amended = {part["name"]: SkillText.from_dict(part) for part in line["skills"]}
-        self.skills = [
-            amended.get(skill.name) or replace(skill, position=shift(skill.position)) for skill in self.skills
-        ]
-        self.values[line["field"]] = line["value"]
-        self.pending.pop(line["field"], None)
-        if line["says"]:
-            self.pending[line["field"]] = line["says"]
+        changed = [place for first, last in _spans(line["changed"], len(self.tokens)) for place in range(first, last)]
+        for row, place in enumerate(changed):
+            self.rows[place] = line["rows"], row
+        self.entries = [_shifted(entry, shift) for entry in self.entries]
+        self.skills = [replace(skill, position=shift(skill.position)) for skill in self.skills]
+        return changed[0] if changed else len(self.tokens)
+
+
+def _shifted(entry: Entry, shift: Callable[[int], int]) -> Entry:
+    start, end = shift(entry.position), shift(entry.position + entry.tokens)
+    return replace(entry, position=start, tokens=end - start)
+
+
+def _text(data: Line, key: str) -> str:
+    text = data[key]
+    if not isinstance(text, str):
+        raise TypeError(key)
+    return text
+
+
+def _ids(tokens: Iterable[int]) -> list[int]:
+    ids = [int(token) for token in tokens]
+    if ids and not 0 <= min(ids) <= max(ids) < 1 << 31:
+        raise ValueError("tokens")
+    return ids
+
+
+def _spans(spans: Iterable[Sequence[int]], length: int) -> list[tuple[int, int]]:
+    """Ranges [first, last) that ascend in [0, length), as they must."""
+    found: list[tuple[int, int]] = []
+    for first, last in spans:
+        found.append((int(first), int(last)))
+        if not (found[-2][1] if found[1:] else 0) <= int(first) <= int(last) <= length:
+            raise ValueError("range")
+    return found
+
+
+def _patches(line: Line, length: int) -> list[tuple[tuple[int, int], Line]]:
+    spans = _spans([(part["first"], part["last"]) for part in line["patches"]], length)
+    return list(zip(spans, line["patches"], strict=True))
 
 
 def fold(lines: Sequence[Line]) -> State:
-    """What turns, edits and undos come to. Raise KeyError, TypeError or ValueError where they are none."""
+    """What lines come to. Raise an error of Python's, such as KeyError, where they are none."""
     live: list[Line] = []
     for line in lines:
         if line["op"] == "undo":
@@ -159,10 +229,58 @@ def fold(lines: Sequence[Line]) -> State:
             live.append(line)
     state = State()
     for line in live:
-        {"turn": state.turn, "edit": state.edit}[line["op"]](line)
+        state.apply(line)
         if line["rows"] and not ROWS.fullmatch(line["rows"]):
             raise ValueError("rows")
     return state
+
+
+class Ledger(NamedTuple):
+    """What a ledger's file holds: the first line, all lines, what they come to, and how many bytes are whole lines."""
+
+    header: Header
+    lines: list[Line]
+    state: State
+    end: int
+
+    @property
+    def kept(self) -> list[str]:
+        """The files of rows that stand. Of whole ones the last two: as far back as one undo."""
+        names = [str(line["rows"]) for line in self.state.live if line["rows"]]
+        return names[-2:] if self.header.whole else names
+
+
+class LedgerError(ValueError):
+    """Bytes that are no ledger."""
+
+
+class NewerError(LedgerError):
+    """A ledger in a format that this version does not know."""
+
+
+def read_ledger(data: bytes) -> Ledger:
+    """Raise LedgerError where it is damaged."""
+    end = data.rfind(b"\n") + 1
+    try:
+        lines = [json.loads(line) for line in data[:end].split(b"\n")[:-1]]
+        first = lines[0]
+        if first["format"] > FORMAT:
+            raise NewerError(str(first["format"]))
+        for line in lines:
+            datetime.strptime(_text(line, "time"), TIME)
+        identity = Identity.from_dict(first["identity"])
+        header = Header(identity, str(first["cache"]), first["whole"] is True, str(first["model"]))
+        return Ledger(header, lines, fold(lines[1:]), end)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
+        raise LedgerError from error
+    except LedgerError:
+        raise
+    except ValueError as error:
+        raise LedgerError from error
+
+
+def line_bytes(line: Line) -> bytes:
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
 class Stored:
@@ -174,7 +292,7 @@ class Stored:
         self.header: Header | None = None  # none: it has not been begun
         self.lines: list[Line] = []
         self.state = State()
-        self._end = 0  # bytes of the ledger that are whole lines
+        self.end = 0  # bytes of the ledger that are whole lines
         self._read()
 
     @property
@@ -200,18 +318,18 @@ class Stored:
 
     def commit(self, line: Line, header: Header | None = None) -> None:
         """Append a line: with it, and not before, it has happened. `header` begins the session."""
-        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        lines = [{**line, "time": now}]
+        now = datetime.now(timezone.utc).strftime(TIME)
+        lines: list[Line] = [{**line, "time": now}]
         if header is not None:
             lines.insert(0, {"op": "open", "format": FORMAT, **asdict(header), "time": now})
-        data = b"".join(json.dumps(part, ensure_ascii=False).encode() + b"\n" for part in lines)
+        data = b"".join(map(line_bytes, lines))
         try:
             if header is not None:
                 with replacing(self.ledger) as temporary:
                     temporary.write_bytes(data)
             else:
                 with self.ledger.open("r+b") as file:
-                    file.seek(self._end)
+                    file.seek(self.end)
                     file.truncate()  # a line that a crash tore
                     file.write(data)
                     file.flush()
@@ -222,7 +340,7 @@ class Stored:
         self._sweep()
 
     def undo(self) -> Line:
-        """Take back the last turn or edit and return it. Raise SessionError if there is none."""
+        """Take back the last turn, edit or compaction and return it. Raise SessionError if there is none."""
         if not self.state.live:
             raise SessionError(f"there is nothing to undo in session {self.name}")
         undone = self.state.live[-1]
@@ -230,9 +348,8 @@ class Stored:
         return undone
 
     def kept(self) -> list[str]:
-        """The files of rows that stand. Of whole ones the last two: as far back as one undo."""
-        names = [str(line["rows"]) for line in self.state.live if line["rows"]]
-        return names[-2:] if self.header and self.header.whole else names
+        """The files of rows that stand (Ledger.kept)."""
+        return Ledger(self.header, self.lines, self.state, self.end).kept if self.header else []
 
     def _sweep(self) -> None:
         """Remove what no line needs: rows that were undone, files of a process that was killed."""
@@ -248,18 +365,11 @@ class Stored:
             return
         except OSError as error:
             raise SessionError(f"cannot read {self.ledger}: {error.strerror}") from error
-        self._end = data.rfind(b"\n") + 1
         try:
-            self.lines = [json.loads(line) for line in data[: self._end].split(b"\n")[:-1]]
-            first = self.lines[0]
-            if first["format"] > FORMAT:
-                raise SessionError(
-                    f"{self.ledger} has format {first['format']}, this notes reads {FORMAT}. Update notes"
-                )
-            identity = Identity.from_dict(first["identity"])
-            self.header = Header(identity, str(first["cache"]), first["whole"] is True, str(first["model"]))
-            self.state = fold(self.lines[1:])
-        except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+            self.header, self.lines, self.state, self.end = read_ledger(data)
+        except NewerError as error:
+            raise SessionError(f"{self.ledger} has format {error}, this notes reads {FORMAT}. Update notes") from error
+        except LedgerError as error:
             raise SessionError(
                 f"the ledger of session {self.name} is damaged. Mend {self.ledger}, or: notes session rm {self.name}"
             ) from error
@@ -329,7 +439,7 @@ class Sessions:
                     if (stored.folder / rows).exists():  # not a whole one from before an undo
                         _link(stored.folder / rows, fork.folder / rows)
                 with replacing(fork.ledger) as temporary:  # last: with it, there is a session
-                    temporary.write_bytes(stored.ledger.read_bytes()[: stored._end])
+                    temporary.write_bytes(stored.ledger.read_bytes()[: stored.end])
             except OSError as error:
                 raise SessionError(f"cannot write {fork.folder}: {error.strerror}") from error
             return fork.folder

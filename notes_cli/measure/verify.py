@@ -15,11 +15,13 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
+from notes_cli.library.sessions import SkillText
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.fields import Field
 from notes_cli.text.skill import Skill, with_values
-from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay
+from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM
+from notes_cli.work.prompting import Prompt, lay
 from notes_cli.work.workspace import Workspace
 
 COSINE = 0.99  # a mean below this fails
@@ -91,20 +93,26 @@ def verify(
     system: str | None = None,
     seam: int = DEFAULT_SEAM,
     wording: str | None = None,
+    place: str = DEFAULT_PLACE,
 ) -> Report:
     """Measure every question as it stands and, if there are errata, with them."""
-    if not questions:
-        raise NotesError("there is nothing to verify: no question, and no field to ask for. Give --question")
+    check_questions(questions)
     corrections: list[Sequence[Erratum]] = [(), errata] if errata else [()]
     cases = [
-        _measure(workspace, Prompt(question, segments, correction, system, wording), choices, seam)
+        _measure(workspace, Prompt(question, segments, correction, system, wording, place=place), choices, seam)
         for correction in corrections
         for question in questions
     ]
     return Report(tuple(cases))
 
 
-def field_questions(segments: Sequence[Segment]) -> list[str]:
+def check_questions(questions: Sequence[str]) -> None:
+    """Raise NotesError if there is none."""
+    if not questions:
+        raise NotesError("there is nothing to verify: no question, and no field to ask for. Give --question")
+
+
+def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[str]:
     """What can be asked of any skill: the value of each of its fields."""
     names = dict.fromkeys(span.name for segment in segments for span in segment.fields)
     return [f"What is the {name.replace('_', ' ').replace('-', ' ')}?" for name in names]
@@ -121,17 +129,17 @@ def corrected_segment(segment: Segment, values: dict[str, str], workspace: Works
 def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, seam: int) -> Case:
     reference = lay(workspace, prompt, splice=False, room=ANSWER)
     wanted = reference.logits()
-    reference_decision, margin = _decide(reference, choices)
+    reference_decision, margin = decided(reference, choices)
 
     spliced = lay(workspace, prompt, seam=seam, room=ANSWER)
     found = spliced.logits()
-    decision, _ = _decide(spliced, choices)
+    decision, _ = decided(spliced, choices)
     moved = any(piece.moved for piece in spliced.pieces)
     count = spliced.count("spliced")
 
     control = lay(workspace, prompt, seam=seam, rotate=False, room=ANSWER)
     unrotated = control.logits()
-    control_decision, _ = _decide(control, choices)
+    control_decision, _ = decided(control, choices)
 
     return Case(
         question=prompt.question,
@@ -157,10 +165,10 @@ def _corrected_decision(workspace: Workspace, prompt: Prompt, choices: Sequence[
     free = [erratum for erratum in prompt.errata if erratum.field is None]
     segments = [corrected_segment(segment, values, workspace) for segment in prompt.segments]
     notebook = lay(workspace, replace(prompt, segments=segments, errata=free), splice=False, room=ANSWER)
-    return _decide(notebook, choices)[0]
+    return decided(notebook, choices)[0]
 
 
-def _decide(notebook: Notebook, choices: Sequence[str] | None) -> tuple[str, float | None]:
+def decided(notebook: Notebook, choices: Sequence[str] | None) -> tuple[str, float | None]:
     """The decision at the end of a notebook, and its margin where there are choices."""
     if choices:
         decision = decide(notebook, choices)

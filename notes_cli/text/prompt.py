@@ -2,6 +2,8 @@
 
     system opening | skill | "\\n\\n" | skill | "\\n\\n" erratum | user opening, question, assistant opening
 
+Placed late, skills and errata stand in the user message of the question instead, right before it.
+
 It knows neither tokens nor K/V: a splice is only named. The form is exact, for the model that ships with
 notes was trained on it, and because a recompute must see the very tokens of a splice.
 """
@@ -12,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from notes_cli.errors import NotesError
 from notes_cli.text.template import ChatTemplate, marker
 
 Kind = Literal["text", "splice", "erratum", "question"]
+PLACES = ("early", "late")
 BETWEEN = "\n\n"  # stands between the parts of one message
 
 
@@ -47,43 +51,47 @@ def build(
     skills: Sequence[str] = (),
     errata: Sequence[str] = (),
     turns: Sequence[tuple[str, str]] = (),
+    place: str = "early",
 ) -> list[Piece]:
     """The pieces of a prompt, up to where the model's answer begins.
 
     `skills` are names; `errata` are sentences that stand after all skills; `turns` are earlier (question,
     answer) pairs of the same conversation, which come before `question`. Texts are stripped, but for the
-    answers: they are what the model said, a leading blank too. Raise ModelError if the model's template
-    leaves no place for them.
+    answers: they are what the model said, a leading blank too. `place`: early, in the system message, or
+    late, in the user message of `question`. Raise NotesError for another place, and ModelError if the
+    model's template leaves none.
     """
+    if place not in PLACES:
+        raise NotesError(f"no place {place!r}. Choose {' or '.join(PLACES)}")
+    given, nothing = (skills, errata), ((), ())
+    early, late = (nothing, given) if place == "late" else (given, nothing)
     if turns:
         (first, answer), *later = turns
-        pieces = build(template, question=first, system=system, skills=skills, errata=errata)
+        past = template.earlier
+        pieces = build(past, question=first, system=system, skills=early[0], errata=early[1])
         for asked, replied in later:
-            pieces += [*_text(Run(answer, False)), *next_turn(template, asked)]
+            pieces += [*_text(Run(answer, False)), *next_turn(past, asked)]
             answer = replied
-        return [*pieces, *_text(Run(answer, False)), *next_turn(template, question)]
+        last = next_turn(template, question, skills=late[0], errata=late[1])
+        return [*pieces, *_text(Run(answer, False)), *last]
 
-    parts: list[Piece] = []  # what stands in the system message
-    if system and system.strip():
-        parts += _text(Run(system.strip(), False))
-    for name in skills:
-        parts += [*(_text(Run(BETWEEN, False)) if parts else []), Piece("splice", name=name)]
-    for said in errata:
-        parts.append(Piece("erratum", _runs(Run((BETWEEN if parts else "") + said.strip(), False))))
-    if not parts:
+    said = _text(Run(system.strip(), False)) if system and system.strip() else []
+    head, body = _parts(said, *early), _parts([], *late)  # of the system message, of the user message
+    if not head:
         opening, closing = template.cut([_message("user", 0)], [marker(0)])
-        return [
-            Piece("question", _runs(Run(opening, True), Run(question.strip(), False), Run(closing, True)))
-        ]
+        return _asked(template, opening, body, question, closing)
     opening, middle, closing = template.cut(
         [_message("system", 0), _message("user", 1)], [marker(0), marker(1)]
     )
-    ask = Piece("question", _runs(Run(middle, True), Run(question.strip(), False), Run(closing, True)))
-    return _joined([*_text(Run(opening, True)), *parts, ask])
+    ask = _asked(template, middle, body, question, closing)
+    return _joined([*_text(Run(opening, True)), *head, *ask])
 
 
-def next_turn(template: ChatTemplate, question: str, errata: Sequence[str] = ()) -> list[Piece]:
-    """The pieces after the model's answer: its end, the errata at the head of the user message, the question.
+def next_turn(
+    template: ChatTemplate, question: str, errata: Sequence[str] = (), skills: Sequence[str] = ()
+) -> list[Piece]:
+    """The pieces after the model's answer: its end, skills and errata at the head of the user message, the
+    question.
 
     Raise ModelError as `build` does.
     """
@@ -91,18 +99,40 @@ def next_turn(template: ChatTemplate, question: str, errata: Sequence[str] = ())
     roles = ("system", "user", "assistant", "user")
     messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
     *_, opening, closing = template.cut(messages, contents)
-    ask = Run(question.strip(), False)
-    if not errata:
-        return [Piece("question", _runs(Run(opening, True), ask, Run(closing, True)))]
-    pieces = _text(Run(opening, True))
-    for number, said in enumerate(errata):
-        pieces.append(Piece("erratum", _runs(Run((BETWEEN if number else "") + said.strip(), False))))
-    return [*pieces, Piece("question", _runs(Run(BETWEEN + ask.text, False), Run(closing, True)))]
+    return _asked(template, opening, _parts([], skills, errata), question, closing)
 
 
 def left_context(template: ChatTemplate) -> str:
     """What stands before a skill that comes first in the system message: the text to compile it behind."""
     return template.cut([_message("system", 0), _message("user", 1)], [marker(0), marker(1)])[0]
+
+
+def _parts(before: list[Piece], skills: Sequence[str], errata: Sequence[str]) -> list[Piece]:
+    """What stands in a message already, then skills and errata, with empty lines between."""
+    parts = [*before]
+    for name in skills:
+        parts += [*(_text(Run(BETWEEN, False)) if parts else []), Piece("splice", name=name)]
+    for said in errata:
+        parts.append(Piece("erratum", _runs(Run((BETWEEN if parts else "") + said.strip(), False))))
+    return parts
+
+
+def _asked(
+    template: ChatTemplate, opening: str, parts: Sequence[Piece], question: str, closing: str
+) -> list[Piece]:
+    """The user message: its parts, then the question."""
+    asked = question.strip()
+    if not asked.endswith(template.cue.strip()):  # some say it themselves
+        asked += template.cue
+    if not parts:
+        return [Piece("question", _runs(Run(opening, True), Run(asked, False), Run(closing, True)))]
+    ask = Piece("question", _runs(Run(BETWEEN + asked, False), Run(closing, True)))
+    return [*_text(Run(opening, True)), *parts, ask]
+
+
+def generation_prompt(template: ChatTemplate) -> str:
+    """What stands between a question and the answer."""
+    return template.cut([_message("user", 0)], [marker(0)])[1]
 
 
 def _message(role: str, number: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ skills.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -76,17 +77,37 @@ class ChatTemplate:
             "bos_token": bos,
             "eos_token": eos,
         }
+        self.cue = ""  # stands behind the question
+        self.reply = ""  # opens the answer, behind the template's own words
+        self.earlier = self  # how the answers of earlier turns are opened
         try:
             self._template = env.from_string(source or PLAIN)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the model's chat template cannot be read: {_one_line(error)}") from error
+
+    def with_options(self, options: Mapping[str, object]) -> ChatTemplate:
+        """The same template with other variables."""
+        other = copy.copy(self)
+        other.__dict__.pop("folds_system", None)
+        other._known = {**self._known, **options}
+        other.earlier = other
+        return other
+
+    def with_words(self, reply: str, cue: str = "", earlier: ChatTemplate | None = None) -> ChatTemplate:
+        """The same template with words of ours behind the question and before the answer; `earlier` is that
+        of earlier turns."""
+        other = copy.copy(self)
+        other.cue, other.reply = cue, reply
+        other.earlier = earlier or other
+        return other
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """The whole conversation as text. Raise ModelError if the template refuses or fails.
 
         A template without a system role gets the system content at the head of the first user message.
         """
-        return self._render(_folded(messages) if self.folds_system else messages, add_generation_prompt)
+        text = self._render(_folded(messages) if self.folds_system else messages, add_generation_prompt)
+        return text + self.reply if add_generation_prompt else text
 
     def cut(self, messages: Sequence[Message], markers: Sequence[str]) -> list[str]:
         """Render messages whose contents hold the markers; return the template's texts before, between and

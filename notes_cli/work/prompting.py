@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import Method, lay_changed, rewritten
+from notes_cli.editing.methods import Method, lay_changed, prepare, rewritten
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import NotesError, SkillError
@@ -18,12 +18,9 @@ from notes_cli.text.erratum import Erratum, parse_erratum, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.prompt import build
 from notes_cli.text.skill import Skill, load_skill
+from notes_cli.work.choosing import DEFAULT_SEAM, choose, defaults
 from notes_cli.work.compiling import compile_to_library, plan, stale
 from notes_cli.work.workspace import Workspace
-
-# Tokens recomputed at the start of a skill that stands behind another left context than it was compiled behind.
-# Measured on the shipped model by bench/decisions.py; see docs/results.md.
-DEFAULT_SEAM = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +35,8 @@ class Prompt:
     turns: Sequence[tuple[str, str]] = field(default=())
     values: Mapping[str, str] = field(default_factory=dict)  # of fields that have others now, brought in by `method`
     method: Method = field(default_factory=Method)
+    place: str = "early"  # skills and errata in the system message, or "late": right before the question
+    think: bool = False  # the prompt ends where a chain of thought begins (work/thinking.py goes on)
 
     @property
     def sentences(self) -> list[str]:
@@ -131,12 +130,13 @@ def lay(
     if len(by_name) < len(prompt.segments):
         raise NotesError("the same skill is spliced twice. Name each skill once")
     pieces = build(
-        workspace.template,
+        workspace.thinking_template if prompt.think else workspace.template,
         question=prompt.question,
         system=prompt.system,
         skills=list(by_name),
         errata=prompt.sentences,
         turns=prompt.turns,
+        place=prompt.place,
     )
     changes = changes_of(workspace, prompt)
     tokens = [
@@ -153,6 +153,11 @@ def lay(
         for segment in prompt.segments:  # again: a larger context may rotate otherwise (LongRoPE)
             workspace.check(segment)
 
+    # Before the notebook: what is measured or computed apart may need its context.
+    prepared = {
+        name: prepare(workspace.compiler, by_name[name], changed, prompt.method, dry=dry)
+        for name, changed in (changes.items() if splice else ())
+    }
     notebook = workspace.notebook(dry=dry)
     notebook.append(opening)
     for piece, ids in zip(pieces, tokens, strict=True):
@@ -164,9 +169,10 @@ def lay(
             text = changed.tokens if changed and prompt.method.touches else segment.tokens
             notebook.append(text, piece.kind, piece.name, why="full prefill asked for")
         elif changed:
-            lay_changed(notebook, segment, changed, prompt.method, partial(_place, seam=seam, rotate=rotate))
+            place = partial(lay_segment, seam=seam, rotate=rotate)
+            lay_changed(notebook, segment, changed, prompt.method, place, prepared[piece.name])
         else:
-            _place(notebook, segment, seam, rotate)
+            lay_segment(notebook, segment, seam, rotate)
     return notebook
 
 
@@ -182,13 +188,25 @@ def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
     return {name: changed for name, changed in found.items() if changed}
 
 
+def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
+    """The edit method for the prompt's values where the user names none, and why."""
+    method, why = choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think)
+    reason = workspace.context.supports("rewrite")
+    if reason is None or not method.touches or method.name == "recompute":
+        return method, why
+    found = defaults(workspace, think=prompt.think)
+    if found.method.name == "recompute":
+        return found.method, found.why
+    return Method("erratum"), f"erratum: {method} is not possible: {reason}"
+
+
 def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
     """The most tokens that a skill takes, before or after its change."""
     changed = changes.get(segment.name)
     return changed.tokens if changed and len(changed.tokens) > len(segment) else segment.tokens
 
 
-def _place(notebook: Notebook, segment: Segment, seam: int, rotate: bool) -> None:
+def lay_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool = True) -> None:
     """The best that is right: restored, spliced, or decoded anew where its rows cannot stand here, and why."""
     same_left = np.array_equal(notebook.tokens, segment.context)
     if segment.whole and same_left:

@@ -7,30 +7,53 @@ whole notebook are put back at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 import notes_cli
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import Method, behind
+from notes_cli.editing.methods import Method, prepare
 from notes_cli.engine.notebook import Notebook, Patch, Piece, shifted
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.errors import NotesError, SegmentError, SkillError, UnsupportedError
+from notes_cli.errors import EngineError, NotesError, SegmentError, SessionError, SkillError, UnsupportedError
 from notes_cli.library.container import open_segment, write_segment
-from notes_cli.library.sessions import Header, Line, SessionError, SkillText, State, Stored
+from notes_cli.library.sessions import Entry, Header, Line, SkillText, State, Stored
 from notes_cli.text.erratum import Erratum, parse_erratum, word
 from notes_cli.text.fields import Field, clean_value
-from notes_cli.text.prompt import next_turn
+from notes_cli.text.prompt import BETWEEN, next_turn
 from notes_cli.text.skill import Skill, with_values
+from notes_cli.work.choosing import DEFAULT_SEAM, NEAR, defaults
 from notes_cli.work.compiling import field_spans
-from notes_cli.work.prompting import Prompt, changes_of
+from notes_cli.work.prompting import Prompt, changes_of, lay_segment
 from notes_cli.work.workspace import Workspace
 
 CHUNK = 512  # positions that are put back at once
-EDITS = ("erratum", "field", "field+erratum", "selective", "suffix")  # what makes sense inside a notebook
+EDITS = ("erratum", "field", "field+erratum", "selective", "blend", "suffix")  # what makes sense inside a notebook
+INSTEAD = ". Use erratum or suffix"
 
 Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """An edit that was made."""
+
+    field: str
+    value: str
+    method: str
+    chosen: str  # why by this method; empty if it was named
+    why: str  # what was done, for people
+    rows: int  # how many were computed again
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction took out; nothing, if no erratum was superseded."""
+
+    fields: tuple[str, ...] = ()  # of each erratum that was taken out
+    removed: int = 0  # tokens that were taken out
+    decoded: int = 0  # tokens that were decoded anew
 
 
 class Session:
@@ -86,24 +109,64 @@ class Session:
         """The first turn's prompt has been laid into this notebook."""
         changes = changes_of(self.workspace, prompt) if prompt.method.touches else {}
         self._notebook, self._question = notebook, prompt.question
+        said = prompt.values if prompt.method.says else {}
+        names = iter([*said, *(erratum.field or "" for erratum in prompt.errata)])
+        notebook.pieces = [
+            replace(piece, name=next(names)) if piece.kind == "erratum" else piece for piece in notebook.pieces
+        ]
         self._skills = [
             self._spliced(segment, changes.get(segment.name), prompt.values, notebook) for segment in prompt.segments
         ]
-        said = prompt.values if prompt.method.says else {}
         self._said = {**said, **_fields_of(prompt.errata)}
 
-    def follow(self, question: str, errata: Sequence[str] = (), wording: str | None = None, room: int = 0) -> Notebook:
-        """Lay the next turn behind what is there, the errata of edits before those given."""
-        given = [parse_erratum(text, self.state.fields) for text in errata]
-        self._question, self._skills, self._said = question, [], _fields_of(given)
-        waiting = [said for name, said in self.state.pending.items() if name not in self._said]
-        pieces = next_turn(self.workspace.template, question, [*waiting, *(word(part, wording) for part in given)])
-        tokens = [self.workspace.tokenize(piece) for piece in pieces]
+    def follow(
+        self,
+        question: str,
+        errata: Sequence[str] = (),
+        wording: str | None = None,
+        room: int = 0,
+        think: bool = False,
+        *,
+        segments: Sequence[Segment] = (),
+        seam: int = DEFAULT_SEAM,
+    ) -> Notebook:
+        """Lay the next turn behind what is there, the errata of edits before those given.
+
+        `think`: it ends where a chain of thought begins. `segments`: skills that stand in this turn's user message.
+        Raise SessionError for one that the session has already.
+        """
+        skills = {segment.name: segment for segment in segments}
+        self._check_new(segments)
+        known = self.state.fields.keys() | {span.name for segment in segments for span in segment.fields}
+        given = [parse_erratum(text, known) for text in errata]
+        self._question, self._said = question, _fields_of(given)
+        waiting = {name: said for name, said in self.state.pending.items() if name not in self._said}
+        names = iter([*waiting, *(part.field or "" for part in given)])
+        said = [*waiting.values(), *(word(part, wording) for part in given)]
+        template = self.workspace.thinking_template if think else self.workspace.template
+        pieces = next_turn(template, question, said, list(skills))
+        tokens = [
+            skills[piece.name].tokens if piece.kind == "splice" else self.workspace.tokenize(piece) for piece in pieces
+        ]
         self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room)
+        for segment in segments:  # again: a larger context may rotate otherwise (LongRoPE)
+            self.workspace.check(segment)
         notebook = self.notebook
         for piece, ids in zip(pieces, tokens, strict=True):
-            notebook.append(ids, piece.kind, piece.name)
+            if piece.kind == "splice":
+                lay_segment(notebook, skills[piece.name], seam)
+            else:
+                notebook.append(ids, piece.kind, next(names) if piece.kind == "erratum" else piece.name)
+        self._skills = [self._spliced(segment, None, {}, notebook) for segment in segments]
         return notebook
+
+    def _check_new(self, segments: Sequence[Segment]) -> None:
+        seen = {skill.name for skill in self.state.skills}
+        for segment in segments:
+            if segment.name in seen:
+                name = self.stored.name
+                raise SessionError(f"{segment.name} stands in session {name} already. A field of it: notes edit {name}")
+            seen.add(segment.name)
 
     def keep(self, answer: str = "") -> None:
         """The turn at hand is complete: write it down. `answer`: one that was chosen, not written."""
@@ -140,8 +203,8 @@ class Session:
 
     # Edits.
 
-    def edit(self, name: str, value: str, method: Method) -> str:
-        """Give a field another value; return what was done, for people. Raise NotesError where that cannot be."""
+    def check(self, name: str, value: str, method: Method | None = None) -> str:
+        """The value as it will be written. Raise NotesError where an edit cannot be."""
         known = self.state.fields
         if name not in known:
             names = ", ".join(sorted(known)) or "none"
@@ -149,40 +212,70 @@ class Session:
         value = clean_value(name, value)
         if known[name] == value:
             raise SkillError(f"{name} is {value} already. Nothing was changed")
-        if method.name not in EDITS:
+        if method and method.name not in EDITS:
             raise NotesError(f"the edit method {method.name} is not for a session. Choose among {', '.join(EDITS)}")
-        patches, also, skills = self._plan(name, value, method) if method.touches else ([], [], [])
-        why = "an erratum before the next question" if method.says else ""
-        if patches:
-            places = self._replace(patches, also, method)
-            why = "; ".join(part for part in (f"{_count(places)} computed again", why) if part)
-        elif method.touches and not method.says:
+        return value
+
+    def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
+        """Give a field another value, by the method that this model's profile has if none is named.
+
+        Raise NotesError where that cannot be.
+        """
+        value = self.check(name, value, method)
+        if method is not None:
+            return self._edit(name, value, method, "")
+        method, chosen = self._choose(name, value)
+        try:
+            return self._edit(name, value, method, chosen)
+        except UnsupportedError as error:  # on this model, or in this place
+            why = str(error).removesuffix(INSTEAD)
+            return self._edit(name, value, Method("erratum"), f"{chosen}; erratum instead: {why}")
+
+    def _edit(self, name: str, value: str, method: Method, chosen: str) -> Edited:
+        patches, also, skills, ranked = self._plan(name, value, method) if method.touches else ([], [], [], "")
+        if method.touches and not method.says and not patches:
             raise SkillError(f"the text says {name}={value} as it is, an erratum says otherwise. Use --method erratum")
-        else:
-            places = []
+        places = self._replace(patches, also, method) if patches else []
+        said = "an erratum before the next question" if method.says else ""
+        why = "; ".join(part for part in (f"{_count(places)} computed again" if places else "", ranked, said) if part)
         if not method.says and name in self.state.heard:
-            why += "; what an erratum said of it before stands behind it: field+erratum would say it anew"
+            why += "; what an erratum said of it before stands behind it: notes session compact takes it out"
         line = {
             "op": "edit",
             "field": name,
             "value": value,
-            "method": _name(method),
+            "method": str(method),
             "why": why,
-            "says": word(Erratum(name, value, "")) if method.says else "",
-            "patches": [{"first": p.first, "last": p.last, "tokens": list(p.tokens)} for p in patches],
+            "says": word(Erratum(name, value, ""), defaults(self.workspace).wording) if method.says else "",
+            "patches": _as_lines(patches),
             "skills": [asdict(skill) for skill in skills],
         }
         self._commit(line, places)
-        return why
+        return Edited(name, value, str(method), chosen, why, sum(last - first for first, last in places))
 
-    def _plan(self, name: str, value: str, method: Method) -> tuple[list[Patch], list[int], list[SkillText]]:
-        """Patches of the notebook, other positions to compute again, and the skills as they will be."""
+    def _choose(self, name: str, value: str) -> tuple[Method, str]:
+        """The method that holds for this model and this notebook, and why."""
+        suffix, found = Method("suffix"), defaults(self.workspace)
+        patches = self._plan(name, value, suffix)[0]
+        if not patches:
+            return Method("erratum"), f"erratum: the text says {name}={value} as it is, an erratum says otherwise"
+        if len(self.state.tokens) - patches[0].first <= NEAR and not self.workspace.model.recurrent:
+            return suffix, f"suffix: no more than {NEAR} tokens stand behind the change, and all of them are decoded"
+        if found.method.name in ("recompute", "suffix"):
+            return suffix, found.why
+        if found.method.name not in EDITS:
+            return Method("erratum"), f"{found.why}; erratum instead: it is not for a session"
+        return found.method, found.why
+
+    def _plan(self, name: str, value: str, method: Method) -> tuple[list[Patch], list[int], list[SkillText], str]:
+        """Patches of the notebook, other positions to compute again, the skills as they will be, and how the positions
+        were chosen."""
         reason = self.workspace.context.supports("rewrite")
-        if reason:
-            raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}. Use erratum")
+        if reason and method.name != "suffix":
+            raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}{INSTEAD}")
         patches: list[Patch] = []
         also: list[int] = []
-        skills = []
+        skills, why = [], ""
         for skill in self.state.skills:
             segment = self._segment(skill)
             found = change(self.workspace.model, segment, {name: value})
@@ -190,20 +283,30 @@ class Session:
                 continue
             moved = sum(patch.grows for patch in patches)
             start = skill.position
-            ranked = behind(segment, found, method.k) if method.name == "selective" else []
+            if method.ranks:
+                ranked, why = self._ranked(segment, found, method)
+                also += [start + position for position in ranked]
             patches += [Patch(start + patch.first, start + patch.last, patch.tokens) for patch in found.patches]
-            also += [start + position for position in ranked]
             skills.append(self._amended(skill, found, {name: value}, start + moved))
-        if method.name == "suffix" and patches:
-            inside = {position for patch in patches for position in range(patch.first, patch.last)}
-            also = [position for position in range(patches[0].first, len(self.state.tokens)) if position not in inside]
-        return patches, also, skills
+        return patches, also, skills, why
+
+    def _ranked(self, segment: Segment, found: Change, method: Method) -> tuple[Sequence[int], str]:
+        """The tokens behind the change that the method recomputes, and how they were found: by the influence that was
+        measured, or by a pass over what stands before the skill and its corrected text."""
+        if not (method.name == "selective" and segment.influence):
+            book, first = self.notebook, segment.base
+            rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=self._exact)
+            segment = replace(segment, layers=rows)
+            self.workspace.make_room(len(self.state.tokens) + sum(max(0, patch.grows) for patch in found.patches))
+            self._notebook = None  # the pass may need its context
+        prepared = prepare(self.workspace.compiler, segment, found, method)
+        return prepared.also, prepared.why
 
     def _segment(self, skill: SkillText) -> Segment:
-        """The skill as a segment without rows: what a change is found in."""
+        """The skill as a segment, without rows: what a change is found in."""
         tokens = np.array(self.state.tokens[skill.position : skill.position + skill.tokens], np.int32)
         influence = {name: np.array(row, np.float32) for name, row in skill.influence.items()}
-        identity, context = self.workspace.identity, np.zeros(0, np.int32)
+        identity, context = self.workspace.identity, np.array(self.state.tokens[: skill.position], np.int32)
         return Segment(
             *(skill.name, "", skill.text, tokens, skill.position, context, skill.fields, identity, ()),
             influence=influence,
@@ -231,13 +334,12 @@ class Session:
         shift = shifted(patches)
         grown = sum(patch.grows for patch in patches)
         self.workspace.make_room(len(self.state.tokens) + max(0, grown))
+        if method.name == "suffix":
+            return self._decode_from(patches)
         notebook = self.notebook
         try:
-            if method.name == "suffix":
-                self._decode_behind(notebook, patches)
-            else:
-                notebook.replace(patches, also)
-                notebook.flush()
+            notebook.replace(patches, also)
+            notebook.flush()
         except BaseException:
             self._notebook = None
             raise
@@ -245,19 +347,71 @@ class Session:
         moved = next((shift(patch.first) for patch in patches if patch.grows), len(notebook))
         return _ranges(places | set(range(moved, len(notebook))))
 
-    def _decode_behind(self, notebook: Notebook, patches: Sequence[Patch]) -> None:
-        """Everything from the first patch on, decoded in the order of the tokens: equal to a recompute."""
+    def _decode_from(self, patches: Sequence[Patch]) -> list[Range]:
+        """Everything from the first patch on, decoded in the order of the tokens: equal to a recompute. Where the
+        model's memory cannot go back, that is everything."""
         first, tokens = patches[0].first, list(self.state.tokens)
         for patch in reversed(patches):
             tokens[patch.first : patch.last] = patch.tokens
-        notebook.truncate(first)
-        notebook.append(tokens[first:], why="decoded from the changed value on")
-        notebook.flush()
+        try:
+            if self.workspace.model.recurrent:
+                first, notebook = 0, self.workspace.notebook()
+            else:
+                notebook = self.notebook
+                notebook.truncate(first)
+            notebook.append(tokens[first:], why="decoded anew")
+            notebook.flush()
+        except BaseException:
+            self._notebook = None
+            raise
+        self._notebook = notebook
+        return [(first, len(tokens))]
+
+    # Compacting.
+
+    def compact(self) -> Compacted:
+        """Take out the errata that later ones supersede, and decode what stands behind the first of them anew.
+
+        Then the rows from there on are those of a prefill of the tokens that are left.
+        """
+        out = self.state.superseded
+        if not out:
+            return Compacted()
+        patches = self._cuts(out)
+        self.workspace.make_room(len(self.state.tokens))
+        places = self._decode_from(patches)
+        fields = tuple(entry.name for entry in out)
+        self._commit({"op": "compact", "fields": fields, "patches": _as_lines(patches)}, places)
+        removed = sum(patch.last - patch.first for patch in patches)
+        return Compacted(fields, removed, sum(last - first for first, last in places))
+
+    def _cuts(self, out: Sequence[Entry]) -> list[Patch]:
+        """Patches that take the errata out. Where one stood at the head of its message, so does what comes next: the
+        empty line before that goes, too."""
+        patches: list[Patch] = []
+        head = taking = False
+        for entry in self.state.entries:
+            first, last = entry.position, entry.position + entry.tokens
+            if entry in out:
+                head = head if taking else not self._spelt(first, last).startswith(BETWEEN.encode())
+                patches.append(Patch(first, last, ()))
+            elif taking and head and (gap := self._gap(first, last)):
+                patches.append(Patch(first, first + gap, ()))
+            taking = entry in out or (taking and entry.kind == "edit")
+        return patches
+
+    def _gap(self, first: int, last: int) -> int:
+        """How many of these tokens are the empty line before a part of a message; 0 if it has none of its own."""
+        ends = range(first + 1, min(last, first + len(BETWEEN) + 1))
+        return next((end for end in ends if self._spelt(first, end) == BETWEEN.encode()), first) - first
+
+    def _spelt(self, first: int, last: int) -> bytes:
+        return b"".join(map(self.workspace.model.piece, self.state.tokens[first:last]))
 
     # Undo, and rows on disk.
 
     def undo(self) -> Line:
-        """Back to before the last turn or edit, to the very rows. Raise SessionError if there is none."""
+        """Back to before the last turn, edit or compaction, to the very rows. Raise SessionError if there is none."""
         undone = self.stored.undo()
         self._notebook = None
         return undone
@@ -305,14 +459,24 @@ class Session:
         for name, _, _ in runs:
             if name not in opened:
                 opened[name] = self._open(name)
-        parts = [_part(opened[name], row, count) for name, row, count in runs]
+        parts = [self._part(opened[name], row, count) for name, row, count in runs]
         tokens = np.concatenate([part.tokens for part in parts])
         self._check_rows(tokens, first)
         return replace(parts[0], tokens=tokens, base=first, layers=_joined([part.layers for part in parts]))
 
+    def _part(self, segment: Segment, row: int, count: int) -> Segment:
+        """Some rows of a file."""
+        try:
+            return segment.slice(row, row + count)
+        except EngineError as error:
+            raise self._mixed() from error
+
     def _check_rows(self, tokens: Tokens, first: int) -> None:
         if tokens.tolist() != self.state.tokens[first : first + len(tokens)]:
-            raise SessionError(f"the rows in {self.stored.folder} are not those of its ledger")
+            raise self._mixed()
+
+    def _mixed(self) -> SessionError:
+        return SessionError(f"the rows in {self.stored.folder} are not those of its ledger")
 
     def _open(self, name: str) -> Segment:
         try:
@@ -336,10 +500,10 @@ class Session:
         context, header = notebook.context, self._header
         if header.whole:
             places = [(0, len(notebook))]
-        # Any other type passes through f32 unharmed, and so do an indexer's keys, which the cache keeps transformed.
-        plain = header.cache == "f16/f16" and all(layer.part != "indexer" for layer in context.layers)
-        exact = "f16" if plain else "f32"
-        read = [context.read(notebook.sequence, first, last - first, base=first, dtype=exact) for first, last in places]
+        read = [
+            context.read(notebook.sequence, first, last - first, base=first, dtype=self._exact)
+            for first, last in places
+        ]
         tokens = np.concatenate([notebook.tokens[first:last] for first, last in places])
         return Segment(
             *(self.stored.name, "rows of a session", "", tokens, places[0][0], np.zeros(0, np.int32), ()),
@@ -347,11 +511,12 @@ class Session:
             whole=header.whole,
         )
 
-
-def _part(segment: Segment, row: int, count: int) -> Segment:
-    """Some rows of a file."""
-    layers = tuple(replace(rows, k=rows.k[row : row + count], v=rows.v[row : row + count]) for rows in segment.layers)
-    return replace(segment, tokens=segment.tokens[row : row + count], layers=layers)
+    @property
+    def _exact(self) -> str:
+        """The type in which rows are read so that they come back bit for bit. All but f16 pass through f32 unharmed,
+        and so do an indexer's keys, which the cache keeps transformed."""
+        plain = self._header.cache == "f16/f16"
+        return "f16" if plain and all(layer.part != "indexer" for layer in self.workspace.context.layers) else "f32"
 
 
 def _joined(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:
@@ -366,8 +531,8 @@ def _fields_of(errata: Iterable[Erratum]) -> dict[str, str]:
     return {part.field: part.value for part in errata if part.field and part.value}
 
 
-def _name(method: Method) -> str:
-    return f"selective@{method.k}" if method.name == "selective" else method.name
+def _as_lines(patches: Sequence[Patch]) -> list[Line]:
+    return [{"first": patch.first, "last": patch.last, "tokens": list(patch.tokens)} for patch in patches]
 
 
 def _count(places: Sequence[Range]) -> str:

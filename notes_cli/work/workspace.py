@@ -26,6 +26,7 @@ from notes_cli.library.container import open_segment
 from notes_cli.library.digest import file_sha256
 from notes_cli.library.store import Library
 from notes_cli.text.prompt import Piece, left_context
+from notes_cli.text.reasoning import Reasoning, reasoning_of
 from notes_cli.text.template import ChatTemplate
 
 DEFAULT_CONTEXT = 4096
@@ -112,8 +113,19 @@ class Workspace:
         return self.context.identity(self.weights)
 
     @cached_property
+    def reasoning(self) -> Reasoning:
+        """How this model thinks before it answers."""
+        return reasoning_of(self.model.chat_template or "", self.model.name)
+
+    @cached_property
     def template(self) -> ChatTemplate:
+        """The chat template, with answers that begin at once."""
         return self._template()
+
+    @cached_property
+    def thinking_template(self) -> ChatTemplate:
+        """The chat template, with a chain of thought before the answer."""
+        return self._template(think=True)
 
     @cached_property
     def left_context(self) -> Tokens:
@@ -121,12 +133,13 @@ class Workspace:
 
         Some templates print today's date there. It is held still, or every skill would be out of date tomorrow.
         """
-        opening = left_context(self._template(datetime(2026, 1, 1)))
+        opening = left_context(self._template(now=datetime(2026, 1, 1)))
         return self.opened(self.model.tokenize(opening, special=True))
 
-    def _template(self, now: datetime | None = None) -> ChatTemplate:
+    def _template(self, *, now: datetime | None = None, think: bool = False) -> ChatTemplate:
         bos, eos = self.model.special_text("bos"), self.model.special_text("eos")
-        return ChatTemplate(self.model.chat_template or "", bos, eos, now=now)
+        template = ChatTemplate(self.model.chat_template or "", bos, eos, now=now)
+        return self.reasoning.template(template, think)
 
     def tokenize(self, piece: Piece) -> Tokens:
         """Tokens of a piece, apart from its neighbours."""

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from notes_cli.engine.context import Context
+from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.library.container import open_segment, peek
+from notes_cli.library.profiles import Profile, Profiles
+from notes_cli.work.workspace import Workspace
 
 from .conftest import TEXT, Notes, snapshot
 
@@ -71,6 +73,65 @@ def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
         at += piece["tokens"]
     assert at == result["tokens"]["total"] + result["tokens"]["answer"]
     assert pieces[2]["tokens"] == result["tokens"]["erratum"] > len("date 2026-07-01")
+
+
+def test_placed_late_the_skill_stands_before_the_question(notes: Notes, compiled: Path) -> None:
+    """--place late: behind the system text and the user message's opening, with its errata; early is the default."""
+    ask = ("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "-s", "Be kind.", "-n", 1, "--json")
+    early, late = notes(*ask).json, notes(*ask, "--place", "late").json
+    assert (early["place"], late["place"]) == ("early", "late")
+    assert early["pieces"] == notes(*ask, "--place", "early").json["pieces"]
+    kinds = ["text", "splice", "splice", "erratum", "question", "answer"]
+    assert [piece["kind"] for piece in late["pieces"]] == kinds == [piece["kind"] for piece in early["pieces"]]
+    # The end of one message and the opening of the other, 8 tokens, are in the place of an empty line.
+    assert late["pieces"][1]["position"] == early["pieces"][1]["position"] + 8 - len("\n\n")
+    assert late["tokens"]["spliced"] == early["tokens"]["spliced"]
+    wrong = notes("ask", "Why?", "--place", "middle")
+    assert wrong.code == 2 and "'early', 'late'" in wrong.err
+
+
+def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Path) -> None:
+    """Skills stand where the first turn put them; a later turn cannot move them."""
+    ask = ("ask", "Why?", "--session", "mine", "-n", 1, "--json")
+    begun = notes(*ask, "--splice", "returns", "--place", "late").json
+    later = notes(*ask).json
+    assert later["place"] is None and later["pieces"][1]["position"] == begun["pieces"][1]["position"]
+    refused = notes(*ask, "--place", "early")
+    assert refused.code == 1 and "their place" in refused.err and refused.err.count("\n") == 1
+
+
+def test_without_a_profile_the_safe_method_is_chosen_and_said(notes: Notes, compiled: Path) -> None:
+    """--explain says which method --field comes to and why; --json too; a method that was named needs no reason."""
+    ask = ("ask", "Why?", "--splice", "returns", "--field", "date=2026-07-01", "-n", 1)
+    line = notes(*ask, "--explain").out.splitlines()[-1]
+    assert line.startswith("method erratum: this model has not been measured")
+    for extra in ((), ("--explain",)):
+        found = notes(*ask, "--json", *extra).json
+        assert (found["method"], found["wording"], found["seam"]) == ("erratum", "now", 1)
+        assert found["method_why"] == line.removeprefix("method ")
+    assert notes(*ask, "--method", "auto", "--json").json["method"] == "erratum"
+    named = notes(*ask, "--method", "selective@4", "--json").json
+    assert (named["method"], named["method_why"]) == ("selective@4", None)
+    full = notes(*ask, "--no-splice", "--json").json
+    assert full["method"] == "recompute" and full["tokens"]["erratum"] == 0
+    assert "method" not in notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()[-1]
+
+
+def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path) -> None:
+    """Method, wording, seam and place of the profile hold where the user names none, and not where he does."""
+    with Workspace(model, ContextOptions(n_ctx=4096)) as workspace:
+        ways = {"direct": "recompute", "reasoned": "field"}
+        identity = workspace.identity
+        profile = Profile(identity, "f16/f16", 9, {"direct": 9, "reasoned": 9}, ways, "line", 3, "late", ())
+        Profiles(workspace.paths.profiles).save(profile, "test")
+    ask = ("ask", "Why?", "--splice", "returns", "-s", "Be kind.", "--field", "date=2026-07-01", "-n", 1, "--json")
+    found = notes(*ask).json
+    assert (found["method"], found["wording"], found["seam"], found["place"]) == ("recompute", "line", 3, "late")
+    assert "no method is trustworthy" in found["method_why"] and found["tokens"]["spliced"] == 0
+    said = notes(*ask[:6], "--erratum", "date=2026-07-01", "--json", "-n", 1).json
+    assert (said["tokens"]["seam"], said["tokens"]["erratum"]) == (3, len("\n\nCorrection. date: 2026-07-01"))
+    mine = notes(*ask, "--method", "stale", "--seam", 0, "--place", "early", "--wording", "now").json
+    assert (mine["method"], mine["wording"], mine["seam"], mine["place"]) == ("stale", "now", 0, "early")
 
 
 def test_several_skills(notes: Notes, compiled: Path, tmp_path: Path) -> None:
@@ -156,7 +217,8 @@ def test_explain_is_what_the_run_then_does(notes: Notes, compiled: Path) -> None
         ask = ("ask", "Why?", "--splice", "returns", "--json", "-n", 2, *extra)
         told, done = notes(*ask, "--explain").json, notes(*ask).json
         assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
-        assert told["tokens"] == {name: count for name, count in done["tokens"].items() if name != "answer"}
+        written = ("reasoning", "answer")
+        assert told["tokens"] == {name: count for name, count in done["tokens"].items() if name not in written}
 
 
 def test_explain_computes_nothing(

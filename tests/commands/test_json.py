@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from notes_cli.config import resource, shipped_model
+
 from .conftest import Notes
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
+RETURNS = str(resource("skills") / "returns")
+ASKED = ["--question", "What is the shipping?", "--window", "32"]  # by a model that reads: others decide alike
 TYPES = {
     "integer": (int,),
     "number": (int, float),
@@ -20,6 +24,7 @@ TYPES = {
     "object": (dict,),
     "array of strings": (list,),
     "array of 2 integers": (list,),
+    "array of integers": (list,),
 }
 
 
@@ -47,22 +52,39 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("ask --json", ["ask", "Why?", "--splice", "returns", "--erratum", "tier=b", "-s", "x", "-n", "2", "--json"]),
         ("ask --json", ["ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json"]),
         ("ask --json", ["ask", "Why?", "-n", "2", "--json"]),
+        ("ask --json", ["ask", "Why?", "--think", "--max-think", "3", "-n", "2", "--json"]),
+        ("ask --json", ["ask", "Why?", "--splice", "returns", "--field", "tier=basic", "-n", "2", "--json"]),
         ("verify --json", ["verify", "returns", "--choices", "a,b", "--erratum", "tier=basic", "--json"]),
         ("verify --json", ["verify", "returns", "--question", "Why?", "--json"]),
         ("ask --json", ["ask", "Why?", "--session", "mine", "-n", "2", "--json"]),
+        ("calibrate --json", ["calibrate", "-n", "2", "--json"]),
+        ("probe --json", ["probe", RETURNS, "-m", str(shipped_model()), "--field", "tier=silver", *ASKED, "--json"]),
         ("session ls --json", ["session", "ls", "--json"]),
         ("session show --json", ["session", "show", "mine", "--json"]),
+        ("verify --field --json", ["verify", "returns", "--field", "tier=b", "--method", "all", "--json"]),
+        ("verify --session --json", ["verify", "--session", "mine", "--json"]),
+        ("edit --json", ["edit", "mine", "--field", "date=2026-07-01", "--json"]),
+        ("session undo --json", ["session", "undo", "mine", "--json"]),
+        ("session fork --json", ["session", "fork", "mine", "other", "--json"]),
+        ("session rm --json", ["session", "rm", "mine", "--json"]),
+        ("session compact --json", ["session", "compact", "mine", "--json"]),
+        ("session export --json", ["session", "export", "mine", "{}/mine.notes.tar", "--json"]),
+        ("session import --json", ["session", "import", "{}/imported.notes.tar", "--json"]),
         ("ls --json", ["ls", "--json"]),
         ("inspect --json", ["inspect", "returns", "--json"]),
         ("doctor --json", ["doctor", "--json"]),
     ],
 )
-def test_keys_are_those_of_the_document(notes: Notes, compiled: Path, section: str, arguments: list[str]) -> None:
+def test_keys_are_those_of_the_document(
+    notes: Notes, compiled: Path, section: str, arguments: list[str], tmp_path: Path
+) -> None:
     """Not one more, not one less, each of the type that the table says."""
     keys = documented(section)
-    if "session" in arguments:
+    arguments = [argument.format(tmp_path) for argument in arguments]
+    if arguments[0] in ("session", "edit") or arguments[:2] == ["verify", "--session"]:
         assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", "2").code == 0
         assert notes("edit", "mine", "--field", "tier=basic").code == 0
+        assert notes("session", "export", "mine", tmp_path / "imported.notes.tar").code == 0
     found = flat(notes(*arguments).json, keys)
     assert {key for key, _ in found} == set(keys)
     for key, value in found:
@@ -82,11 +104,11 @@ def test_keys_of_the_issue(notes: Notes, compiled: Path) -> None:
 
 
 def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
-    """version, tokens without the answer's, pieces: nothing else."""
+    """version, tokens without the answer's, what was settled, pieces: nothing else."""
     found = notes("ask", "Why?", "--splice", "returns", "--explain", "--json").json
-    assert found.keys() == {"version", "tokens", "pieces"}
+    assert found.keys() == {"version", "tokens", "method", "method_why", "place", "seam", "wording", "pieces"}
     known = {key for key in documented("ask --json") if key.startswith("tokens.")}
-    assert {f"tokens.{key}" for key in found["tokens"]} == known - {"tokens.answer"}
+    assert {f"tokens.{key}" for key in found["tokens"]} == known - {"tokens.answer", "tokens.reasoning"}
 
 
 def test_identity_is_documented(notes: Notes, compiled: Path) -> None:

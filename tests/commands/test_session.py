@@ -81,6 +81,18 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
         (("edit", "mine", "--field", "tier"), "Write --field NAME=VALUE"),
         (("edit", "mine", "--field", "tier=a", "--method", "magic"), "no edit method 'magic'"),
         (("edit", "mine", "--field", "tier=a", "--method", "recompute"), "is not for a session"),
+        (("edit", "mine", "--field", "tier=a", "--method", "block"), "is not for a session"),
+        (("edit", "mine", "--field", "tier=a", "--field", "dat=x"), "has a field 'dat'. Known fields: date, tier"),
+        (("edit", "mine", "--field", "tier=a", "--field", "date= "), "has no value"),
+        (("session", "compact", "nothing"), "there is no session 'nothing'"),
+        (("session", "export", "nothing"), "there is no session 'nothing'"),
+        (("session", "export", "mine", "/nowhere/x.tar"), "there is no folder /nowhere"),
+        (("session", "import", "/nowhere/x.notes.tar"), "No such file"),
+        (("session", "import", "/dev/null", "--name", "new"), "it ends too early. Nothing was changed"),
+        (("session", "import", "/dev/zero", "--name", "new"), "does not begin with ledger.jsonl. Nothing was changed"),
+        (("session", "import", "/dev/zero", "--name", "A b"), "is no name of a session"),
+        (("session", "import", "x.tar"), "use a-z, 0-9 and - in --name NAME"),
+        (("verify", "--session", "nothing"), "there is no session 'nothing'"),
         (("edit", "mien", "--field", "tier=a"), "there is no session 'mien'. Did you mean mine?"),
         (("ask", "x", "--session", "../x"), "is no name of a session"),
         (("ask", "x", "--session", "mine", "--erratum", "colour=red"), "no spliced skill has a field 'colour'"),
@@ -100,11 +112,95 @@ def test_refusals(notes: Notes, begun: Path, arguments: tuple[str, ...], message
 
 
 def test_another_model_is_refused(notes: Notes, begun: Path, make_model: Callable[..., Path], model: Path) -> None:
-    """By ask and by edit, with both models named."""
-    for arguments in (GO_ON, ("edit", "mine", "--field", "tier=basic")):
+    """By ask, edit and compact, with both models named; nothing is changed."""
+    before = snapshot(begun)
+    for arguments in (GO_ON, ("edit", "mine", "--field", "tier=basic"), ("session", "compact", "mine")):
         outcome = notes(*arguments, "-m", make_model("qwen2"))
         assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
         assert f"begun for architecture llama, this model is qwen2. Its model: {model}" in outcome.err
+    assert snapshot(begun) == before
+
+
+def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
+    """What an erratum says stands nowhere in the text: to write it there is refused, in one line; so is an undo of
+    nothing, and neither changes anything."""
+    assert notes("edit", "mine", "--field", "tier=b", "--method", "erratum").code == 0
+    before = snapshot(begun)
+    outcome = notes("edit", "mine", "--field", "tier=gold", "--method", "suffix")
+    assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
+    assert "the text says tier=gold as it is, an erratum says otherwise. Use --method erratum" in outcome.err
+    assert snapshot(begun) == before
+    for _ in range(2):
+        notes("session", "undo", "mine")
+    before = snapshot(begun)
+    outcome = notes("session", "undo", "mine")
+    assert (outcome.code, outcome.err) == (1, "notes: there is nothing to undo in session mine\n")
+    assert snapshot(begun) == before
+
+
+def test_auto_says_why(notes: Notes, begun: Path) -> None:
+    """The default: by what is known of the model."""
+    out = notes("edit", "mine", "--field", "tier=b").out
+    assert out.startswith("tier=b: an erratum before the next question (erratum: this model has not been measured")
+    assert notes("edit", "mine", "--field", "tier=c", "--method", "erratum").out.endswith(" question (erratum)\n")
+
+
+def test_compacting(notes: Notes, begun: Path) -> None:
+    """Superseded errata go, and an undo brings them back; where there are none, that is said, and nothing happens."""
+    before = snapshot(begun)
+    nothing = notes("session", "compact", "mine")
+    assert (nothing.code, nothing.out) == (
+        0,
+        "nothing to take out: no erratum in session mine is superseded by another\n",
+    )
+    assert snapshot(begun) == before
+    for value in ("b", "c"):
+        notes("edit", "mine", "--field", f"tier={value}")
+        assert notes(*GO_ON).code == 0
+    long = notes("session", "show", "mine", "--json").json
+    out = notes("session", "compact", "mine").out
+    short = notes("session", "show", "mine", "--json").json
+    gone = long["tokens"] - short["tokens"]
+    assert out.startswith("took out 1 erratum (tier): ") and f"{short['tokens']} tokens are left, {gone} fewer" in out
+    assert [piece["name"] for piece in short["pieces"] if piece["kind"] == "erratum"] == ["tier"]
+    assert (short["edits"], short["turns"]) == (2, 3)
+    assert notes(*GO_ON).code == 0 and notes("session", "undo", "mine").code == 0
+    assert notes("session", "undo", "mine").out == "took back the compaction: tier\n"
+    assert notes("session", "show", "mine", "--json").json["pieces"] == long["pieces"]
+
+
+def test_export_and_import(notes: Notes, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file, for its owner alone, never written over unasked; the session goes on under any name, without a model
+    until then; through a pipe, too."""
+    monkeypatch.chdir(tmp_path)
+    assert notes("session", "export", "mine").out == "mine.notes.tar\n"
+    archive = tmp_path / "mine.notes.tar"
+    assert archive.stat().st_mode & 0o777 == 0o600
+    again = notes("session", "export", "mine")
+    assert again.code == 1 and "mine.notes.tar is there already" in again.err and "-f" in again.err
+    data = archive.read_bytes()
+    assert notes("session", "export", "mine", "-f").code == 0 and archive.read_bytes() == data
+    taken = notes("session", "import", archive)
+    assert taken.code == 1 and "there is a session mine already" in taken.err
+    assert notes("session", "import", archive, "--name", "other").out == f"{begun.parent / 'other'}\n"
+    piped = subprocess.run(command_line("session", "export", "other", "-"), capture_output=True, check=True).stdout
+    assert notes("session", "import", "-", "--name", "third", stdin=piped).code == 0
+    shown = [notes("session", "show", name, "--json").json["pieces"] for name in ("mine", "third")]
+    assert shown[0] == shown[1]
+    answers = [notes("ask", "And then?", "--session", name, "-n", 3).out for name in ("mine", "third")]
+    assert answers[0] == answers[1]
+    assert notes("session", "import", "-", stdin=piped).code == 2
+    assert notes("session", "export", "mine", "-", "--json").code == 2
+
+
+def test_nothing_that_was_imported_moves_the_cursor(notes: Notes, begun: Path) -> None:
+    """What a ledger says is shown without control characters."""
+    ledger = (begun / "ledger.jsonl").read_text()
+    ledger = ledger.replace('"kind": "question", "name": ""', '"kind": "question", "name": "\\u001b[2J\\u009b"')
+    (begun / "ledger.jsonl").write_text(ledger.replace('"model": "tiny llama"', '"model": "\\u001b]0;x"'))
+    for command in (("session", "show", "mine"), ("session", "ls")):
+        out = notes(*command).out
+        assert "\ufffd" in out and "\x1b" not in out and "\x9b" not in out
 
 
 def test_ls_fork_and_rm(notes: Notes, begun: Path, home: Path) -> None:
@@ -146,13 +242,27 @@ def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signa
 
 
 def test_a_recurrent_model_says_what_it_keeps(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     """`show` tells of it; a method that rewrites is refused with the reason; an erratum works."""
     monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
     assert notes("ask", "Why?", "--splice", skill, "--session", "mine", "-n", 2).code == 0
-    refused = notes("edit", "mine", "--field", "tier=b", "--method", "field")
-    assert refused.code == 1 and "is not possible: this model has recurrent layers" in refused.err
+    before = snapshot(home)
+    for method in ("field", "selective@4", "blend"):
+        refused = notes("edit", "mine", "--field", "tier=b", "--method", method)
+        assert (refused.code, refused.out) == (1, "") and refused.err.count("\n") == 1
+        assert "is not possible: this model has recurrent layers" in refused.err
+    assert snapshot(home) == before
     assert notes("edit", "mine", "--field", "tier=b").code == 0
     assert notes(*GO_ON).code == 0
     assert "each turn keeps those of the whole session" in notes("session", "show", "mine").out
+
+
+def test_settings_reach_the_commands_of_the_group(
+    notes: Notes, begun: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of config.yaml is that of `notes session compact`, too."""
+    monkeypatch.delenv("NOTES_MODEL")
+    (home / "config.yaml").write_text("model: /nowhere.gguf\n")
+    outcome = notes("session", "compact", "mine")
+    assert outcome.code == 1 and "/nowhere.gguf" in outcome.err

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from notes_cli.config import resource
 from notes_cli.measure import verify
 
 from .conftest import Notes
@@ -70,3 +72,134 @@ def test_unknown_skill_and_field(notes: Notes, compiled: Path) -> None:
     for arguments, message in (("retruns", "Did you mean returns?"), ("returns --erratum x=1", "date, tier")):
         outcome = notes("verify", *arguments.split())
         assert (outcome.code, outcome.out) == (1, "") and message in outcome.err and outcome.err.count("\n") == 1
+
+
+EDIT = ("verify", "returns", "--field", "date=2026-07-01", "--choices", "a,b", "--question", "Why?")
+
+
+def test_a_line_a_method(notes: Notes, compiled: Path) -> None:
+    """All of them against a recompute of the corrected text, the refused with the reason; then auto and the verdict."""
+    outcome = notes(*EDIT, "--method", "all")
+    lines = outcome.out.splitlines()
+    assert [line.split()[0] for line in lines[1:-2]] == list(METHODS_ALL)
+    block = next(line for line in lines if line.startswith("block"))
+    assert "refused" in block and "notes compile --blocks" in block
+    assert lines[-2].startswith("auto is erratum: this model has not been measured")
+    found = {one["method"]: one for one in notes(*EDIT, "--method", "all", "--json").json["methods"]}
+    for name in ("suffix", "recompute"):
+        assert found[name]["cosine"] > 0.999 and found[name]["pass"]
+    assert found["recompute"]["kl"] == 0 and found["stale"]["cosine"] < found["suffix"]["cosine"]
+    assert found["field"]["decoded"] < found["suffix"]["decoded"] < found["recompute"]["decoded"]
+    assert outcome.code == (0 if found["erratum"]["pass"] else 1)
+
+
+METHODS_ALL = (
+    *("stale", "field", "selective@16", "blend@16", "erratum", "field+erratum", "suffix", "block", "recompute"),
+)
+
+
+def test_methods_that_are_named(notes: Notes, compiled: Path) -> None:
+    """Only these; the exit status says whether all of them decide as the recompute; auto is the default."""
+    named = notes(*EDIT, "--method", "suffix", "--method", "recompute", "--json")
+    assert [one["method"] for one in named.json["methods"]] == ["suffix", "recompute"]
+    assert (named.code, named.json["pass"]) == (0, True)
+    assert [one["method"] for one in notes(*EDIT, "--json").json["methods"]] == ["erratum"]
+    refused = notes(*EDIT, "--method", "block")
+    assert refused.code == 1 and refused.out.splitlines()[-1].startswith("FAIL")
+
+
+def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the shipped model: without an edit the old value decides, which is exit 1; with one the new value does."""
+    monkeypatch.delenv("NOTES_MODEL")
+    assert notes("compile", resource("skills") / "returns").code == 0
+    ask = ("--question", "May I return this?", "--choices", "accepted,refused", "--field", "date=2026-07-01")
+    stale = notes("verify", "returns", *ask, "--method", "stale")
+    assert stale.code == 1 and "DIFFERS" in stale.out and "accepted (refused)" in stale.out
+    assert notes("verify", "returns", *ask, "--method", "erratum", "--method", "field").code == 0
+    assert notes("verify", "returns", *ask, "--method", "all").code == 0  # auto's is right, whatever stale is
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("verify",), "NAMEs of skills, or --session NAME"),
+        (("verify", "returns", "--session", "mine"), "and not both"),
+        (("verify", "--session", "mine", "--erratum", "tier=b"), "a session is verified as it is"),
+        (("verify", "returns", "--method", "field"), "give --field NAME=VALUE"),
+        (("verify", "returns", "--field", "tier=b", "--erratum", "tier=b"), "do not go together"),
+    ],
+)
+def test_wrong_usage(notes: Notes, arguments: tuple[str, ...], message: str) -> None:
+    """Exit 2 and one line."""
+    outcome = notes(*arguments)
+    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_edits_that_are_none(notes: Notes, compiled: Path) -> None:
+    """An unknown field, an unknown method, the value that the text has: one line, exit 1."""
+    for extra, message in (
+        (("--field", "dat=x"), "no spliced skill has a field 'dat'"),
+        (("--field", "tier=b", "--method", "magic"), "no edit method 'magic'"),
+        (("--field", "tier=gold"), "the text says tier=gold already"),
+    ):
+        outcome = notes("verify", "returns", *extra)
+        assert (outcome.code, outcome.out) == (1, "") and message in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_a_model_that_refuses_methods(
+    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing can be rewritten, that is said in the lines of these methods, and no failure."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
+    assert notes("compile", skill).code == 0
+    found = notes(*EDIT, "--method", "all", "--json").json["methods"]
+    refused = {one["method"]: one["refused"] for one in found if one["refused"]}
+    assert {"field", "selective@16", "suffix"} <= refused.keys() and "recurrent" in refused["field"]
+    assert not {"erratum", "recompute", "stale"} & refused.keys()
+
+
+def test_a_session_against_a_prefill(notes: Notes, compiled: Path) -> None:
+    """Exact where nothing was left as it was: errata are in both; an edit in place is named, and shows in the rows."""
+    for question in ("Why?", "And?"):
+        assert (
+            notes("ask", question, *(("--splice", "returns") if question == "Why?" else ()), "--session", "mine").code
+            == 0
+        )
+        assert notes("edit", "mine", "--field", f"tier={question[:-1]}", "--method", "erratum").code == 0
+    verify = ("verify", "--session", "mine", "--question", "When?", "--choices", "a,b")
+    before = notes("session", "show", "mine", "--json").json
+    outcome = notes(*verify)
+    assert (
+        outcome.code == 0 and "tier=And by erratum" in outcome.out and outcome.out.splitlines()[-1].startswith("pass")
+    )
+    exact = notes(*verify, "--json").json
+    assert exact["cosine"] > 0.9999 and exact["same_top"] and not exact["reasons"]
+    assert all(max(layer["k"], layer["v"]) < 0.02 for layer in exact["layers"])
+    assert notes("session", "show", "mine", "--json").json == before
+    assert notes("edit", "mine", "--field", "date=2026-07-01", "--method", "field").code == 0
+    stale = notes(*verify, "--json").json
+    assert "date=2026-07-01" in stale["reasons"][0] and stale["edits"][-1].startswith("date=2026-07-01 by field")
+    assert max(layer["k"] for layer in stale["layers"]) > 5 * max(layer["k"] for layer in exact["layers"])
+    assert "still holds what was concluded from the old value (date=2026-07-01)" in notes(*verify).out
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "gpt2"])
+def test_sessions_of_whole_rows(
+    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Verified like others, states too, also with greedy answers to several questions."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model(kind)))
+    assert notes("ask", "Why?", "--splice", skill, "--session", "mine", "-n", 2).code == 0
+    outcome = notes("verify", "--session", "mine", "--json")
+    assert outcome.code == 0 and [point["question"] for point in outcome.json["points"]] == [
+        *(None, "What is the date?", "What is the tier?"),
+    ]
+    parts = {layer["part"] for layer in outcome.json["layers"]}
+    assert parts == ({"attention", "state"} if kind == "lfm2" else {"attention"})
+
+
+def test_another_models_session(notes: Notes, compiled: Path, make_model: Callable[..., Path]) -> None:
+    """Is not verified with this one."""
+    assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
+    outcome = notes("verify", "--session", "mine", "-m", make_model("qwen2"))
+    assert outcome.code == 1 and "begun for architecture llama" in outcome.err

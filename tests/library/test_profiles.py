@@ -50,7 +50,7 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, profile: Profile, change: 
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(NotesError, match="is damaged. Remove it, or measure again: notes calibrate"):
+    with pytest.raises(NotesError, match=r"is damaged\. Remove it, or measure again: notes calibrate"):
         profiles.find(profile.identity, profile.cache)
 
 

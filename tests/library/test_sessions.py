@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from notes_cli.engine.identity import Identity
-from notes_cli.library.sessions import Header, SessionError, Sessions, Stored, fold
+from notes_cli.errors import SessionError
+from notes_cli.library.sessions import Header, Sessions, Stored, fold
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
 HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")
@@ -119,8 +120,8 @@ def test_a_damaged_ledger_is_refused_in_one_line(begun: Stored, sessions: Sessio
 
 def test_a_newer_ledger_is_refused(begun: Stored, sessions: Sessions) -> None:
     """It may mean something else by the same words."""
-    begun.ledger.write_text(begun.ledger.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(SessionError, match=r"has format 2, this notes reads 1\. Update notes"):
+    begun.ledger.write_text(begun.ledger.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(SessionError, match=r"has format 3, this notes reads 2\. Update notes"):
         sessions.find("mine")
 
 
@@ -190,3 +191,86 @@ def test_names(begun: Stored, sessions: Sessions) -> None:
 def test_files_are_for_their_owner_alone(begun: Stored) -> None:
     """They hold what was said."""
     assert begun.ledger.stat().st_mode & 0o777 == 0o600
+
+
+def said(*pieces: tuple[str, str, list[int]], rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
+    """A turn of (kind, name, tokens)."""
+    parts = [
+        {"kind": kind, "name": name, "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": tokens}
+        for kind, name, tokens in pieces
+    ]
+    return turn(rows=rows, pieces=parts, **more)
+
+
+def toggles() -> list[Any]:
+    """Two errata of a date and one in free words, each with a question, and a third that waits."""
+    return [
+        said(("splice", "returns", [1, 2]), ("question", "", [3])),
+        said(("erratum", "date", [4]), ("erratum", "", [5]), ("question", "", [6]), said={"date": "b"}),
+        said(("erratum", "date", [7, 8]), ("question", "", [9]), said={"date": "c"}),
+    ]
+
+
+def test_what_is_superseded() -> None:
+    """Errata of a field with a later one, said or waiting, or a later edit; never the last one, nor free words."""
+    positions = lambda *lines: [entry.position for entry in fold([*toggles(), *lines]).superseded]  # noqa: E731
+    assert positions() == [3]
+    assert positions(edit("d", [], [], "It is d.")) == [3, 6]
+    assert positions(edit("d", [(0, 1, [9])], [[0, 1]])) == [3, 6]
+    assert positions({"op": "undo"}) == []
+    other = {**edit("d", [], [], "It is d."), "field": "tier"}
+    assert positions(other) == [3]
+
+
+def test_a_compaction_is_folded_in() -> None:
+    """Taken out tokens and pieces are gone, what stands behind them moves and has new rows; an undo brings all back."""
+    patches = [{"first": 3, "last": 4, "tokens": []}, {"first": 4, "last": 5, "tokens": []}]
+    line = {"op": "compact", "fields": ["date"], "patches": patches, "changed": [[3, 7]], "rows": "0004.gguf"}
+    before, state = fold(toggles()), fold([*toggles(), line])
+    assert state.tokens == [1, 2, 3, 6, 7, 8, 9] and state.rows[3:] == [("0004.gguf", row) for row in range(4)]
+    assert [(entry.kind, entry.position, entry.tokens) for entry in state.entries] == [
+        *(("splice", 0, 2), ("question", 2, 1), ("question", 3, 1)),
+        *(("erratum", 4, 2), ("question", 6, 1)),
+    ]
+    assert (state.superseded, state.heard, state.values) == ([], {"date"}, {"date": "c"})
+    undone = fold([*toggles(), line, {"op": "undo"}])
+    assert undone == before and state.count("compact") == 1
+    every = {**line, "patches": [*patches, {"first": 6, "last": 8, "tokens": []}], "changed": [[3, 5]]}
+    assert not fold([*toggles(), every]).heard
+
+
+def test_ledgers_of_the_first_format_open(begun: Stored, sessions: Sessions) -> None:
+    """They did not name the fields of errata: there is nothing to compact in them, and they go on."""
+    lines = [{**line, "time": "2026-06-01T12:00:00Z"} for line in toggles()]
+    for line in lines:
+        for piece in line["pieces"]:
+            piece["name"] = "" if piece["kind"] == "erratum" else piece["name"]
+    header = begun.ledger.read_text().splitlines()[0].replace('"format": 2', '"format": 1')
+    begun.ledger.write_text("\n".join([header, *map(json.dumps, lines), ""]))
+    stored = sessions.find("mine")
+    assert len(stored.state.tokens) == 9 and not stored.state.superseded
+    stored.commit(turn(9, rows="0001.gguf"))
+    assert sessions.find("mine").state.turns == 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        edit("b", [], [[0, 10**15]]),
+        edit("b", [(2, 1, [])], []),
+        edit("b", [(0, 99, [])], []),
+        edit("b", [(0, 1, [2**31])], []),
+        edit("b", [(0, 1, [-1])], []),
+        turn(4, question=7),
+        turn(4, said={"date": None}),
+        turn(float("inf")),  # type: ignore[arg-type]
+        turn(4, time="tomorrow"),
+        turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 2, "fields": [], "influence": {"x": [1]}}]),
+    ],
+)
+def test_nothing_of_a_ledger_is_believed(begun: Stored, sessions: Sessions, line: dict[str, Any]) -> None:
+    """Ranges beyond the tokens, ids that are none, numbers for words: damage, before anything is allocated for it."""
+    with begun.ledger.open("a") as file:
+        file.write(json.dumps({"time": "2026-06-01T12:00:00Z", **line}) + "\n")
+    with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
+        sessions.find("mine")

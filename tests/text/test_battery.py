@@ -66,7 +66,7 @@ def test_what_is_no_decision_is_refused(tmp_path: Path, old: str, new: str, mess
     """The file, and the number of the case where there is one, stand in the line."""
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD.replace(old, new))
-    with pytest.raises(NotesError, match="mine.yaml") as caught:
+    with pytest.raises(NotesError, match=r"mine\.yaml") as caught:
         load_battery(path)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from notes_cli.errors import NotesError
 from notes_cli.text.prompt import Piece, Run, build, left_context, next_turn
 from notes_cli.text.template import ChatTemplate
 
@@ -77,6 +78,61 @@ def test_earlier_turns(chatml: ChatTemplate) -> None:
         *next_turn(chatml, "Q3?"),
     ]
     assert pieces == grown
+
+
+def test_placed_late(chatml: ChatTemplate) -> None:
+    """Skills and errata stand in the user message, right before the question; the system message keeps its text."""
+    pieces = build(chatml, question="Q?", system="S", skills=["a", "b"], errata=["E."], place="late")
+    assert shown(pieces) == [
+        ("text", "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n"),
+        ("splice", "a"),
+        ("text", "\n\n"),
+        ("splice", "b"),
+        ("erratum", "\n\nE."),
+        ("question", "\n\nQ?<|im_end|>\n<|im_start|>assistant\n"),
+    ]
+    assert shown(build(chatml, question="Q?", skills=["a"], place="late"))[:2] == [
+        ("text", "<|im_start|>user\n"),
+        ("splice", "a"),
+    ]
+    assert build(chatml, question="Q?", system="S", place="late") == build(chatml, question="Q?", system="S")
+
+
+def test_no_such_place(chatml: ChatTemplate) -> None:
+    """Said, not taken for the usual one."""
+    with pytest.raises(NotesError, match=r"no place 'middle'\. Choose early or late"):
+        build(chatml, question="Q?", skills=["a"], place="middle")
+
+
+def test_placed_late_behind_earlier_turns(chatml: ChatTemplate) -> None:
+    """They stand in the last user message, behind all that was said before."""
+    turns = [("Q1?", "A1"), ("Q2?", "A2")]
+    pieces = build(chatml, question="Q3?", system="S", skills=["a"], errata=["E."], turns=turns, place="late")
+    assert pieces[: -len(next_turn(chatml, "Q3?", ["E."], ["a"]))] == [
+        *build(chatml, question="Q1?", system="S"),
+        Piece("text", (Run("A1", False),)),
+        *next_turn(chatml, "Q2?"),
+        Piece("text", (Run("A2", False),)),
+    ]
+    assert shown(pieces)[-4:] == [
+        ("text", "<|im_end|>\n<|im_start|>user\n"),
+        ("splice", "a"),
+        ("erratum", "\n\nE."),
+        ("question", "\n\nQ3?<|im_end|>\n<|im_start|>assistant\n"),
+    ]
+
+
+@pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
+@pytest.mark.parametrize("system", ["S", None])
+def test_late_pieces_make_the_text_that_the_template_renders(
+    templates: SimpleNamespace, source: str, system: str | None
+) -> None:
+    """Also where there is no system role: nothing but the user message changes."""
+    template = ChatTemplate(getattr(templates, source), bos="<s>", now=datetime(2026, 6, 1))
+    pieces = build(template, question="Q?", system=system, skills=["a"], errata=["E."], place="late")
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "<a>\n\nE.\n\nQ?"}]
+    text = "".join(piece.text or f"<{piece.name}>" for piece in pieces)
+    assert text == template.render(messages[0 if system else 1 :])
 
 
 @pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])

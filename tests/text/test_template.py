@@ -125,3 +125,14 @@ def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
     """A model file is data from strangers; its template reaches nothing but the messages."""
     with pytest.raises(ModelError):
         ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}").render(TALK)
+
+
+def test_words_around_an_answer(chatml: ChatTemplate, templates: SimpleNamespace) -> None:
+    """They stand behind the generation prompt and nowhere else; other variables make another template."""
+    worded = chatml.with_words("<think>\n", " Think.")
+    assert worded.render(TALK) == chatml.render(TALK) + "<think>\n"
+    assert worded.render(TALK, add_generation_prompt=False) == chatml.render(TALK, add_generation_prompt=False)
+    assert (worded.cue, worded.earlier, chatml.reply) == (" Think.", worded, "")
+    plain = ChatTemplate(templates.QWEN, bos="<s>")
+    assert "</think>" in plain.with_options({"enable_thinking": False}).render(TALK)
+    assert "</think>" not in plain.render(TALK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,19 @@ import pytest
 
 from notes_cli.errors import NotesError, SegmentError
 from notes_cli.text.erratum import Erratum
-from notes_cli.text.skill import Skill
+from notes_cli.text.skill import Skill, parse_skill
+from notes_cli.work.choosing import DEFAULT_SEAM
 from notes_cli.work.compiling import compile_skill, compile_to_library
-from notes_cli.work.prompting import DEFAULT_SEAM, Prompt, lay, open_segments, parse_errata
+from notes_cli.work.prompting import Prompt, lay, method_for, open_segments, parse_errata
 from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
 
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins with the content, no word of its own
 
 
@@ -114,6 +121,61 @@ def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> N
     text = workspace.model.text(book.tokens)
     assert text.index("accepted.") < text.index("Why?") < text.index("Because.") < text.index("And now?")
     assert book.count("spliced") == len(segment)
+
+
+@pytest.mark.parametrize("template", ["chatml", None, NO_SYSTEM])
+@pytest.mark.parametrize("turns", [(), [("Who?", "You.")]], ids=len)
+def test_placed_late(
+    make_workspace: MakeWorkspace, skill: Skill, template: str | None, turns: Sequence[tuple[str, str]]
+) -> None:
+    """The skill stands behind all but the question: the same tokens as a recompute, nearly the same logits.
+
+    Its rows come from behind another text; computed anew they are those of the recompute.
+    """
+    settings = {} if template == "chatml" else {"template": template}
+    workspace = make_workspace(**settings)
+    segment = compile_skill(workspace, skill)
+    errata = [Erratum("date", "2026-07-01", "date=2026-07-01")]
+    prompt = Prompt("Why?", [segment], errata, "Be kind.", turns=turns, place="late")
+    full = lay(workspace, prompt, splice=False)
+    wanted, ids = full.logits(), full.tokens.tolist()
+    text = workspace.model.text(full.tokens)
+    parts = ["Be kind.", *(part for turn in turns for part in turn), "accepted.", "Correction:", "Why?"]
+    assert sorted(parts, key=text.index) == parts
+
+    spliced = lay(workspace, prompt)
+    found = spliced.logits()
+    assert spliced.tokens.tolist() == ids == lay(workspace, prompt, dry=True).tokens.tolist()
+    assert (spliced.count("seam"), spliced.count("spliced")) == (DEFAULT_SEAM, len(segment) - DEFAULT_SEAM)
+    assert float(found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)) > 0.9
+    near = lay(workspace, prompt, seam=len(segment)).logits()
+    np.testing.assert_allclose(near, wanted, atol=0.02 * float(np.abs(wanted).max()))
+
+
+def test_late_is_where_it_was_compiled_without_a_system_role(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """There a skill is compiled behind the user message's opening, so late it is reused whole, exactly."""
+    workspace = make_workspace(template=NO_SYSTEM)
+    segment = compile_skill(workspace, skill)
+    prompt = Prompt("Why?", [segment], place="late")
+    at_home = lay(workspace, prompt)
+    assert (at_home.count("seam"), at_home.count("spliced")) == (0, len(segment))
+    found, wanted = at_home.logits(), lay(workspace, prompt, splice=False).logits()
+    np.testing.assert_allclose(found, wanted, atol=0.02 * float(np.abs(wanted).max()))
+
+
+def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """An erratum if nothing is known; where few tokens stand behind the change all of them; and what this model can."""
+    workspace = make_workspace()
+    segment = compile_skill(workspace, skill)
+    method, why = method_for(workspace, Prompt("Why?", [segment], values={"tier": "basic"}))
+    assert method.name == "erratum" and "has not been measured" in why
+    short = compile_skill(workspace, parse_skill("fee: 12\n\nThe fee is due.", source="-", default="fees"))
+    method, why = method_for(workspace, Prompt("Why?", [short], values={"fee": "15"}))
+    assert method.name == "suffix" and why.startswith("suffix: ")
+    hybrid = make_workspace("lfm2")
+    short = compile_skill(hybrid, parse_skill("fee: 12\n\nThe fee is due.", source="-", default="fees"))
+    method, why = method_for(hybrid, Prompt("Why?", [short], values={"fee": "15"}))
+    assert method.name == "erratum" and why.startswith("erratum: suffix is not possible: ")
 
 
 def test_words_become_segments(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from notes_cli.config import paths
+from notes_cli.config import paths, resource, shipped_model
 from notes_cli.editing.methods import Method
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.errors import NotesError, UnsupportedError
-from notes_cli.library.sessions import SessionError, Sessions, Stored
-from notes_cli.text.skill import Skill, parse_skill
+from notes_cli.errors import NotesError, SessionError, UnsupportedError
+from notes_cli.library.sessions import Sessions, Stored
+from notes_cli.text.skill import Skill, load_skill, parse_skill
+from notes_cli.work.choosing import Defaults
 from notes_cli.work.compiling import compile_skill
 from notes_cli.work.prompting import Prompt, lay, parse_errata
 from notes_cli.work.session import CHUNK, Session
@@ -74,6 +75,11 @@ def same(one: list[NDArray[np.float32]], other: list[NDArray[np.float32]]) -> bo
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+def differing(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The positions of rows that are not the same."""
+    return np.flatnonzero((one != other).any(axis=1))
+
+
 def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     """Normalised mean squared error."""
     return float(np.sum((found - wanted) ** 2) / np.sum(wanted**2))
@@ -114,6 +120,8 @@ def run(script: list[tuple[str, ...]], skill: Skill, name: str, open_: Callable[
             session.edit("date", words[0], Method.parse(words[1]))
         elif op == "undo":
             session.undo()
+        elif op == "compact":
+            session.compact()
         else:
             Sessions(paths().sessions).fork(name, name + op)
             name += op
@@ -121,13 +129,13 @@ def run(script: list[tuple[str, ...]], skill: Skill, name: str, open_: Callable[
 
 
 def script() -> list[tuple[str, ...]]:
-    """50 turns, 20 edits, ten undos and two forks in an order that is the same every time."""
+    """50 turns, 20 edits, ten undos, four compactions and two forks in an order that is the same every time."""
     random_ = random.Random(4)
     methods = ["erratum", "field", "field+erratum", "suffix"]
     # A value of another length moves what stands behind it.
     dates = [f"2026-07-{day:02}" if day % 3 else f"July {day}" for day in range(1, 21)]
     edits = [("edit", date, methods[number % 4]) for number, date in enumerate(dates)]
-    later = [*(("turn", f"Q{number}") for number in range(45)), *edits, *[("undo",)] * 10]
+    later = [*(("turn", f"Q{number}") for number in range(45)), *edits, *[("undo",)] * 10, *[("compact",)] * 4]
     random_.shuffle(later)
     first = [("turn", f"Why {number}?") for number in range(5)]  # so that no undo reaches the beginning
     return [*first, *later[:20], ("a",), *later[20:50], ("b",), *later[50:]]
@@ -136,7 +144,8 @@ def script() -> list[tuple[str, ...]]:
 def test_fifty_turns_killed_between_them_equal_one_process(
     make: Open, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skill: Skill
 ) -> None:
-    """With 20 edits, ten undos and two forks: the same tokens, rows and logits within the position-exact bound."""
+    """With 20 edits, ten undos, four compactions and two forks: the same tokens, and rows and logits within the
+    position-exact bound."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # most of the time on a busy disk, and not what is tested
     size, ops = 4096, script()
     live: dict[str, Session] = {}
@@ -175,7 +184,7 @@ def test_fifty_turns_killed_between_them_equal_one_process(
     opened.pop().close()
 
 
-@pytest.mark.parametrize("method", ["erratum", "field", "field+erratum", "selective@3", "suffix"])
+@pytest.mark.parametrize("method", ["erratum", "field", "field+erratum", "selective@3", "blend@3", "suffix"])
 @pytest.mark.parametrize("value", ["2026-07-01", "July 1", "the first of July"])
 def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: str, value: str) -> None:
     """Whatever the method and the length of the value; and the edit itself changed what it should."""
@@ -231,7 +240,7 @@ def test_selective_touches_its_field_and_k_more(make: Open, skill: Skill) -> Non
             session.edit("date", value, Method.parse("selective@5"))
             span = next(span for span in session.state.skills[0].fields if span.name == "date")
             after = rows(session.notebook)
-            changed = {int(p) for a, b in zip(before, after, strict=True) for p in np.flatnonzero((a != b).any(axis=1))}
+            changed = {int(p) for a, b in zip(before, after, strict=True) for p in differing(a, b)}
             field = set(range(len(segment.context) + span.first, len(segment.context) + span.last))
             assert changed & field and len(changed - field) <= 5 < len(changed)
 
@@ -253,6 +262,175 @@ def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
         turn(session, skill, "So?", "date=2026-09-02")
         assert session.state.fields["date"] == "2026-09-02"
         assert "2026-09-01" not in "".join(entry.text for entry in session.state.entries if entry.kind == "erratum")
+
+
+@pytest.mark.parametrize("method", ["selective@4", "blend@4"])
+@pytest.mark.parametrize(("kind", "cache"), [("llama", "f16"), ("qwen3", "q8_0"), ("gpt2", "f16")])
+def test_ranked_when_it_is_edited(make: Open, skill: Skill, kind: str, cache: str, method: str) -> None:
+    """Without measured influence a pass over the corrected text ranks the tokens, and the notebook is as it was: rows
+    outside of the field and the K tokens stay bit-identical, whether the pass has a context of its own or not."""
+    with held(make(kind, cache)) as session:
+        turn(session, skill, "Why?")
+        before = rows(session.notebook)
+        done = session.edit("date", "2026-07-01", Method.parse(method))
+        assert "; ranked by a pass over" in done.why and done.rows > 4
+        changed = {int(p) for a, b in zip(before, rows(session.notebook), strict=True) for p in differing(a, b)}
+        part = session.state.skills[0]
+        span = next(span for span in part.fields if span.name == "date")
+        field = set(range(part.position + span.first, part.position + span.last))
+        assert changed & field and len(changed - field) <= 4 < len(changed)
+        assert all(part.position < position < part.position + part.tokens for position in changed)
+        after = rows(session.notebook)
+    with held(make(kind, cache)) as session:
+        assert same(rows(session.notebook), after)
+
+
+def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.float32]:
+    """Logits after the tokens, decoded so many at a time."""
+    book = workspace.notebook()
+    for start in range(0, len(tokens), step):
+        book.append(tokens[start : start + step])
+        book.flush()
+    return book.logits()
+
+
+def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
+    """A field changed so many times with a question after each, compacted now and then; the splice is exact."""
+    prompt = Prompt("Why?", [compile_skill(session.workspace, skill)])
+    session.begin(prompt, lay(session.workspace, prompt))
+    session.keep("yes")
+    errata = {2: ["tier=basic"], 3: ["be kind"], 9: ["tier=silver"]}
+    for number in range(1, times + 1):
+        session.edit("date", f"2026-08-{number:02}", Method())
+        turn(session, skill, "And?", *errata.get(number, []), limit=1)
+        if number % every == 0:
+            session.compact()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", *WHOLE])
+def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, kind: str) -> None:
+    """28 changes of a field: one erratum of it is left, rows and logits are those of a prefill of the very tokens, and
+    an undo brings the rows from before back bit for bit."""
+    workspace = make(kind, n_ctx=4096)
+    with held(workspace) as session:
+        toggled(session, skill, 28, 7)
+        said = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
+        assert sorted(said) == ["", "date", "tier"] and not session.state.superseded
+        assert session.compact().fields == ()
+        spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
+        assert len(session.state.tokens) - spoken < 250  # of 28 times two errata, some 60 tokens each
+        session.edit("date", "2026-09-01", Method())
+        turn(session, skill, "So?")
+        before, tokens = rows(session.notebook), session.state.tokens
+        done = session.compact()
+        assert done.fields == ("date",) and done.removed == len(tokens) - len(session.state.tokens) > 0
+        found, left = rows(session.notebook), session.state.tokens
+    with held(make(kind, n_ctx=4096)) as session:
+        assert same(rows(session.notebook), found)  # from disk
+        last = logits(session)
+        wanted, stepwise = (prefilled(make(kind, n_ctx=4096), [*left, 65], step) for step in (4096, 7))
+        assert error(last, wanted) < max(1e-5, 3 * error(stepwise, wanted))  # sums of 500 rows, in another order
+        session.undo()
+        assert session.state.tokens == tokens and same(rows(session.notebook), before)
+        assert session.compact().removed == done.removed
+
+
+def test_what_is_left_of_a_message(make: Open, skill: Skill) -> None:
+    """Errata go from the head of a message with the empty line behind them, from its middle with that before them."""
+    workspace = make()
+
+    def texts() -> list[str]:
+        spelt = [(entry.position, entry.position + entry.tokens) for entry in session.state.entries if entry.tokens]
+        pieces = [
+            b"".join(map(workspace.model.piece, session.state.tokens[a:b])).decode(errors="replace") for a, b in spelt
+        ]
+        return [text for text in pieces if "Q" in text or "Corr" in text]
+
+    with held(workspace) as session:
+        turn(session, skill, "Q0", limit=1)
+        for number, errata in ((1, ["date=a", "tier=b"]), (2, ["tier=c", "date=d"]), (3, ["date=e", "more"])):
+            turn(session, skill, f"Q{number}", *errata, limit=1)
+        session.compact()
+        date = "Correction: the date is now e. This replaces the earlier date."
+        tier = "Correction: the tier is now c. This replaces the earlier tier."
+        wanted = ["Q0", "Q1", tier, "\n\nQ2", date, "\n\nCorrection: more", "\n\nQ3"]
+        assert [text.rstrip("\n").replace("assistant", "").rstrip("\n") for text in texts()][1:] == wanted[1:]
+        session.edit("tier", "z", Method())
+        session.compact()
+        assert [text.startswith("Q2") for text in texts() if "Q2" in text] == [True]
+
+
+def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill) -> None:
+    """What was said of the field goes when it is written; then nothing has been heard of it any more."""
+    with held(make()) as session:
+        turn(session, skill, "Why?", "date=2026-07-01")
+        done = session.edit("date", "2026-08-01", Method("field"))
+        assert "notes session compact takes it out" in done.why
+        assert session.compact().fields == ("date",)
+        assert not session.state.heard and session.state.fields["date"] == "2026-08-01"
+        assert "compact" not in session.edit("date", "2026-08-02", Method("field")).why
+
+
+def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unmeasured: an erratum. Measured: what the profile says, a recompute by its kin, in its wording. Near the end:
+    everything behind anew. Where the model cannot: an erratum, and why."""
+
+    def profile(method: str, why: str) -> None:
+        found = Defaults(Method.parse(method), "changed", 1, "early", why)
+        monkeypatch.setattr("notes_cli.work.session.defaults", lambda workspace: found)
+
+    with held(make()) as session:
+        turn(session, skill, "Why?")
+        done = session.edit("date", "2026-07-01")
+        assert done.method == "erratum" and done.chosen.startswith("erratum: this model has not been measured")
+        profile("field+erratum", "field+erratum: 9 of 9")
+        done = session.edit("tier", "basic")
+        assert (done.method, done.chosen) == ("field+erratum", "field+erratum: 9 of 9") and done.rows > 0
+        assert session.state.pending["tier"] == "Update: the tier has changed to basic."
+        profile("block", "block: 9 of 9")
+        assert session.edit("tier", "gold").chosen == "block: 9 of 9; erratum instead: it is not for a session"
+        profile("recompute", "recompute: no method is trustworthy on this model")
+        done = session.edit("date", "2026-07-02")
+        assert (done.method, done.chosen) == ("suffix", "recompute: no method is trustworthy on this model")
+        session.edit("date", "2026-07-03", Method("erratum"))
+        done = session.edit("date", "2026-07-02")  # as it stands in the text
+        assert done.method == "erratum" and "the text says date=2026-07-02 as it is" in done.chosen
+    with held(make("lfm2"), "other") as session:
+        turn(session, skill, "Why?")
+        profile("field", "field: 9 of 9")
+        done = session.edit("date", "2026-07-01")
+        assert (
+            done.method == "erratum" and "field: 9 of 9; erratum instead: the edit method field is not" in done.chosen
+        )
+        profile("recompute", "recompute: none")
+        done = session.edit("date", "2026-07-02")
+        assert done.method == "suffix" and done.rows == len(session.state.tokens)
+    with held(make("gpt2"), "learned") as session:
+        turn(session, skill, "Why?")
+        profile("field", "field: 9 of 9")
+        assert session.edit("date", "2026-07-01").method == "field"
+        done = session.edit("date", "July 1")
+        assert done.method == "erratum" and "what stands behind the change cannot be moved" in done.chosen
+    with held(make(), "short") as session:
+        prompt = Prompt("?", [compile_skill(session.workspace, parse_skill("a: b", source="-", default="s"))])
+        session.begin(prompt, lay(session.workspace, prompt))
+        session.keep()
+        monkeypatch.setattr("notes_cli.work.session.NEAR", 64)
+        assert session.edit("a", "c").chosen.startswith("suffix: no more than 64 tokens stand behind the change")
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_suffix_is_for_every_model(make: Open, skill: Skill, kind: str) -> None:
+    """Where a memory cannot go back, all is decoded: the logits are those of a prefill of the session's tokens."""
+    with held(make(kind)) as session:
+        turn(session, skill, "Why?")
+        session.edit("date", "the first of July", Method("suffix"))
+        turn(session, skill, "And then?")
+    with held(make(kind)) as session:
+        tokens, found = session.state.tokens, logits(session)
+        book = make(kind).notebook()
+        book.append([*tokens, 65])
+        assert error(found, book.logits()) < 1e-5
 
 
 def test_forks_go_their_own_ways(make: Open, skill: Skill) -> None:
@@ -297,7 +475,7 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
         turn(session, skill, "Who?")
         assert len(session.stored.kept()) == 2
         # Learned positions are no hindrance to a value of the same length.
-        methods = ("field", "suffix", "field+erratum") if kind != "gpt2" else ("field",)
+        methods = ("field", "selective", "field+erratum") if kind != "gpt2" else ("field",)
         for method in methods:
             with pytest.raises(UnsupportedError, match=r"^(the edit method .*Use erratum|what stands behind .*moved)"):
                 session.edit("date", "July 1", Method(method))
@@ -342,7 +520,7 @@ def test_damaged_rows_are_never_used(make: Open, skill: Skill, name: str) -> Non
 
 
 def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
-    """An unknown field, the value it has, a method that is not for sessions, influence that was not measured."""
+    """An unknown field, the value it has, a method that is not for sessions, a value of two lines."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         ledger = session.stored.ledger.read_bytes()
@@ -350,7 +528,7 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
             ("dat", "x", "erratum", "has a field 'dat'. Known fields: date, tier"),
             ("tier", "gold", "field", "tier is gold already"),
             ("tier", "a", "stale", "is not for a session. Choose among erratum, field"),
-            ("tier", "a", "selective@4", "compiled without the influence"),
+            ("tier", "a", "block", "is not for a session"),
             ("tier", "a\nb", "erratum", "more than one line"),
         ):
             with pytest.raises(NotesError, match=message):
@@ -392,3 +570,62 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
                     assert b"".join(map(workspace.model.piece, ids)).decode().strip() == span.value
     with held(make()) as session:
         assert len(session.notebook) == len(session.state.tokens)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral3", "gpt2", "lfm2"])
+def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
+    """It stands in that turn's message, before errata of its fields, spliced if it can be; it is edited like the first,
+    comes back from disk, and is not taken twice."""
+    workspace = make(kind)
+    fees = compile_skill(workspace, parse_skill("fee: 5 euros", source="fees.txt", default="fees"))
+    with held(workspace) as session:
+        turn(session, skill, "Why?")
+        length = len(session.state.tokens)
+        notebook = session.follow("How much?", ["fee=6 euros"], room=8, segments=[fees])
+        kinds = [(piece.kind, piece.name) for piece in notebook.pieces if piece.position >= length]
+        assert [kind for kind in kinds if kind[0] != "splice"] == [("text", ""), ("erratum", "fee"), ("question", "")]
+        spliced = [piece.how for piece in notebook.pieces if piece.name == "fees"]
+        assert spliced == (["seam", "spliced"] if kind in ("llama", "mistral3") else ["decoded"])
+        session.keep("6")
+        assert session.state.fields == {"date": "2026-06-01", "tier": "gold", "fee": "6 euros"}
+        with pytest.raises(SessionError, match="fees stands in session mine already"):
+            session.follow("How much?", segments=[fees])
+        session.edit("fee", "7 euros", Method("suffix"))
+        before = rows(session.notebook)
+        text = b"".join(map(workspace.model.piece, session.state.tokens)).decode(errors="replace")
+        assert "fee: 7 euros" in text and "How much?" in text
+    with held(make(kind)) as session:
+        assert same(rows(session.notebook), before)
+        assert session.compact().fields == ("fee",)
+
+
+def test_28_toggles_on_the_shipped_model(home: Path) -> None:
+    """Before and after the limit by turns, compacted every fourth time: each answer is right, and the notebook grows by
+    no more than the questions and answers themselves."""
+    with Workspace(shipped_model(), ContextOptions(n_ctx=2048, n_threads=1)) as workspace:
+        segment = compile_skill(workspace, load_skill(resource("skills") / "returns"))
+        with held(workspace) as session:
+            prompt = Prompt(RETURN, [segment])
+            notebook = lay(workspace, prompt, room=8)
+            session.begin(prompt, notebook)
+            answers = [answer(session, notebook)]
+            for number in range(28):
+                session.edit("date", f"2026-{7 - 2 * (number % 2):02}-{1 + number:02}", Method())
+                if number % 4 == 3:
+                    session.compact()
+                answers.append(answer(session, session.follow(RETURN, room=8)))
+            assert answers == ["accepted", *["refused", "accepted"] * 14]
+            session.compact()
+            errata = [entry for entry in session.state.entries if entry.kind == "erratum"]
+            assert len(errata) == 1 and len(session.state.tokens) - len(segment) < 29 * 18 + 40
+
+
+RETURN = "May I return this?"
+
+
+def answer(session: Session, notebook: Notebook) -> str:
+    """Greedy; the turn is kept."""
+    with Sampler(SamplerOptions()) as sampler:
+        text = session.workspace.model.text(notebook.generate(sampler, 8))
+    session.keep()
+    return text.strip()

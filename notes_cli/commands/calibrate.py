@@ -1,0 +1,97 @@
+"""`notes calibrate`: which edit method to trust on a model, measured and remembered."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.options import Number, model_options, open_workspace
+
+if TYPE_CHECKING:
+    from notes_cli.library.profiles import Measured, Profile
+
+
+@click.command()
+@click.option(
+    "--cases",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Decisions of your own in YAML, measured with those that ship. Repeatable.",
+)
+@click.option("--only", is_flag=True, help="Only the decisions of --cases.")
+@click.option(*("-n", "--number"), type=Number(1), help="Only the first N decisions of each file.  [default: all]")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@model_options
+def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool, **model: Any) -> None:
+    """Measure which edit method, wording, seam and place to trust on this model.
+
+    Decisions with one field changed are made by full recompute, and by each edit method: the cheapest class of methods
+    (a few tokens; those behind the field; all) that holds one that decides as the recompute in 95 of 100 cases wins,
+    and in it the method that agrees best. `--method auto`, the wording, the seam and the place follow from then on.
+
+    A case in YAML holds text (or skill: FILE), question, choices, field, value (the new one) and right: the two right
+    answers. See prompts/battery.yaml.
+
+    \b
+    Examples:
+      notes calibrate
+      notes calibrate -m model.gguf --cases mine.yaml --only
+    """
+    if only and not files:
+        raise click.UsageError("--only needs decisions of your own: --cases FILE")
+
+    import notes_cli
+    from notes_cli.library.profiles import Profiles
+    from notes_cli.measure.calibrate import calibrate
+    from notes_cli.text.battery import load_battery, shipped_battery
+
+    batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
+    cases = [case for battery in batteries for case in battery[:number]]
+    with open_workspace(quiet=json_, **model) as workspace:
+        with output.progress("measuring decisions", unit="cases", hidden=json_) as update:
+            profile = calibrate(workspace, cases, update)
+        path = Profiles(workspace.paths.profiles).save(profile, f"notes {notes_cli.__version__}")
+    if json_:
+        output.as_json({"version": 1, "path": str(path), **asdict(profile)})
+        return
+    _print(profile)
+    output.say(f"written to {path}")
+
+
+def _print(profile: Profile) -> None:
+    names = dict.fromkeys(one.name for one in profile.measured if one.what == "method")
+    rows = []
+    for name in names:
+        direct, reasoned = (profile.found("method", name, way) for way in ("direct", "reasoned"))
+        shares = [cell for one in (direct, reasoned) for cell in _shares(one)]
+        cost = direct or reasoned
+        assert cost is not None  # it was measured one way at least
+        rows.append((name, f"{cost.decoded:.0f}", f"{cost.ms:.0f}", f"{cost.cosine:.4f}", *shares))
+    columns = ("method", "decoded", "ms", "cosine", "as recompute", "right", "reasoned: as recompute", "right")
+    if rows:
+        output.table(columns, rows, right=columns[1:])
+    for way in ("direct", "reasoned"):
+        output.result(_verdict(profile, way))
+    output.result(f"wording: {profile.wording}; seam: {profile.seam}; place: {profile.place}")
+
+
+def _shares(one: Measured | None) -> tuple[str, str]:
+    return (f"{one.same} of {one.cases}", f"{one.right / one.cases:.3f}") if one else ("", "")
+
+
+def _verdict(profile: Profile, way: str) -> str:
+    name, heard = profile.methods[way], profile.heard[way]
+    if name == "recompute":
+        return (
+            f"{way}: no method is trustworthy: use recompute "
+            f"(the field decides in {heard} of {profile.cases} cases when all is recomputed)"
+        )
+    measured = profile.found("method", name, way)
+    assert measured is not None  # it was chosen among those measured
+    return f"{way}: use {name}: {measured.same} of {measured.cases} decisions as a recompute's"

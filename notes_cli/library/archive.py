@@ -1,0 +1,200 @@
+"""Archives: a session in one file, to be kept or taken to another machine. Described in docs/format.md.
+
+A plain tar: the ledger, then the files of rows that it needs. An archive may be anybody's: its reader is strict, and
+the session is there when all of it has been checked, and not before.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import BinaryIO
+
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import SegmentError, SessionError
+from notes_cli.library.atomic import replacing
+from notes_cli.library.container import open_segment
+from notes_cli.library.sessions import (
+    FORMAT,
+    LEDGER,
+    Ledger,
+    LedgerError,
+    NewerError,
+    Sessions,
+    Stored,
+    line_bytes,
+    read_ledger,
+)
+from notes_cli.library.store import NAME
+
+SUFFIX = ".notes.tar"
+CHUNK = 1 << 20
+MAX_LEDGER = 256 << 20  # bytes: far above any conversation
+
+
+class ArchiveError(ValueError):
+    """Bytes that are no archive of a session, and why."""
+
+
+def name_of(path: Path) -> str:
+    """The session's name by that of its archive. Raise SessionError if it is none."""
+    name = path.name.removesuffix(SUFFIX)
+    if not NAME.fullmatch(name):
+        raise SessionError(f"{path.name!r} does not say what the session is called: use a-z, 0-9 and - in --name NAME")
+    return name
+
+
+def save(stored: Stored, out: BinaryIO) -> int:
+    """Write the session to `out`, the same one in the same bytes; return the number of files in it.
+
+    Raise SessionError if it is damaged; OSError as `out` does.
+    """
+    data = _portable(stored)
+    ledger = read_ledger(data)
+    here = {name: stored.folder / name for name in ledger.kept if (stored.folder / name).exists()}
+    try:
+        _check_complete(ledger, set(here))
+        for path in here.values():
+            _check_rows(path, ledger)
+    except (ArchiveError, SegmentError) as error:
+        raise SessionError(
+            f"session {stored.name} is damaged: {error}. See: notes session undo {stored.name}"
+        ) from error
+    with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(_member(LEDGER, len(data)), io.BytesIO(data))
+        for name, path in here.items():
+            with path.open("rb") as file:
+                archive.addfile(_member(name, path.stat().st_size), file)
+    return 1 + len(here)
+
+
+def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Stored:
+    """Make a session of what `source` holds; `title` is what people call that.
+
+    Raise SessionError if there is one of that name, or the source is not sound; then nothing is changed.
+    """
+    with sessions.locked(name, new=True) as there:
+        if there.header:
+            raise SessionError(f"there is a session {name} already. Choose another name: --name NAME")
+        folder = sessions.folder / f".{name}.import"
+        shutil.rmtree(folder, ignore_errors=True)  # of an import that was killed
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+            _unpack(source, folder)
+            if there.folder.exists():  # without a ledger: of a fork that was killed
+                shutil.rmtree(there.folder)
+            folder.rename(there.folder)
+        except (ArchiveError, SegmentError) as error:
+            raise SessionError(f"{title} is no export of a session: {error}. Nothing was changed") from error
+        except OSError as error:
+            raise SessionError(f"cannot import {title}: {error.strerror or error}. Nothing was changed") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return sessions.find(name)
+
+
+def _portable(stored: Stored) -> bytes:
+    """The ledger without the folder of its model, which is nobody else's business."""
+    first, _, rest = stored.ledger.read_bytes()[: stored.end].partition(b"\n")
+    header = json.loads(first)
+    return line_bytes({**header, "model": Path(header["model"]).name}) + rest
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o600
+    return info
+
+
+def _unpack(source: BinaryIO, folder: Path) -> None:
+    """The ledger first, and then what it names and nothing else."""
+    info = _next(source)
+    if info is None or info.name != LEDGER:
+        raise ArchiveError(f"it does not begin with {LEDGER}")
+    if info.size > MAX_LEDGER:
+        raise ArchiveError(f"its ledger has {info.size:,} bytes, the limit is {MAX_LEDGER:,}")
+    with replacing(folder / LEDGER) as temporary:
+        _copy(source, info, temporary)
+    ledger = _ledger((folder / LEDGER).read_bytes())
+    kept, seen = ledger.kept, set[str]()
+    while (info := _next(source)) is not None:
+        if info.name not in kept or info.name in seen:
+            raise ArchiveError(f"{_short(info)} has no place in it")
+        free = shutil.disk_usage(folder).free
+        if info.size > free:
+            raise ArchiveError(f"{info.name} has {info.size:,} bytes, the disk has {free:,} left")
+        with replacing(folder / info.name) as temporary:
+            _copy(source, info, temporary)
+        _check_rows(folder / info.name, ledger)
+        seen.add(info.name)
+    _check_complete(ledger, seen)
+
+
+def _ledger(data: bytes) -> Ledger:
+    try:
+        return read_ledger(data)
+    except NewerError as error:
+        raise ArchiveError(f"it has format {error}, this notes reads {FORMAT}") from error
+    except LedgerError as error:
+        raise ArchiveError("its ledger is damaged") from error
+
+
+def _next(source: BinaryIO) -> tarfile.TarInfo | None:
+    """The next regular file, None at the end. Anything else has no place here: folders, links, long names, holes."""
+    block = source.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise ArchiveError("it ends too early")
+    if not any(block):
+        return None
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        raise ArchiveError("it is no tar file, or damaged") from error
+    if info.type != tarfile.REGTYPE or info.size < 0:
+        raise ArchiveError(f"{_short(info)} is no regular file")
+    return info
+
+
+def _short(info: tarfile.TarInfo) -> str:
+    """Its name, which may be anything."""
+    return ascii(info.name[:60])
+
+
+def _copy(source: BinaryIO, info: tarfile.TarInfo, path: Path) -> None:
+    left = info.size + -info.size % tarfile.BLOCKSIZE  # padded with zeros
+    with path.open("wb") as out:
+        while left:
+            data = source.read(min(left, CHUNK))
+            if not data:
+                raise ArchiveError("it ends too early")
+            out.write(data)
+            left -= len(data)
+        out.truncate(info.size)
+
+
+def _check_complete(ledger: Ledger, there: set[str]) -> None:
+    """Raise ArchiveError where rows are missing. Whole ones are not kept of each turn: then the text is read anew."""
+    needed = set() if ledger.header.whole else {name for name, _ in ledger.state.rows}
+    if needed - there:
+        raise ArchiveError(f"the rows {min(needed - there) or 'of some tokens'} are missing")
+
+
+def _check_rows(path: Path, ledger: Ledger) -> None:
+    """Raise SegmentError or ArchiveError unless the file is sound and holds rows of the tokens that the ledger says."""
+    try:
+        segment = open_segment(path)
+    except SegmentError as error:
+        raise ArchiveError(f"{path.name} in it is damaged") from error
+    if segment.whole != ledger.header.whole or segment.identity.differences(ledger.header.identity):
+        raise ArchiveError(f"{path.name} in it is of another model")
+    if not ledger.header.whole and not _fits(segment, path.name, ledger):
+        raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
+
+
+def _fits(segment: Segment, name: str, ledger: Ledger) -> bool:
+    state, tokens = ledger.state, segment.tokens.tolist()
+    mine = [(token, row) for token, (file, row) in zip(state.tokens, state.rows, strict=True) if file == name]
+    return all(row < len(tokens) and tokens[row] == token for token, row in mine)

@@ -1,0 +1,212 @@
+"""Calibrating: which edit method, wording, seam and place hold on this model, measured over a battery of decisions.
+
+Each case is decided by full recompute with the old value and with the new one. Where these differ the model has heard
+the field, and a method is asked to decide as the recompute with the new value does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notes_cli.editing.influence import influence
+from notes_cli.editing.methods import Method
+from notes_cli.engine.decision import decide
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import UnsupportedError
+from notes_cli.library.profiles import Measured, Profile
+from notes_cli.measure.compare import cosine
+from notes_cli.text.battery import Case
+from notes_cli.text.erratum import shipped_wordings
+from notes_cli.text.wording import verify_system
+from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM
+from notes_cli.work.compiling import compile_skill
+from notes_cli.work.prompting import Prompt, lay
+from notes_cli.work.thinking import decide_after, think
+from notes_cli.work.workspace import Workspace
+
+# In classes of cost, the cheapest first: a few tokens, however long the skill; those behind the field.
+CLASSES = (("erratum", "field", "field+erratum", "selective@16"), ("suffix",))
+WAYS = ("direct", "reasoned")
+SEAMS = (0, 1, 2, 4)
+TRUST = 0.95  # of the decisions must be the recompute's
+HEARD = 0.5  # of the cases must be decided by the field, or the model does not read
+NEAR = 1.25  # a longer seam must bring the logits nearer than this
+THINK = 256  # tokens of a chain of thought
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one way of doing it came to in one case."""
+
+    choice: str
+    logits: NDArray[np.float32]
+    decoded: int
+    seconds: float
+
+
+class _Tally:
+    """Observations by what, name and way."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str, str], list[tuple[bool, bool, float, int, float]]] = defaultdict(list)
+
+    def add(self, what: str, name: str, way: str, found: _Found, reference: _Found, right: str) -> None:
+        near = cosine(found.logits, reference.logits)
+        same = found.choice == reference.choice
+        self._rows[what, name, way].append((same, found.choice == right, near, found.decoded, found.seconds))
+
+    def measured(self) -> list[Measured]:
+        found = []
+        for (what, name, way), rows in self._rows.items():
+            same, right, near, decoded, seconds = (list(column) for column in zip(*rows, strict=True))
+            counts = len(rows), sum(same), sum(right)
+            means = round(fmean(near), 5), round(fmean(decoded), 1), round(1000 * fmean(seconds), 1)
+            found.append(Measured(what, name, way, *counts, *means))
+        return found
+
+
+def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | None = None) -> Profile:
+    """Measure the model over the cases. Raise UnsupportedError where its rows cannot be kept at all."""
+    tally, heard = _Tally(), dict.fromkeys(WAYS, 0)
+    options = workspace.context.options
+    cache = f"{options.type_k}/{options.type_v}"
+    system = verify_system()  # skills stand elsewhere than where they were compiled, as they mostly will
+    for number, case in enumerate(cases, 1):
+        prompt = Prompt(case.question, [_segment(workspace, case)], system=system, values={case.field: case.value})
+        for way in WAYS:
+            heard[way] += _measure(workspace, case, replace(prompt, think=way == "reasoned"), way, tally)
+        _unedited(workspace, case, replace(prompt, values={}), tally)
+        if progress:
+            progress(number, len(cases))
+    measured = tally.measured()
+    wording = _wording(measured)
+    measured = [_worded(one, measured, wording) for one in measured]
+    return Profile(
+        identity=workspace.identity,
+        cache=cache,
+        cases=len(cases),
+        heard=heard,
+        methods={way: choose(measured, way, heard[way] / len(cases)) for way in WAYS},
+        wording=wording,
+        seam=_seam(measured),
+        place=_place(measured),
+        measured=tuple(measured),
+    )
+
+
+def _segment(workspace: Workspace, case: Case) -> Segment:
+    segment = compile_skill(workspace, case.skill)
+    with workspace.compiler() as context:
+        return replace(segment, influence={case.field: influence(context, segment, case.field)})
+
+
+def _measure(workspace: Workspace, case: Case, prompt: Prompt, way: str, tally: _Tally) -> bool:
+    """All methods on one case, and all wordings of an erratum; whether a recompute decides by the field."""
+    before = _decided(workspace, replace(prompt, values={}), case, splice=False)
+    after = _decided(workspace, replace(prompt, method=Method("recompute")), case, splice=False)
+    if before.choice == after.choice:
+        return False
+    right = case.right[1]
+    for name in ("stale", *(name for names in CLASSES for name in names)):
+        try:
+            found = _decided(workspace, replace(prompt, method=Method.parse(name)), case)
+        except UnsupportedError:  # such models have other methods
+            continue
+        tally.add("method", name, way, found, after, right)
+        if name == "erratum" and way == "direct":
+            tally.add("wording", shipped_wordings().default, way, found, after, right)
+    tally.add("method", "recompute", way, after, after, right)
+    for wording in shipped_wordings().forms if way == "direct" else ():
+        if wording != shipped_wordings().default:
+            said = replace(prompt, method=Method("erratum"), wording=wording)
+            tally.add("wording", wording, way, _decided(workspace, said, case), after, right)
+    return True
+
+
+def _unedited(workspace: Workspace, case: Case, prompt: Prompt, tally: _Tally) -> None:
+    """Seams and places, on the text as it stands."""
+    right = case.right[0]
+    reference = _decided(workspace, prompt, case, splice=False)
+    for seam in SEAMS:
+        found = _decided(workspace, prompt, case, seam=seam)
+        tally.add("seam", str(seam), "direct", found, reference, right)
+        if seam == DEFAULT_SEAM:
+            tally.add("place", "early", "direct", found, reference, right)
+    late = replace(prompt, place="late")
+    reference = _decided(workspace, late, case, splice=False)
+    tally.add("place", "late", "direct", _decided(workspace, late, case), reference, right)
+
+
+def _decided(
+    workspace: Workspace, prompt: Prompt, case: Case, *, splice: bool = True, seam: int = DEFAULT_SEAM
+) -> _Found:
+    started = time.perf_counter()
+    notebook = lay(workspace, prompt, splice=splice, seam=seam, room=THINK if prompt.think else 0)
+    logits = notebook.logits()
+    decoded = _decoded(notebook)
+    if prompt.think:
+        thought = think(workspace, notebook, SamplerOptions(), THINK)
+        choice = decide_after(workspace, notebook, case.choices, thought).choice
+    else:
+        choice = decide(notebook, case.choices).choice
+    return _Found(choice, logits, decoded, time.perf_counter() - started)
+
+
+def _decoded(notebook: Notebook) -> int:
+    """Tokens of the prompt that were computed."""
+    return len(notebook) - sum(p.tokens - p.rewritten for p in notebook.pieces if p.how == "spliced")
+
+
+def choose(measured: Sequence[Measured], way: str, heard: float) -> str:
+    """The method that agrees best in the cheapest class that holds a trustworthy one; else recompute."""
+    if heard < HEARD:
+        return "recompute"
+    scores = {one.name: one for one in measured if one.what == "method" and one.way == way}
+    for names in CLASSES:
+        tried = [scores[name] for name in names if name in scores]
+        best = max(tried, key=lambda one: (one.same, -one.decoded), default=None)
+        if best is not None and best.agreement >= TRUST:
+            return best.name
+    return "recompute"
+
+
+def _wording(measured: Sequence[Measured]) -> str:
+    """The wording that agrees best; the default one unless another is better."""
+    default = shipped_wordings().default
+    tried = [one for one in measured if one.what == "wording"]
+    best = max(tried, key=lambda one: (one.same, one.name == default), default=None)
+    return best.name if best else default
+
+
+def _worded(one: Measured, measured: Sequence[Measured], wording: str) -> Measured:
+    """The erratum is measured in the wording that will be used."""
+    if (one.what, one.name, one.way) != ("method", "erratum", "direct"):
+        return one
+    said = next(other for other in measured if (other.what, other.name) == ("wording", wording))
+    return replace(said, what="method", name="erratum")
+
+
+def _seam(measured: Sequence[Measured]) -> int:
+    """The shortest of the seams that decide alike and hardly differ in their logits."""
+    tried = [one for one in measured if one.what == "seam"]
+    best = max(one.same for one in tried)
+    good = [one for one in tried if one.same == best]
+    nearest = min(1 - one.cosine for one in good)
+    return min(int(one.name) for one in good if 1 - one.cosine <= NEAR * nearest)
+
+
+def _place(measured: Sequence[Measured]) -> str:
+    """Where a spliced skill is read right more often."""
+    tried = [one for one in measured if one.what == "place"]
+    return max(tried, key=lambda one: (one.right, one.name == DEFAULT_PLACE)).name

@@ -1,0 +1,180 @@
+"""Verifying a session: is what was put back from disk as good as a full prefill of its very tokens?
+
+Errata are tokens like others, so they stand in both. What differs is what edits in place have left as it was, and what
+was spliced behind another text than it was compiled behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import LayerRows
+from notes_cli.errors import NotesError
+from notes_cli.library.sessions import State
+from notes_cli.measure.compare import cosine, divergence, same_top
+from notes_cli.measure.verify import ANSWER, COSINE, decided
+from notes_cli.text.prompt import next_turn
+from notes_cli.work.session import Session
+from notes_cli.work.workspace import Workspace
+
+EXACT = ("erratum", "suffix")  # edits that leave no row as it was that should be another
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where both were compared: after a question, or at the end (no question, and no decision)."""
+
+    question: str | None
+    cosine: float
+    kl: float
+    same_top: bool
+    decision: str | None
+    reference: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    """The largest error of a row in one layer, relative to the row of the prefill, and where."""
+
+    layer: int
+    part: str
+    k: float
+    v: float
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """All that was compared, the edits that stand, and why there may be differences."""
+
+    tokens: int
+    points: tuple[Point, ...]
+    layers: tuple[LayerError, ...]
+    edits: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def cosine(self) -> float:
+        return fmean(point.cosine for point in self.points)
+
+    @property
+    def kl(self) -> float:
+        return fmean(point.kl for point in self.points)
+
+    @property
+    def same_decision(self) -> bool:
+        return all(point.decision == point.reference for point in self.points)
+
+    @property
+    def largest(self) -> LayerError:
+        return max(self.layers, key=lambda error: max(error.k, error.v))
+
+    @property
+    def passed(self) -> bool:
+        return self.cosine >= COSINE and self.same_decision
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one notebook came to at one point."""
+
+    logits: NDArray[np.float32]
+    decision: str | None
+    tokens: tuple[int, ...] = ()  # of the turn that asked
+
+
+def verify_session(
+    session: Session, questions: Sequence[str], *, choices: Sequence[str] | None = None, wording: str | None = None
+) -> SessionReport:
+    """Compare at the end, and after each question as the next turn would ask it. The session stays as it is."""
+    if session.empty:
+        raise NotesError(f"there is nothing to verify: session {session.stored.name} has no turn")
+    workspace, state = session.workspace, session.state
+    ending = int(workspace.tokenize(next_turn(workspace.template, "?")[0])[0])  # what ends the last answer
+    ours = [_end(session.notebook, ending)]
+    rows = _rows(session.notebook)
+    for question in questions:
+        notebook = session.follow(question, (), wording, ANSWER)
+        logits, tokens = notebook.logits(), notebook.tokens[len(state.tokens) :]
+        ours.append(_Found(logits, decided(notebook, choices)[0], tuple(map(int, tokens))))
+        _back(workspace, notebook, len(state.tokens))
+
+    notebook = _prefilled(workspace, state)
+    theirs = [_end(notebook, ending)]
+    layers = tuple(map(_error, rows, _rows(notebook)))
+    for found in ours[1:]:
+        if len(notebook) != len(state.tokens):
+            notebook = _prefilled(workspace, state)
+        notebook.append(found.tokens)
+        theirs.append(_Found(notebook.logits(), decided(notebook, choices)[0]))
+        _back(workspace, notebook, len(state.tokens))
+    points = map(_point, [None, *questions], ours, theirs)
+    return SessionReport(len(state.tokens), tuple(points), layers, _edits(state), _reasons(state))
+
+
+def _prefilled(workspace: Workspace, state: State) -> Notebook:
+    notebook = workspace.notebook()
+    notebook.append(state.tokens)
+    notebook.flush()
+    return notebook
+
+
+def _back(workspace: Workspace, notebook: Notebook, length: int) -> None:
+    """To before the question, where the memory can: where not, the notebook is laid out again."""
+    if not workspace.model.recurrent:
+        notebook.truncate(length)
+
+
+def _end(notebook: Notebook, ending: int) -> _Found:
+    """Behind the token that ends the answer: rows that were put back have no logits of their own."""
+    return _Found(notebook.lookahead([ending])[0], None)
+
+
+def _rows(notebook: Notebook) -> tuple[LayerRows, ...]:
+    options = notebook.context.options
+    dtype = "f16" if options.type_k == options.type_v == "f16" else "f32"
+    return notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype=dtype)
+
+
+def _error(found: LayerRows, wanted: LayerRows) -> LayerError:
+    k, v = _relative(found.k, wanted.k), _relative(found.v, wanted.v)
+    state = found.part == "state"  # after the last token
+    position = -1 if state else int(np.maximum(k, v).argmax())
+    return LayerError(found.layer, found.part, float(k.max()), float(v.max()), position)
+
+
+def _relative(found: NDArray[np.floating], wanted: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Of each row; 0 where there are no columns."""
+    a, b = found.astype(np.float32), wanted.astype(np.float32)
+    relative: NDArray[np.float32] = np.linalg.norm(a - b, axis=1) / (np.linalg.norm(b, axis=1) + 1e-6)
+    return relative
+
+
+def _point(question: str | None, ours: _Found, theirs: _Found) -> Point:
+    a, b = ours.logits, theirs.logits
+    return Point(question, cosine(a, b), divergence(a, b), same_top(a, b), ours.decision, theirs.decision)
+
+
+def _edits(state: State) -> tuple[str, ...]:
+    return tuple(f"{entry.text} by {entry.how}: {entry.why}" for entry in state.entries if entry.kind == "edit")
+
+
+def _reasons(state: State) -> tuple[str, ...]:
+    """Why rows may differ from those of a prefill by more than rounding."""
+    splices = [entry for entry in state.entries if entry.kind == "splice"]
+    moved = [entry.name for entry in splices if "rotated" in entry.why]
+    partly = [entry.name for entry in splices if "in place" in entry.why]
+    partly += [entry.text for entry in state.entries if entry.kind == "edit" and entry.how not in EXACT]
+    found = []
+    if moved:
+        found.append(f"{', '.join(dict.fromkeys(moved))} was compiled behind another text than it stands behind")
+    if partly:
+        edits = ", ".join(dict.fromkeys(partly))
+        found.append(f"what stands behind an edit in place still holds what was concluded from the old value ({edits})")
+    return tuple(found)

@@ -1,0 +1,173 @@
+"""Reasoning: how a model thinks before it answers. What differs between models stands in prompts/reasoning.yaml.
+
+Most put their chain of thought between marks, which their chat template knows; others are asked for it by a cue
+behind the question. It knows texts only: no tokens, no sampling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from notes_cli.config import resource, yaml_problem
+from notes_cli.errors import NotesError
+from notes_cli.text.prompt import generation_prompt
+from notes_cli.text.template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """How one model thinks. `open` and `close` are empty where it knows no marks; then there is a `cue`."""
+
+    name: str = ""
+    known: Sequence[str] = ()  # texts of its chat template that tell it from others
+    open: str = ""
+    close: str = ""
+    answer: str = ""  # between the chain and the answer
+    direct: str = ""  # opens an answer without a chain, where the template does not
+    end: str = ""  # stands behind the answer
+    thinking: Mapping[str, object] = field(default_factory=dict)  # variables of the template
+    otherwise: Mapping[str, object] = field(default_factory=dict)
+    cue: str = ""
+    inside: re.Pattern[str] | None = None  # finds the answer in a chain that ends with it
+
+    def template(self, template: ChatTemplate, think: bool) -> ChatTemplate:
+        """The template as the model's answer is to begin: with its chain of thought, or without one.
+
+        Raise ModelError if the template fails.
+        """
+        template = template.with_options(self.thinking if think else self.otherwise)
+        opened = self.opened(generation_prompt(template))
+        answered = template.with_words(self.closing if opened else self.direct)
+        if not think:
+            return answered
+        return template.with_words("" if opened else self.open, self.cue, answered)
+
+    @property
+    def closing(self) -> str:
+        """What ends a chain that does not end by itself, up to where the answer begins."""
+        return self.close + self.answer
+
+    def opened(self, text: str) -> bool:
+        """Whether the text leaves a chain open."""
+        return bool(self.open) and text.rfind(self.open.strip()) > text.rfind(self.close.strip())
+
+    def found(self, chain: str) -> re.Match[str] | None:
+        """The answer that the chain itself ends with, as group 1."""
+        if self.inside is None:
+            return None
+        return next(reversed([*self.inside.finditer(chain)]), None)
+
+
+class Until:
+    """A text as it comes, up to a mark: what may be the mark's beginning is held back."""
+
+    def __init__(self, mark: str) -> None:
+        self.found = False
+        self.rest = ""  # what came behind the mark
+        self._mark = mark.strip()
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """What surely stands before the mark."""
+        if self.found or not self._mark:
+            self.rest += text if self.found else ""
+            return "" if self.found else text
+        before, mark, after = (self._held + text).partition(self._mark)
+        if mark:
+            self.found, self.rest, self._held = True, after, ""
+            return before
+        kept = max((n for n in range(1, len(self._mark)) if before.endswith(self._mark[:n])), default=0)
+        self._held = before[len(before) - kept :]
+        return before[: len(before) - kept]
+
+    def flush(self) -> str:
+        """What was held back, once no more comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+class Begins:
+    """A text as it comes: does it begin with the mark? Until that is known it is held back."""
+
+    def __init__(self, mark: str) -> None:
+        self.found = False
+        self.rest = ""  # what came behind the mark
+        self._mark = mark.strip()
+        self._waits = bool(self._mark)
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """What is not the mark."""
+        if not self._waits:
+            return text
+        self._held += text
+        begun = self._held.lstrip()
+        if begun.startswith(self._mark):
+            self.found, self.rest, self._held = True, begun[len(self._mark) :], ""
+        elif not self._mark.startswith(begun):
+            self._waits = False
+        return "" if self._waits else self.flush()
+
+    def flush(self) -> str:
+        """What was held back, once no more comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+def reasoning_of(source: str, name: str, table: Table | None = None) -> Reasoning:
+    """How the model of that chat template and name thinks."""
+    table = table or shipped_table()
+    for entry in table.marks:
+        texts = [text in source for text in entry.known or (entry.open.strip(), entry.close.strip())]
+        if all(texts) or (any(texts) and not entry.known):
+            return entry
+    return next(entry for entry in table.cues if name.startswith(entry.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What prompts/reasoning.yaml holds: models with marks, models with a cue; the last cue is for all others."""
+
+    marks: Sequence[Reasoning]
+    cues: Sequence[Reasoning]
+
+
+@cache
+def shipped_table() -> Table:
+    """The table that comes with notes."""
+    return load_table(resource("prompts") / "reasoning.yaml")
+
+
+def load_table(path: Path) -> Table:
+    """Read a file of that form. Raise NotesError for one that is not."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        switches = data["switches"]
+        marks = [_entry(entry, switches, ("open", "close")) for entry in data["marks"]]
+        cues = [_entry(entry, switches, ("cue", "answer")) for entry in data["cues"]]
+    except OSError as error:
+        raise NotesError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise NotesError(f"{path} is not valid YAML: {yaml_problem(error)}") from error
+    except (AttributeError, KeyError, TypeError, ValueError, re.error) as error:
+        raise NotesError(f"{path}: {error} is missing or wrong") from error
+    if not cues or cues[-1].name:
+        raise NotesError(f"{path}: the last of cues must have an empty name: it is for all other models")
+    return Table(marks, cues)
+
+
+def _entry(entry: Mapping[str, Any], switches: Mapping[str, Any], needed: Sequence[str]) -> Reasoning:
+    if not all(entry[key] for key in needed):
+        raise ValueError(f"one of {', '.join(needed)}")
+    ways = {way: {**switches[way], **entry.get(way, {})} for way in ("thinking", "otherwise")}
+    given = {**entry, **ways}
+    if "inside" in entry:
+        given["inside"] = re.compile(entry["inside"])
+    return Reasoning(**given)

@@ -1,0 +1,200 @@
+"""Thinking: the model writes a chain of thought before its answer, and the answer is told from it.
+
+A prompt with `think` ends where the chain begins. The chain ends by its mark, by an end token, or at a limit; what must
+stand before the answer is put there, so that the notebook ends where the answer begins.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from notes_cli.engine.decision import Decision, decide
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.text.reasoning import Begins, Reasoning, Until
+from notes_cli.work.workspace import Workspace
+
+THINK = 512  # tokens of a chain, if nothing else is said
+ROOM = 64  # tokens that are kept free behind a chain, for its end and an answer
+OUTCOME = 24  # tokens in which a chain that was cut short comes to its answer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A chain of thought: its text without marks, how many tokens it takes, and whether it ended by itself.
+
+    `answer`: what it ends with, where the model puts its answer into the chain (else empty, and the answer follows).
+    `rest`: the beginning of an answer that came in one token with the closing mark.
+    """
+
+    text: str
+    tokens: int
+    whole: bool
+    answer: str = ""
+    rest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model said: the answer, its tokens, and the chain before it, if there was one."""
+
+    text: str
+    tokens: int
+    thought: Thought | None = None
+
+
+def think(
+    workspace: Workspace,
+    notebook: Notebook,
+    options: SamplerOptions,
+    limit: int,
+    say: Say | None = None,
+    *,
+    begun: str = "",
+) -> Thought:
+    """Write a chain of at most `limit` tokens; the notebook is left where the answer begins.
+
+    `say` gets the text as it comes; `begun` is the chain's text that stands already. Raise EngineError where the
+    context has no room for the end of the chain.
+    """
+    reasoning, start = workspace.reasoning, len(notebook)
+    chain = Until(reasoning.close)
+    parts: list[str] = []
+
+    def add(text: str) -> None:
+        text = text if "".join(parts) else text.lstrip()
+        parts.append(text)
+        if say and text:
+            say(text)
+
+    add(chain.feed(begun))
+    limit = 0 if chain.found else max(0, min(limit, notebook.context.n_ctx - start - ROOM))
+    with closing(_written(workspace, notebook, options, limit)) as written:
+        for text in written:
+            add(chain.feed(text))
+            if chain.found:
+                break
+    add(chain.flush())
+    count = len(notebook) - start
+    whole = chain.found or count < limit
+    if count:
+        notebook.pieces[-1] = replace(notebook.pieces[-1], why="chain of thought")
+    if reasoning.inside:
+        whole |= reasoning.found("".join(parts)) is not None
+        answer = _conclude(workspace, notebook, options, parts, add)
+        return Thought("".join(parts).strip(), len(notebook) - start, whole, answer)
+    missing, rest = _missing(reasoning, chain)
+    why = "end of the chain" if whole else f"end of the chain, after {count} tokens"
+    notebook.append(workspace.model.tokenize(missing, special=True), "answer", why=why)
+    return Thought("".join(parts).strip(), len(notebook) - start, whole, rest=rest)
+
+
+def _conclude(workspace: Workspace, notebook: Notebook, options: SamplerOptions, parts: Sequence[str], add: Say) -> str:
+    """The answer that a chain ends with; one that was cut short is brought to it. Empty if there is none."""
+    reasoning = workspace.reasoning
+    if reasoning.found("".join(parts)) is None:
+        notebook.append(workspace.model.tokenize(reasoning.answer), "answer", why="end of the chain")
+        add(reasoning.answer)
+        for text in _written(workspace, notebook, options, OUTCOME):
+            add(text)
+    found = reasoning.found("".join(parts))
+    return found[1].strip() if found else ""
+
+
+def _missing(reasoning: Reasoning, chain: Until) -> tuple[str, str]:
+    """What must be put behind a chain for the answer to begin, and what of the answer stands there already."""
+    if not chain.found:
+        return reasoning.closing, ""
+    if reasoning.answer.startswith(chain.rest):
+        return reasoning.answer[len(chain.rest) :], ""
+    return "", chain.rest
+
+
+def decide_after(workspace: Workspace, notebook: Notebook, choices: Sequence[str], thought: Thought) -> Decision:
+    """The decision behind a chain of thought: at the end of the notebook, or where the chain names its answer.
+
+    The notebook is left as it was. Raise NotesError for choices that are none.
+    """
+    named = thought.answer.casefold()
+    if named not in [choice.casefold() for choice in choices]:
+        return decide(notebook, choices)
+    pieces, tokens = list(notebook.pieces), notebook.tokens
+    notebook.truncate(_place_of(workspace, notebook, thought))
+    decision = decide(notebook, choices)
+    choice = next(choice for choice in choices if choice.casefold() == named)
+    notebook.append(tokens[len(notebook) :])
+    notebook.flush()
+    notebook.pieces = pieces
+    return replace(decision, choice=choice)
+
+
+def _place_of(workspace: Workspace, notebook: Notebook, thought: Thought) -> int:
+    """The position of the token that the thought's answer begins with."""
+    position, behind = len(notebook), b""
+    while thought.answer.encode() not in behind:
+        position -= 1
+        behind = workspace.model.piece(int(notebook.tokens[position])) + behind
+    return position
+
+
+def reply(
+    workspace: Workspace,
+    notebook: Notebook,
+    options: SamplerOptions,
+    limit: int,
+    *,
+    thinking: int = THINK,
+    say: Say | None = None,
+    say_thought: Say | None = None,
+    thought: Thought | None = None,
+) -> Reply:
+    """Write the answer, of at most `limit` tokens; `say` gets its text as it comes.
+
+    `thought`: the chain that stands before it. A model that begins one unasked has at most `thinking` tokens for it.
+    """
+    if thought and thought.answer:
+        if say:
+            say(thought.answer)
+        return Reply(thought.answer, 0, thought)
+    reasoning, start = workspace.reasoning, len(notebook)
+    parts: list[str] = []
+    begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end)
+
+    def add(text: str) -> None:
+        text = end.feed(text)
+        text = text if "".join(parts) else text.lstrip()
+        parts.append(text)
+        if say and text:
+            say(text)
+
+    add(thought.rest if thought else "")
+    with closing(_written(workspace, notebook, options, limit)) as written:
+        for text in written:
+            add(begins.feed(text))
+            if begins.found or end.found:
+                break
+    if begins.found:
+        thought = think(workspace, notebook, options, thinking, say_thought, begun=begins.rest)
+        thought = replace(thought, tokens=len(notebook) - start)
+        return reply(workspace, notebook, options, limit, say=say, thought=thought)
+    add(begins.flush() + end.flush())
+    return Reply("".join(parts).strip(), len(notebook) - start, thought)
+
+
+def _written(
+    workspace: Workspace, notebook: Notebook, options: SamplerOptions, limit: int
+) -> Generator[str, None, None]:
+    """Text as the model writes it, token by token, in whole characters. Of special tokens only marks have one."""
+    model, reasoning = workspace.model, workspace.reasoning
+    marks = (reasoning.open + reasoning.close + reasoning.end).encode()
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    with Sampler(options) as sampler:
+        for token in notebook.generate(sampler, limit):
+            special = model.piece(token, special=True)
+            yield decoder.decode(special if special in marks else model.piece(token))
+    yield decoder.decode(b"", final=True)

@@ -1,0 +1,183 @@
+"""`notes ask --think`: the answer alone on stdout, the reasoning on stderr or in the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from notes_cli import config
+from notes_cli.engine.model import Model
+from notes_cli.work import thinking
+
+from ..thinkers import HARMONY, OPENED, SWITCH, UNAWARE, Scripted
+from .conftest import Notes, run_here
+
+Script = Callable[..., None]
+CHAIN = "The date is {}. That is {}before 2026-06-15. So the return is {}."
+ACCEPTED, REFUSED = CHAIN.format("2026-05-01", "", "accepted"), CHAIN.format("2026-07-01", "not ", "refused")
+
+
+@pytest.fixture
+def thinker(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Script]:
+    """`thinker(template)(text)`: a model with that template is the default one, and is going to write that text."""
+
+    def make(template: str) -> Script:
+        path = make_model("llama", template=template)
+        monkeypatch.setenv("NOTES_MODEL", str(path))
+
+        def script(text: str, interrupted: bool = False) -> None:
+            with Model(path) as model:
+                monkeypatch.setattr(thinking, "Sampler", Scripted(model, text, interrupted))
+
+        return script
+
+    return make
+
+
+@pytest.fixture
+def returns() -> Notes:
+    """`notes` with the model that ships and its sample skill."""
+    outcome = run_here("compile", config.resource("skills") / "returns")
+    assert outcome.code == 0, outcome.err
+    return run_here
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (SWITCH, "Hm.\n</think>4"),
+        (OPENED, "Hm.\n</think>4"),
+        (UNAWARE, "Hm.</think>4"),
+        (HARMONY, "Hm.<|end|>4"),
+    ],
+)
+@pytest.mark.parametrize("stream", [(), ("--no-stream",)], ids=len)
+def test_reasoning_goes_to_stderr(
+    thinker: Callable[[str], Script], template: str, text: str, stream: tuple[str, ...]
+) -> None:
+    """Without marks and colours, on lines of its own; stdout has the answer and a newline."""
+    thinker(template)(text)
+    outcome = run_here("ask", "2+2?", "--think", *stream)
+    assert (outcome.code, outcome.out) == (0, "4\n")
+    assert outcome.err.strip() == "Hm." and outcome.err.endswith("\n")
+
+
+def test_the_json_has_all_of_it(thinker: Callable[[str], Script]) -> None:
+    """Reasoning, whether it is whole, its tokens; what is counted adds up to the pieces."""
+    script = thinker(SWITCH)
+    for limit, reasoning, whole in ((50, "Hm.", True), (2, "Hm", False), (0, "", False)):
+        script("Hm.</think>4" if whole else reasoning + "4")
+        outcome = run_here("ask", "2+2?", "--think", "--max-think", limit, "--json")
+        found = outcome.json
+        assert outcome.err == "" and found["answer"] == "4"
+        assert (found["reasoning"], found["thought_whole"]) == (reasoning, whole)
+        tokens = found["tokens"]
+        assert tokens["reasoning"] == len(reasoning + "</think>\n\n") and tokens["answer"] == 1
+        assert sum(piece["tokens"] for piece in found["pieces"]) == (
+            tokens["total"] + tokens["reasoning"] + tokens["answer"]
+        )
+
+
+def test_without_think_the_template_is_told_so(thinker: Callable[[str], Script]) -> None:
+    """A template with a switch closes the chain at once; one that opens it always has it closed."""
+    for template in (SWITCH, OPENED):
+        script = thinker(template)
+        script("4")
+        plain = run_here("ask", "2+2?", "--json").json
+        assert (plain["answer"], plain["reasoning"], plain["thought_whole"]) == ("4", None, None)
+        script("x</think>4")
+        assert plain["tokens"]["total"] > run_here("ask", "2+2?", "--think", "--json").json["tokens"]["total"]
+
+
+def test_reasoning_that_nobody_asked_for_is_hidden(thinker: Callable[[str], Script]) -> None:
+    """It is neither on stdout nor on stderr; the JSON has it."""
+    script = thinker(UNAWARE)
+    script("<think>\nHm.</think>4")
+    outcome = run_here("ask", "2+2?")
+    assert (outcome.out, outcome.err) == ("4\n", "")
+    script("<think>\nHm.</think>4")
+    assert run_here("ask", "2+2?", "--json").json["reasoning"] == "Hm."
+
+
+def test_an_interrupt_ends_both_lines(thinker: Callable[[str], Script]) -> None:
+    """What was said stands on a line of its own, on its stream; the status is that of an interrupt."""
+    script = thinker(SWITCH)
+    for text, out, err in (("Hm", "", "Hm\n"), ("Hm.</think>4", "4\n", "Hm.\n")):
+        script(text, interrupted=True)
+        outcome = run_here("ask", "2+2?", "--think")
+        assert (outcome.code, outcome.out) == (130, out)
+        assert outcome.err.startswith(err) and outcome.err.endswith("\nnotes: interrupted\n")
+
+
+def test_the_shipped_model_thinks(returns: Notes) -> None:
+    """Its line of reasoning and its answer, right with the old value and with a new one, streamed or not."""
+    ask = ("ask", "May I return this?", "--splice", "returns", "--think")
+    new = ("--field", "date=2026-07-01")
+    for extra, chain, answer in (((), ACCEPTED, "accepted"), (new, REFUSED, "refused")):
+        for more in ((), ("--no-stream",)):
+            outcome = returns(*ask, *extra, *more)
+            assert (outcome.out, outcome.err) == (f"{answer}\n", f"{chain}\n")
+        choice = returns(*ask, *extra, "--choices", "refused,accepted", "--json").json
+        assert (choice["choice"], choice["reasoning"]) == (answer, chain)
+        assert choice["probabilities"][answer] > 0.9 and choice["tokens"]["answer"] == 0
+
+
+def test_nothing_to_think_with_is_no_thinking(returns: Notes) -> None:
+    """A model that is asked to think by a cue is asked directly with --max-think 0: the cue would only mislead it."""
+    ask = ("ask", "May I return this?", "--splice", "returns", "--json")
+    found = returns(*ask, "--think", "--max-think", 0).json
+    assert (found["answer"], found["reasoning"]) == ("accepted", None)
+    assert found["tokens"] == returns(*ask).json["tokens"]
+
+
+def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
+    """The chain stands in the notebook as the model wrote it, is shown by the ledger, and the next turn follows it."""
+    ask = ("ask", "May I return this?", "--session", "mine")
+    assert returns(*ask, "--splice", "returns", "--think").out == "accepted\n"
+    assert returns(*ask, "--erratum", "date=2026-07-01", "--think", "--choices", "accepted,refused").out == "refused\n"
+    assert returns(*ask, "-n", 8).code == 0
+    pieces = returns("session", "show", "mine", "--json").json["pieces"]
+    answers = [piece for piece in pieces if piece["kind"] == "answer"]
+    assert [piece["text"] for piece in answers[:2]] == [ACCEPTED, REFUSED]
+    assert [piece["why"] for piece in answers] == ["chain of thought", "chain of thought", ""]
+    assert sum("Think first." in piece["text"] for piece in pieces) == 2
+    assert returns("session", "undo", "mine").code == 0
+    total = returns("session", "show", "mine", "--json").json["tokens"]
+    assert total == sum(piece["tokens"] for piece in pieces[:-2])
+
+
+def test_a_session_of_a_model_with_marks(thinker: Callable[[str], Script]) -> None:
+    """The chain, its marks and the answer are kept; the answer that was chosen stands behind them."""
+    script = thinker(SWITCH)
+    script("Hm.</think>4")
+    assert run_here("ask", "2+2?", "--think", "--session", "mine").out == "4\n"
+    script("Hm.</think>")
+    choice = run_here("ask", "2+3?", "--think", "--session", "mine", "--choices", "4,5").out.strip()
+    pieces = run_here("session", "show", "mine", "--json").json["pieces"]
+    text = "".join(piece["text"] for piece in pieces)
+    assert "assistant\n<think>\nHm.</think>\n\n4<|im_end|>" in text
+    assert text.endswith(f"<think>\nHm.</think>\n\n{choice}")
+
+
+def test_a_small_context(thinker: Callable[[str], Script]) -> None:
+    """The chain is ended in time for an answer."""
+    script = thinker(SWITCH)
+    script("a" * 1000)
+    found = run_here("ask", "2+2?", "--think", "-c", 256, "-n", 8, "--json").json
+    assert found["thought_whole"] is False and found["answer"] == "a" * 8
+
+
+def test_explain_counts_the_words_that_open_it(thinker: Callable[[str], Script]) -> None:
+    """The dry run has the prompt that is then laid."""
+    thinker(SWITCH)("Hm.</think>4")
+    ask = ("ask", "2+2?", "--think", "--json")
+    told, done = run_here(*ask, "--explain").json, run_here(*ask).json
+    assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
+
+
+def test_a_limit_that_is_none(notes: Notes) -> None:
+    """--max-think is a number of tokens."""
+    outcome = notes("ask", "2+2?", "--think", "--max-think", -1)
+    assert outcome.code == 2 and "--max-think" in outcome.err

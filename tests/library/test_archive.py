@@ -1,0 +1,241 @@
+"""Archives: a session comes out of one as it went in, and nothing else does."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.errors import SessionError
+from notes_cli.library.archive import load, name_of, save
+from notes_cli.library.container import write_segment
+from notes_cli.library.sessions import LEDGER, Sessions, Stored
+
+from .conftest import MakeSegment
+from .test_sessions import HEADER, turn
+
+Change = Callable[[dict[str, bytes]], Any]
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Sessions:
+    return Sessions(tmp_path / "sessions")
+
+
+@pytest.fixture
+def begun(sessions: Sessions, make_segment: MakeSegment) -> Stored:
+    """A session of two turns with sound rows."""
+    with sessions.locked("mine", new=True) as stored:
+        stored.folder.mkdir(parents=True)
+        for number, count in ((1, 3), (2, 2)):
+            segment = make_segment(count)
+            segment = replace(segment, identity=HEADER.identity, text="", fields=())
+            write_segment(stored.next_rows, segment)
+            line = turn(*segment.tokens.tolist(), rows=f"000{number}.gguf")
+            stored.commit(line, None if stored.header else HEADER)
+    return stored
+
+
+def archived(stored: Stored) -> bytes:
+    out = io.BytesIO()
+    save(stored, out)
+    return out.getvalue()
+
+
+def members(data: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return {info.name: archive.extractfile(info).read() for info in archive}  # type: ignore[union-attr]
+
+
+def packed(parts: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in parts.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def test_there_and_back(begun: Stored, sessions: Sessions) -> None:
+    """Rows byte for byte, the same state; the same bytes each time, of nobody and of no time; no folder of a model."""
+    data = archived(begun)
+    assert archived(begun) == data
+    parts = members(data)
+    assert list(parts) == [LEDGER, "0001.gguf", "0002.gguf"]
+    there = load(sessions, io.BytesIO(data), "a file", "other")
+    assert there.state == begun.state and there.header == replace(HEADER, model="tiny.gguf")
+    assert b"/models" not in data and b"/models" in begun.ledger.read_bytes()
+    for name in ("0001.gguf", "0002.gguf"):
+        assert (there.folder / name).read_bytes() == parts[name] == (begun.folder / name).read_bytes()
+    assert archived(there) == data
+    assert {path.stat().st_mode & 0o777 for path in there.folder.iterdir()} == {0o600}
+    assert there.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_only_what_stands_goes(begun: Stored) -> None:
+    """What a crash left beside it, half a line or a file, stays where it is."""
+    before = archived(begun)
+    begun.next_rows.write_bytes(b"half")
+    with begun.ledger.open("ab") as file:
+        file.write(b'{"op": "tu')
+    assert archived(Stored(begun.folder)) == before
+
+
+def test_a_name_that_is_there_is_refused(begun: Stored, sessions: Sessions) -> None:
+    """And nothing of it is touched; a folder without a session is in nobody's way."""
+    before = begun.ledger.read_bytes()
+    data = archived(begun)
+    with pytest.raises(SessionError, match="there is a session mine already"):
+        load(sessions, io.BytesIO(data), "a file", "mine")
+    assert begun.ledger.read_bytes() == before
+    (sessions.folder / "other").mkdir()
+    (sessions.folder / "other" / "0001.gguf").write_bytes(b"of a fork that was killed")
+    (sessions.folder / ".other.import").mkdir()
+    assert load(sessions, io.BytesIO(data), "a file", "other").state == begun.state
+
+
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def renamed(old: str, new: str) -> Change:
+    return lambda parts: packed({new if name == old else name: data for name, data in parts.items()})
+
+
+def with_info(name: str, **settings: Any) -> Change:
+    """The archive with a member whose header says something else."""
+
+    def change(parts: dict[str, bytes]) -> bytes:
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            for member, data in parts.items():
+                info = tarfile.TarInfo(member)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+            info = tarfile.TarInfo(name)
+            for key, value in settings.items():
+                setattr(info, key, value)
+            out.seek(archive.offset)
+            out.write(info.tobuf(tarfile.GNU_FORMAT))
+            out.write(bytes(1024))
+            archive.closed = True
+        return out.getvalue()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: b"", "it ends too early"),
+        (lambda parts: b"no tar at all" * 100, "it is no tar file"),
+        (lambda parts: bytes(10240), "does not begin with ledger.jsonl"),
+        (lambda parts: gzip.compress(packed(parts)), "it is no tar file"),
+        (lambda parts: packed(parts)[:700], "it ends too early"),
+        (lambda parts: packed(parts)[:6000], "it ends too early"),
+        (lambda parts: packed({LEDGER: parts[LEDGER]}), "the rows 0001.gguf are missing"),
+        (lambda parts: packed({**parts, LEDGER: parts[LEDGER] + b"{}\n"}), "its ledger is damaged"),
+        (lambda parts: packed({**parts, LEDGER: b""}), "its ledger is damaged"),
+        (
+            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b'"format": 2', b'"format": 3')}),
+            "it has format 3, this notes reads 2",
+        ),
+        (lambda parts: packed({**parts, "0001.gguf": flip(parts["0001.gguf"], -9)}), "0001.gguf in it is damaged"),
+        (lambda parts: packed({**parts, "0001.gguf": b"GGUF"}), "0001.gguf in it is damaged"),
+        (lambda parts: packed({**parts, "0001.gguf": parts["0002.gguf"]}), "holds the rows of other tokens"),
+        (
+            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b"0" * 64, b"1" * 64)}),
+            "0001.gguf in it is of another model",
+        ),
+        (lambda parts: packed(dict(reversed(parts.items()))), "does not begin with ledger.jsonl"),
+        (renamed("0002.gguf", "../0002.gguf"), r"'\.\./0002\.gguf' has no place in it"),
+        (renamed("0002.gguf", "/tmp/0002.gguf"), "has no place in it"),
+        (renamed("0002.gguf", "0009.gguf"), r"'0009\.gguf' has no place in it"),
+        (renamed("0002.gguf", "0002.gguf\x1b[2J\n"), r"'0002\.gguf\\x1b\[2J\\n' has no place in it"),
+        (renamed("0002.gguf", "x" * 200 + ".gguf"), "is no regular file"),
+        (renamed(LEDGER, "./ledger.jsonl"), "does not begin with ledger.jsonl"),
+        (with_info("0001.gguf"), r"'0001\.gguf' has no place in it"),
+        (with_info("0003.gguf", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is no regular file"),
+        (with_info("0003.gguf", type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is no regular file"),
+        (with_info("0003.gguf", type=tarfile.DIRTYPE), "is no regular file"),
+        (with_info("0003.gguf", type=tarfile.CHRTYPE), "is no regular file"),
+        (with_info("0003.gguf", type=tarfile.GNUTYPE_SPARSE, size=1 << 60), "is no regular file"),
+    ],
+)
+def test_hostile_archives(begun: Stored, sessions: Sessions, tmp_path: Path, change: Change, message: str) -> None:
+    """Whatever is wrong with it: one line, no session, and not a file left anywhere."""
+    data = change(members(archived(begun)))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SessionError, match=f"a file is no export of a session: .*{message}.*Nothing was changed$") as f:
+        load(sessions, io.BytesIO(data), "a file", "other")
+    assert "\n" not in str(f.value) and sessions.names() == ["mine"]
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.suffix != ".lock"] == [
+        path for path in before if path.suffix != ".lock"
+    ]
+
+
+@pytest.mark.parametrize("name", [LEDGER, "0001.gguf"])
+def test_huge_sizes_are_believed_by_nobody(begun: Stored, sessions: Sessions, name: str) -> None:
+    """A size that no disk has, in the header of an archive of one kilobyte."""
+    info = tarfile.TarInfo(name)
+    info.size = 1 << 60
+    ledger = packed({LEDGER: members(archived(begun))[LEDGER]}).rstrip(b"\0")
+    start = b"" if name == LEDGER else ledger + bytes(-len(ledger) % 512)
+    with pytest.raises(SessionError, match="1,152,921,504,606,846,976 bytes"):
+        load(sessions, io.BytesIO(start + info.tobuf(tarfile.GNU_FORMAT) + bytes(1024)), "a file", "other")
+    assert sessions.names() == ["mine"]
+
+
+def test_an_interrupt_leaves_nothing(begun: Stored, sessions: Sessions) -> None:
+    """Ctrl-C while it is read: as if it had not begun."""
+
+    class Interrupted(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() > 3000:
+                raise KeyboardInterrupt
+            return super().read(size)
+
+    with pytest.raises(KeyboardInterrupt):
+        load(sessions, Interrupted(archived(begun)), "a file", "other")
+    assert [path.name for path in sessions.folder.iterdir() if path.name != ".locks"] == ["mine"]
+
+
+def test_whole_sessions_bring_what_they_have(sessions: Sessions, make_segment: MakeSegment) -> None:
+    """Rows of each turn are all of them; where an undo has left none, the text goes alone."""
+    identity = HEADER.identity
+    with sessions.locked("mine", new=True) as stored:
+        stored.folder.mkdir(parents=True)
+        for number in (1, 2):
+            segment = replace(make_segment(2), identity=identity, text="", fields=(), whole=True, base=0)
+            segment = replace(segment, context=segment.tokens[:0])
+            write_segment(stored.next_rows, segment)
+            line = turn(5, rows=f"000{number}.gguf")
+            stored.commit(line, None if stored.header else replace(HEADER, whole=True))
+        (stored.folder / "0001.gguf").unlink()
+    assert list(members(archived(stored))) == [LEDGER, "0002.gguf"]
+    assert load(sessions, io.BytesIO(archived(stored)), "a file", "other").state == stored.state
+
+
+def test_a_damaged_session_is_not_exported(begun: Stored) -> None:
+    """Nobody could read it."""
+    (begun.folder / "0001.gguf").write_bytes(b"GGUF")
+    with pytest.raises(SessionError, match=r"session mine is damaged: 0001\.gguf in it is damaged"):
+        archived(begun)
+    (begun.folder / "0001.gguf").unlink()
+    with pytest.raises(SessionError, match=r"the rows 0001\.gguf are missing"):
+        archived(begun)
+
+
+def test_names(tmp_path: Path) -> None:
+    """As the file is called, if that is a name."""
+    assert name_of(tmp_path / "mine.notes.tar") == name_of(Path("mine")) == "mine"
+    for name in ("Mine.notes.tar", "a b", ".notes.tar", "mine.tar"):
+        with pytest.raises(SessionError, match="--name NAME"):
+            name_of(Path(name))

@@ -1,0 +1,117 @@
+"""Verifying sessions: what comes from disk against a prefill, and what makes them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from notes_cli.config import paths
+from notes_cli.editing.methods import Method
+from notes_cli.errors import NotesError
+from notes_cli.library.sessions import Sessions
+from notes_cli.measure.session import LayerError, Point, SessionReport, verify_session
+from notes_cli.text.skill import Skill
+from notes_cli.work.compiling import compile_skill
+from notes_cli.work.prompting import Prompt, lay
+from notes_cli.work.session import Session
+from notes_cli.work.workspace import Workspace
+
+END = Point(None, 1.0, 0.0, True, None, None)
+ASKED = Point("Why?", 1.0, 0.0, True, "a", "a")
+ERROR = LayerError(0, "attention", 0.1, 0.2, 3)
+
+
+@pytest.fixture
+def session(workspace: Workspace, skill: Skill) -> Iterator[Session]:
+    """One turn, spliced where it was compiled: exact."""
+    with Sessions(paths().sessions).locked("mine", new=True) as stored:
+        session = Session(workspace, stored)
+        prompt = Prompt("Why?", [compile_skill(workspace, skill)])
+        session.begin(prompt, lay(workspace, prompt))
+        session.keep("yes")
+        yield session
+
+
+def measured(session: Session) -> SessionReport:
+    """Put back from disk by a session of its own."""
+    return verify_session(Session(session.workspace, session.stored), ["When?"], choices=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("point", "passed"),
+    [(ASKED, True), (replace(ASKED, decision="b"), False), (replace(ASKED, cosine=0.9), False)],
+)
+def test_what_passes(point: Point, passed: bool) -> None:
+    """Each decision the same, and a mean cosine of 0.99."""
+    report = SessionReport(9, (END, point), (ERROR, replace(ERROR, k=0.3)), (), ())
+    assert report.passed is passed and report.largest.k == 0.3
+
+
+def test_a_session_is_its_prefill(session: Session) -> None:
+    """After errata, a suffix and a compaction, too: only rounding differs, and nothing is given as a reason."""
+    for number in range(2):
+        session.edit("date", f"2026-07-0{number + 1}", Method())
+        session.follow("And then?")
+        session.keep("no")
+    session.edit("tier", "basic", Method("suffix"))
+    session.compact()
+    report = measured(session)
+    assert report.passed and report.cosine > 0.9999 and not report.reasons
+    assert max(report.largest.k, report.largest.v) < 0.01
+    assert [edit.split(":")[0] for edit in report.edits] == [
+        *("date=2026-07-01 by erratum", "date=2026-07-02 by erratum", "tier=basic by suffix"),
+    ]
+
+
+def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
+    """An edit in place: rows before it are exact, those behind differ, and the edit is the reason."""
+    session.edit("date", "2026-12-24", Method("field"))
+    report = measured(session)
+    start = session.state.skills[0].fields[0].first + session.state.skills[0].position
+    assert report.largest.position > start and max(report.largest.k, report.largest.v) > 0.03
+    assert report.layers[0].k < 0.001  # the first layer has seen nothing but its own token
+    assert len(report.reasons) == 1 and "(date=2026-12-24)" in report.reasons[0]
+
+
+def test_rows_of_another_left_context_are_a_reason(workspace: Workspace, skill: Skill) -> None:
+    """A skill that was moved was compiled behind another text."""
+    with Sessions(paths().sessions).locked("mine", new=True) as stored:
+        session = Session(workspace, stored)
+        prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.")
+        session.begin(prompt, lay(workspace, prompt))
+        session.keep("yes")
+        assert measured(session).reasons == ("returns was compiled behind another text than it stands behind",)
+
+
+def test_the_session_stays_as_it_is(session: Session) -> None:
+    """No question of a verification is kept, on disk or in the notebook."""
+    ledger, tokens = session.stored.ledger.read_bytes(), list(session.state.tokens)
+    report = verify_session(session, ["When?", "Who?"])
+    assert [point.question for point in report.points] == [None, "When?", "Who?"]
+    assert session.stored.ledger.read_bytes() == ledger
+    assert session.notebook.tokens.tolist() == tokens == session.state.tokens
+
+
+def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: rows that are those of other tokens are far from the prefill."""
+    read = Session._restored
+
+    def spoilt(self: Session) -> object:
+        notebook = read(self)
+        positions = list(range(5, 25))
+        notebook.context.rewrite(0, positions, np.full(len(positions), 65, np.int32))
+        return notebook
+
+    monkeypatch.setattr(Session, "_restored", spoilt)
+    report = measured(session)
+    assert max(report.largest.k, report.largest.v) > 0.5 and report.cosine < 0.999
+
+
+def test_a_session_without_a_turn(session: Session) -> None:
+    """There is nothing to compare."""
+    session.undo()
+    with pytest.raises(NotesError, match="session mine has no turn"):
+        verify_session(session, ["When?"])

@@ -1,0 +1,144 @@
+"""How models think: which marks a template has, how an answer is opened, and marks in a text that comes in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from notes_cli.errors import NotesError
+from notes_cli.text.prompt import build, generation_prompt
+from notes_cli.text.reasoning import Begins, Reasoning, Until, load_table, reasoning_of, shipped_table
+from notes_cli.text.template import ChatTemplate
+
+from ..thinkers import HARMONY, OPENED, PLAIN, RESPONSE, SWITCH, UNAWARE
+
+ASSISTANT = "<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "thinking", "direct"),
+    [
+        (SWITCH, ASSISTANT + "<think>\n", ASSISTANT + "<think>\n\n</think>\n\n"),
+        (OPENED, ASSISTANT + "<think>\n", ASSISTANT + "<think>\n</think>\n\n"),
+        (UNAWARE, ASSISTANT + "<think>\n", ASSISTANT),
+        (
+            HARMONY,
+            "<|end|><|start|>assistant<|channel|>analysis<|message|>",
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
+        ),
+        (RESPONSE, ASSISTANT + "<think>", ASSISTANT),
+        (PLAIN, ASSISTANT, ASSISTANT),
+    ],
+)
+def test_where_an_answer_begins(source: str, thinking: str, direct: str) -> None:
+    """With --think a prompt ends in an open chain, without in none: by the template's switch, else by our words."""
+    reasoning = reasoning_of(source, "any")
+    template = ChatTemplate(source)
+    assert generation_prompt(reasoning.template(template, True)) == thinking
+    assert generation_prompt(reasoning.template(template, False)) == direct
+
+
+def test_only_the_question_at_hand_is_thought_about() -> None:
+    """Answers of earlier turns stand without a chain that would swallow them, and their questions without a cue."""
+    for source, opened in ((SWITCH, "<think>\n"), (OPENED, "<think>\n")):
+        template = reasoning_of(source, "any").template(ChatTemplate(source), True)
+        text = "".join(piece.text for piece in build(template, question="Q2?", turns=[("Q1?", "A1")]))
+        assert text.endswith(ASSISTANT + opened)
+        assert "<think>" not in text.split("A1")[0] or "</think>\n\nA1" in text
+    template = reasoning_of(PLAIN, "notes-tiny").template(ChatTemplate(PLAIN), True)
+    text = "".join(piece.text for piece in build(template, question="Q2? ", turns=[("Q1?", "A1")]))
+    assert "Q2? Think first.<|im_end|>" in text and "Q1?<|im_end|>" in text
+    said = "".join(piece.text for piece in build(template, question="Q? Think first."))
+    assert said.count("Think first.") == 1
+
+
+def test_the_table_tells_models_apart() -> None:
+    """By the template first, then by the beginning of the name."""
+    assert reasoning_of(SWITCH, "notes-tiny").close == "</think>"
+    assert reasoning_of(RESPONSE, "x").end == "</response>"
+    assert reasoning_of(PLAIN, "notes-tiny Q8_0").cue == " Think first."
+    assert reasoning_of("", "Llama 3").answer == "\n\nAnswer:"
+
+
+def test_an_answer_inside_the_chain() -> None:
+    """The last one that is found counts; none in a chain that does not come to one."""
+    tiny = reasoning_of("", "notes-tiny")
+    found = tiny.found("So the return is refused. The date is 1. So the return is accepted.")
+    assert found and found[1] == "accepted"
+    assert tiny.found("So the return is") is None and Reasoning().found("So the return is accepted.") is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "before", "found", "rest"),
+    [
+        ("a<b></think>\n\nYes", "a<b>", True, "\n\nYes"),
+        ("</think>", "", True, ""),
+        ("a </thin", "a </thin", False, ""),
+        ("<</think>", "<", True, ""),
+    ],
+)
+def test_a_mark_is_found_however_it_is_cut(size: int, text: str, before: str, found: bool, rest: str) -> None:
+    """What comes before it is given out, no part of the mark ever; what only looked like it is given out, too."""
+    until, given = Until("</think>"), ""
+    for at in range(0, len(text), size):
+        given += until.feed(text[at : at + size])
+        assert not given.endswith("</") or not found
+    given += until.flush()
+    assert (given, until.found) == (before, found)
+    assert until.rest == rest
+
+
+def test_no_mark_is_never_found() -> None:
+    """A model without marks: all is text."""
+    until = Until("")
+    assert until.feed("a") + until.feed("b") + until.flush() == "ab" and not until.found
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+@pytest.mark.parametrize(
+    ("text", "shown", "found"),
+    [
+        ("\n<think>\nHm", "", True),
+        ("<thin air", "<thin air", False),
+        ("Yes <think>", "Yes <think>", False),
+        ("<th", "<th", False),
+    ],
+)
+def test_a_chain_is_one_at_the_beginning_only(size: int, text: str, shown: str, found: bool) -> None:
+    """An answer that speaks of the mark further on is an answer."""
+    begins, given = Begins("<think>\n"), ""
+    for at in range(0, len(text), size):
+        given += begins.feed(text[at : at + size])
+        if begins.found:
+            break
+    assert (given + begins.flush(), begins.found) == (shown, found)
+
+
+def test_the_table_that_ships_is_whole() -> None:
+    """Every entry has what it needs, the last cue is for everyone, and each first entry is found by its own texts."""
+    table = shipped_table()
+    for entry in table.marks:
+        assert entry.open.strip() and entry.close.strip() and "enable_thinking" in entry.thinking
+        assert reasoning_of(" ".join(entry.known or (entry.open, entry.close)), "x") is entry
+    assert all(entry.cue and not entry.open for entry in table.cues)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid YAML"),
+        ("marks: []", "'switches' is missing"),
+        ("switches: {thinking: {}, otherwise: {}}\nmarks: []\ncues: [{name: x, cue: a, answer: b}]", "empty name"),
+        ("switches: {thinking: {}, otherwise: {}}\nmarks: [{open: a, close: ''}]\ncues: []", "one of open, close"),
+        ("switches: {thinking: {}, otherwise: {}}\nmarks: [{open: a, close: b, hue: c}]\ncues: []", "hue"),
+    ],
+)
+def test_a_table_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    """Said in one line."""
+    path = tmp_path / "reasoning.yaml"
+    path.write_text(text)
+    with pytest.raises(NotesError, match=message) as caught:
+        load_table(path)
+    assert "\n" not in str(caught.value)
