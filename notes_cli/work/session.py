@@ -1,7 +1,6 @@
 """A session at work: a notebook that is put back from disk, goes on by turns and edits, and keeps each of them.
 
-Rows come back as they were read, so going on equals never having stopped. Where rows cannot be moved, those of the
-whole notebook are put back at once.
+Rows come back as they were read (rows.py), so going on equals never having stopped.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-import notes_cli
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, prepare
 from notes_cli.engine.notebook import Notebook, Patch, Piece, shifted
-from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.errors import EngineError, NotesError, SegmentError, SessionError, SkillError, UnsupportedError
-from notes_cli.library.container import open_segment, write_segment
-from notes_cli.library.sessions import Entry, Header, Line, SkillText, State, Stored
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
+from notes_cli.library.sessions import Entry, Line, SkillText, State, Stored
 from notes_cli.text.erratum import Erratum, parse_erratum, word
 from notes_cli.text.fields import Field, clean_value
 from notes_cli.text.prompt import BETWEEN, next_turn
@@ -26,13 +23,11 @@ from notes_cli.text.skill import Skill, with_values
 from notes_cli.work.choosing import DEFAULT_SEAM, NEAR, defaults
 from notes_cli.work.compiling import field_spans
 from notes_cli.work.prompting import Prompt, changes_of, lay_segment
+from notes_cli.work.rows import Range, Rows
 from notes_cli.work.workspace import Workspace
 
-CHUNK = 512  # positions that are put back at once
 EDITS = ("erratum", "field", "field+erratum", "selective", "blend", "suffix")  # what makes sense inside a notebook
 INSTEAD = ". Use erratum or suffix"
-
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +60,7 @@ class Session:
     def __init__(self, workspace: Workspace, stored: Stored) -> None:
         self.workspace = workspace
         self.stored = stored
+        self._rows = Rows(workspace, stored)
         self._notebook: Notebook | None = None
         self._question = ""  # of the turn at hand, as are its skills and what is said of fields
         self._skills: list[SkillText] = []
@@ -73,7 +69,7 @@ class Session:
             reason = workspace.context.supports(operation)
             if reason:
                 raise UnsupportedError(f"a session cannot be kept for {workspace.model.name}: {reason}")
-        self._check()
+        self._rows.check()
 
     @property
     def state(self) -> State:
@@ -83,25 +79,6 @@ class Session:
     def empty(self) -> bool:
         """Whether the next turn is the first one."""
         return not self.state.live
-
-    def _check(self) -> None:
-        begun = self.stored.header
-        if begun is None:
-            return
-        differences = [
-            found.replace("compiled", "begun", 1) for found in begun.identity.differences(self._header.identity)
-        ]
-        if not differences and begun.cache != self._header.cache:
-            differences = [f"begun with a {begun.cache} K/V cache, this context keeps {self._header.cache}"]
-        if differences:
-            raise SessionError(f"session {self.stored.name} was {'; '.join(differences)}. Its model: {begun.model}")
-
-    @property
-    def _header(self) -> Header:
-        context = self.workspace.context
-        cache = f"{context.options.type_k}/{context.options.type_v}"
-        whole = context.supports("splice") is not None
-        return Header(self.workspace.identity, cache, whole, str(self.workspace.model.path))
 
     # Turns.
 
@@ -178,7 +155,7 @@ class Session:
         pieces = [self._told(piece, notebook) for piece in notebook.pieces if piece.position >= start]
         skills = [asdict(skill) for skill in self._skills]
         line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._said}
-        self._commit(line, [(start, len(notebook))])
+        self._rows.commit(line, [(start, len(notebook))], self._notebook)
 
     def _told(self, piece: Piece, notebook: Notebook) -> Line:
         ids = [int(token) for token in notebook.tokens[piece.position : piece.position + piece.tokens]]
@@ -250,7 +227,7 @@ class Session:
             "patches": _as_lines(patches),
             "skills": [asdict(skill) for skill in skills],
         }
-        self._commit(line, places)
+        self._rows.commit(line, places, self._notebook)
         return Edited(name, value, str(method), chosen, why, sum(last - first for first, last in places))
 
     def _choose(self, name: str, value: str) -> tuple[Method, str]:
@@ -295,7 +272,7 @@ class Session:
         measured, or by a pass over what stands before the skill and its corrected text."""
         if not (method.name == "selective" and segment.influence):
             book, first = self.notebook, segment.base
-            rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=self._exact)
+            rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=self._rows.exact)
             segment = replace(segment, layers=rows)
             self.workspace.make_room(len(self.state.tokens) + sum(max(0, patch.grows) for patch in found.patches))
             self._notebook = None  # the pass may need its context
@@ -381,7 +358,7 @@ class Session:
         self.workspace.make_room(len(self.state.tokens))
         places = self._decode_from(patches)
         fields = tuple(entry.name for entry in out)
-        self._commit({"op": "compact", "fields": fields, "patches": _as_lines(patches)}, places)
+        self._rows.commit({"op": "compact", "fields": fields, "patches": _as_lines(patches)}, places, self._notebook)
         removed = sum(patch.last - patch.first for patch in patches)
         return Compacted(fields, removed, sum(last - first for first, last in places))
 
@@ -408,7 +385,7 @@ class Session:
     def _spelt(self, first: int, last: int) -> bytes:
         return b"".join(map(self.workspace.model.piece, self.state.tokens[first:last]))
 
-    # Undo, and rows on disk.
+    # Undo.
 
     def undo(self) -> Line:
         """Back to before the last turn, edit or compaction, to the very rows. Raise SessionError if there is none."""
@@ -422,109 +399,9 @@ class Session:
         found = self._notebook
         at_hand = found is not None and found.context is self.workspace.context
         if found is None or not at_hand or found.tokens.tolist() != self.state.tokens:
-            self._check()  # a larger context may rotate otherwise (LongRoPE)
-            found = self._notebook = self._restored()
+            self._rows.check()  # a larger context may rotate otherwise (LongRoPE)
+            found = self._notebook = self._rows.restored()
         return found
-
-    def _restored(self) -> Notebook:
-        notebook, count = self.workspace.notebook(), len(self.state.tokens)
-        if self._header.whole:
-            self._restore_whole(notebook)
-        else:
-            opened: dict[str, Segment] = {}
-            for first in range(0, count, CHUNK):
-                notebook.splice(self._chunk(first, min(count, first + CHUNK), opened))
-        why = f"restored with session {self.stored.name}"
-        how = notebook.pieces[0].how if notebook.pieces else "decoded"
-        notebook.pieces = [
-            Piece(entry.kind, entry.name, entry.position, entry.tokens, how, why)
-            for entry in self.state.entries
-            if entry.kind != "edit"
-        ]
-        return notebook
-
-    def _restore_whole(self, notebook: Notebook) -> None:
-        name = self.stored.kept()[-1] if self.state.tokens else ""
-        if (self.stored.folder / name).is_file():
-            segment = self._open(name)
-            self._check_rows(segment.tokens, 0)
-            notebook.restore(segment)
-        else:  # two undos back: nobody keeps them
-            notebook.append(self.state.tokens)
-            notebook.flush()
-
-    def _chunk(self, first: int, last: int, opened: dict[str, Segment]) -> Segment:
-        """Rows of the positions [first, last), gathered from the files that have the latest of each."""
-        runs = _runs(self.state.rows[first:last])
-        for name, _, _ in runs:
-            if name not in opened:
-                opened[name] = self._open(name)
-        parts = [self._part(opened[name], row, count) for name, row, count in runs]
-        tokens = np.concatenate([part.tokens for part in parts])
-        self._check_rows(tokens, first)
-        return replace(parts[0], tokens=tokens, base=first, layers=_joined([part.layers for part in parts]))
-
-    def _part(self, segment: Segment, row: int, count: int) -> Segment:
-        """Some rows of a file."""
-        try:
-            return segment.slice(row, row + count)
-        except EngineError as error:
-            raise self._mixed() from error
-
-    def _check_rows(self, tokens: Tokens, first: int) -> None:
-        if tokens.tolist() != self.state.tokens[first : first + len(tokens)]:
-            raise self._mixed()
-
-    def _mixed(self) -> SessionError:
-        return SessionError(f"the rows in {self.stored.folder} are not those of its ledger")
-
-    def _open(self, name: str) -> Segment:
-        try:
-            return open_segment(self.stored.folder / name)
-        except SegmentError as error:
-            remedy = f"Go back to before it: notes session undo {self.stored.name}"
-            raise SessionError(f"{str(error).rpartition('. ')[0]}. {remedy}") from error
-
-    def _commit(self, line: Line, places: Sequence[Range]) -> None:
-        """Rows first, then the line that tells of them: killed in between, it has not happened."""
-        path = self.stored.next_rows
-        if places:
-            write_segment(path, self._read(places), writer=f"notes {notes_cli.__version__}")
-        line = {**line, "changed": places, "rows": path.name if places else ""}
-        self.stored.commit(line, None if self.stored.header else self._header)
-
-    def _read(self, places: Sequence[Range]) -> Segment:
-        """The rows of these positions, one after the other, each turned as it stands."""
-        notebook = self._notebook
-        assert notebook is not None
-        context, header = notebook.context, self._header
-        if header.whole:
-            places = [(0, len(notebook))]
-        read = [
-            context.read(notebook.sequence, first, last - first, base=first, dtype=self._exact)
-            for first, last in places
-        ]
-        tokens = np.concatenate([notebook.tokens[first:last] for first, last in places])
-        return Segment(
-            *(self.stored.name, "rows of a session", "", tokens, places[0][0], np.zeros(0, np.int32), ()),
-            *(header.identity, _joined(read)),
-            whole=header.whole,
-        )
-
-    @property
-    def _exact(self) -> str:
-        """The type in which rows are read so that they come back bit for bit. All but f16 pass through f32 unharmed,
-        and so do an indexer's keys, which the cache keeps transformed."""
-        plain = self._header.cache == "f16/f16"
-        return "f16" if plain and all(layer.part != "indexer" for layer in self.workspace.context.layers) else "f32"
-
-
-def _joined(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:
-    """The same layers of several stretches as one stretch."""
-    return tuple(
-        replace(rows[0], k=np.concatenate([part.k for part in rows]), v=np.concatenate([part.v for part in rows]))
-        for rows in zip(*parts, strict=True)
-    )
 
 
 def _fields_of(errata: Iterable[Erratum]) -> dict[str, str]:
@@ -548,15 +425,4 @@ def _ranges(positions: Iterable[int]) -> list[Range]:
             found[-1] = found[-1][0], position + 1
         else:
             found.append((position, position + 1))
-    return found
-
-
-def _runs(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:
-    """Neighbours of one file as (file, first row, how many)."""
-    found: list[tuple[str, int, int]] = []
-    for name, row in rows:
-        if found and found[-1][0] == name and found[-1][1] + found[-1][2] == row:
-            found[-1] = name, found[-1][1], found[-1][2] + 1
-        else:
-            found.append((name, row, 1))
     return found

@@ -16,6 +16,7 @@ from notes_cli.measure.session import LayerError, Point, SessionReport, verify_s
 from notes_cli.text.skill import Skill
 from notes_cli.work.compiling import compile_skill
 from notes_cli.work.prompting import Prompt, lay
+from notes_cli.work.rows import Rows
 from notes_cli.work.session import Session
 from notes_cli.work.workspace import Workspace
 
@@ -97,15 +98,15 @@ def test_the_session_stays_as_it_is(session: Session) -> None:
 
 def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: rows that are those of other tokens are far from the prefill."""
-    read = Session._restored
+    read = Rows.restored
 
-    def spoilt(self: Session) -> object:
+    def spoilt(self: Rows) -> object:
         notebook = read(self)
         positions = list(range(5, 25))
         notebook.context.rewrite(0, positions, np.full(len(positions), 65, np.int32))
         return notebook
 
-    monkeypatch.setattr(Session, "_restored", spoilt)
+    monkeypatch.setattr(Rows, "restored", spoilt)
     report = measured(session)
     assert max(report.largest.k, report.largest.v) > 0.5 and report.cosine < 0.999
 

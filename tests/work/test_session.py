@@ -23,7 +23,8 @@ from notes_cli.text.skill import Skill, load_skill, parse_skill
 from notes_cli.work.choosing import Defaults
 from notes_cli.work.compiling import compile_skill
 from notes_cli.work.prompting import Prompt, lay, parse_errata
-from notes_cli.work.session import CHUNK, Session
+from notes_cli.work.rows import CHUNK
+from notes_cli.work.session import Session
 from notes_cli.work.workspace import Workspace
 
 WHOLE = ["lfm2", "mamba", "gpt2"]

@@ -1,0 +1,164 @@
+"""Rows of a session: read from its notebook into files, and put back from there as they were.
+
+Where rows cannot be moved, those of the whole notebook are kept and put back at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+import notes_cli
+from notes_cli.engine.notebook import Notebook, Piece
+from notes_cli.engine.segment import LayerRows, Segment, Tokens
+from notes_cli.errors import EngineError, SegmentError, SessionError
+from notes_cli.library.container import open_segment, write_segment
+from notes_cli.library.sessions import Header, Line, Stored
+from notes_cli.work.workspace import Workspace
+
+CHUNK = 512  # positions that are put back at once
+
+Range = tuple[int, int]  # positions [first, last)
+
+
+class Rows:
+    """The rows of one session, for as long as its lock is held."""
+
+    def __init__(self, workspace: Workspace, stored: Stored) -> None:
+        self._workspace = workspace
+        self._stored = stored
+
+    def check(self) -> None:
+        """Raise SessionError if the session is of another model, rotation or cache than the context at hand."""
+        begun = self._stored.header
+        if begun is None:
+            return
+        differences = [
+            found.replace("compiled", "begun", 1) for found in begun.identity.differences(self._header.identity)
+        ]
+        if not differences and begun.cache != self._header.cache:
+            differences = [f"begun with a {begun.cache} K/V cache, this context keeps {self._header.cache}"]
+        if differences:
+            raise SessionError(f"session {self._stored.name} was {'; '.join(differences)}. Its model: {begun.model}")
+
+    @property
+    def _header(self) -> Header:
+        context = self._workspace.context
+        cache = f"{context.options.type_k}/{context.options.type_v}"
+        whole = context.supports("splice") is not None
+        return Header(self._workspace.identity, cache, whole, str(self._workspace.model.path))
+
+    def restored(self) -> Notebook:
+        """The notebook as the ledger has it. Raise SessionError for rows that are not its."""
+        notebook, count = self._workspace.notebook(), len(self._stored.state.tokens)
+        if self._header.whole:
+            self._restore_whole(notebook)
+        else:
+            opened: dict[str, Segment] = {}
+            for first in range(0, count, CHUNK):
+                notebook.splice(self._chunk(first, min(count, first + CHUNK), opened))
+        why = f"restored with session {self._stored.name}"
+        how = notebook.pieces[0].how if notebook.pieces else "decoded"
+        notebook.pieces = [
+            Piece(entry.kind, entry.name, entry.position, entry.tokens, how, why)
+            for entry in self._stored.state.entries
+            if entry.kind != "edit"
+        ]
+        return notebook
+
+    def _restore_whole(self, notebook: Notebook) -> None:
+        name = self._stored.kept()[-1] if self._stored.state.tokens else ""
+        if (self._stored.folder / name).is_file():
+            segment = self._open(name)
+            self._check_rows(segment.tokens, 0)
+            notebook.restore(segment)
+        else:  # two undos back: nobody keeps them
+            notebook.append(self._stored.state.tokens)
+            notebook.flush()
+
+    def _chunk(self, first: int, last: int, opened: dict[str, Segment]) -> Segment:
+        """Rows of the positions [first, last), gathered from the files that have the latest of each."""
+        runs = _runs(self._stored.state.rows[first:last])
+        for name, _, _ in runs:
+            if name not in opened:
+                opened[name] = self._open(name)
+        parts = [self._part(opened[name], row, count) for name, row, count in runs]
+        tokens = np.concatenate([part.tokens for part in parts])
+        self._check_rows(tokens, first)
+        return replace(parts[0], tokens=tokens, base=first, layers=_joined([part.layers for part in parts]))
+
+    def _part(self, segment: Segment, row: int, count: int) -> Segment:
+        """Some rows of a file."""
+        try:
+            return segment.slice(row, row + count)
+        except EngineError as error:
+            raise self._mixed() from error
+
+    def _check_rows(self, tokens: Tokens, first: int) -> None:
+        if tokens.tolist() != self._stored.state.tokens[first : first + len(tokens)]:
+            raise self._mixed()
+
+    def _mixed(self) -> SessionError:
+        return SessionError(f"the rows in {self._stored.folder} are not those of its ledger")
+
+    def _open(self, name: str) -> Segment:
+        try:
+            return open_segment(self._stored.folder / name)
+        except SegmentError as error:
+            remedy = f"Go back to before it: notes session undo {self._stored.name}"
+            raise SessionError(f"{str(error).rpartition('. ')[0]}. {remedy}") from error
+
+    def commit(self, line: Line, places: Sequence[Range], notebook: Notebook | None) -> None:
+        """Write down a line, and the rows of these positions of the notebook.
+
+        Rows first, then the line that tells of them: killed in between, it has not happened.
+        """
+        path = self._stored.next_rows
+        if places:
+            assert notebook is not None
+            write_segment(path, self._read(notebook, places), writer=f"notes {notes_cli.__version__}")
+        line = {**line, "changed": places, "rows": path.name if places else ""}
+        self._stored.commit(line, None if self._stored.header else self._header)
+
+    def _read(self, notebook: Notebook, places: Sequence[Range]) -> Segment:
+        """The rows of these positions, one after the other, each turned as it stands."""
+        context, header = notebook.context, self._header
+        if header.whole:
+            places = [(0, len(notebook))]
+        read = [
+            context.read(notebook.sequence, first, last - first, base=first, dtype=self.exact) for first, last in places
+        ]
+        tokens = np.concatenate([notebook.tokens[first:last] for first, last in places])
+        return Segment(
+            *(self._stored.name, "rows of a session", "", tokens, places[0][0], np.zeros(0, np.int32), ()),
+            *(header.identity, _joined(read)),
+            whole=header.whole,
+        )
+
+    @property
+    def exact(self) -> str:
+        """The type in which rows are read so that they come back bit for bit. All but f16 pass through f32 unharmed,
+        and so do an indexer's keys, which the cache keeps transformed."""
+        plain = self._header.cache == "f16/f16"
+        return "f16" if plain and all(layer.part != "indexer" for layer in self._workspace.context.layers) else "f32"
+
+
+def _joined(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:
+    """The same layers of several stretches as one stretch."""
+    return tuple(
+        replace(rows[0], k=np.concatenate([part.k for part in rows]), v=np.concatenate([part.v for part in rows]))
+        for rows in zip(*parts, strict=True)
+    )
+
+
+def _runs(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:
+    """Neighbours of one file as (file, first row, how many)."""
+    found: list[tuple[str, int, int]] = []
+    for name, row in rows:
+        if found and found[-1][0] == name and found[-1][1] + found[-1][2] == row:
+            found[-1] = name, found[-1][1], found[-1][2] + 1
+        else:
+            found.append((name, row, 1))
+    return found
