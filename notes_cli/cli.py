@@ -101,8 +101,17 @@ def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict
         for flag in parameter.opts:
             key = flag.lstrip("-").replace("-", "_")
             if key in settings and parameter.name and isinstance(parameter, click.Option):
-                found[parameter.name] = settings[key]
+                found[parameter.name] = _setting(parameter, key, settings[key])
     return found
+
+
+def _setting(option: click.Option, key: str, value: Any) -> Any:
+    """A setting as its option takes it: a list for a repeatable one, else one value."""
+    if option.multiple:
+        return value if isinstance(value, list) else [value]
+    if isinstance(value, list | dict):
+        raise NotesError(f"{key} in config.yaml must be one value, got {value}")
+    return value
 
 
 def main() -> NoReturn:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
+from notes_cli.commands.answering import Answer, answer
+from notes_cli.commands.options import Number, model_options, open_workspace
+from notes_cli.commands.request import Request, read_request
 
 if TYPE_CHECKING:
-    from notes_cli.engine.decision import Decision
+    from notes_cli.editing.methods import Method
     from notes_cli.engine.notebook import Notebook
-    from notes_cli.engine.sampler import SamplerOptions
-    from notes_cli.work.prompting import Prompt
+    from notes_cli.engine.segment import Segment
     from notes_cli.work.session import Session
-    from notes_cli.work.thinking import Reply, Thought
     from notes_cli.work.workspace import Workspace
 
 
@@ -110,33 +109,7 @@ if TYPE_CHECKING:
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
 @model_options
-def command(
-    question: str | None,
-    splices: tuple[str, ...],
-    errata: tuple[str, ...],
-    fields: tuple[str, ...],
-    method: str | None,
-    system: str | None,
-    session: str | None,
-    think: bool,
-    max_think: int,
-    choices: str | None,
-    limit: int,
-    temp: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repeat_penalty: float,
-    seed: int | None,
-    seam: int | None,
-    place: str | None,
-    wording: str | None,
-    no_splice: bool,
-    explain: bool,
-    json_: bool,
-    no_stream: bool,
-    **model: Any,
-) -> None:
+def command(question: str | None, **given: Any) -> None:
     """Ask a question, with skills spliced in and errata appended.
 
     Piped text comes before QUESTION. Skills stand inside the system message of the model's chat template, errata
@@ -152,125 +125,55 @@ def command(
       echo "May I return this?" | notes ask --splice returns --choices yes,no
     """
     started = time.perf_counter()
-    asked = _question(question)
-    answers = answers_of(choices)
-
-    from notes_cli.engine.decision import decide
-    from notes_cli.engine.sampler import SamplerOptions
-    from notes_cli.errors import NotesError
-    from notes_cli.text.erratum import shipped_wordings
-    from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM, defaults
-    from notes_cli.work.prompting import Prompt, lay, open_segments, parse_errata, parse_values
-    from notes_cli.work.thinking import ROOM, decide_after
-
-    values = parse_values(fields)
-    if method is not None and not values:
-        raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
-    if session and explain:
-        raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
-    if seed is None:
-        seed = time.time_ns() & 0xFFFFFFFF
-    sampling = SamplerOptions(temp, top_k, top_p, min_p, repeat_penalty, seed)
-
-    with open_workspace(quiet=json_, **model) as workspace, _open_session(workspace, session) as kept:
-        begun = kept is not None and not kept.empty
-        if begun and (splices or values or system or no_splice or place):
-            raise NotesError(
-                f"session {session} has begun: skills, their place, system text and --no-splice belong to its first "
-                "turn. A field is edited with: notes edit"
-            )
-        segments = open_segments(workspace, splices, output.say, dry=explain)
-        _ = workspace.context
+    request = read_request(question, given)
+    with open_workspace(quiet=request.json, **given) as workspace, _open_session(workspace, request.session) as session:
+        segments = _open_segments(workspace, request, session)
         loaded = time.perf_counter()
-        if segments or kept:  # without skills nothing goes by the profile, and a model need not be read for it
-            found = defaults(workspace, think=think)
-            seam = found.seam if seam is None else seam
-            place, wording = place or found.place, wording or found.wording
-        # A cue without a chain would only mislead: such a model is asked directly.
-        think = think and (max_think > 0 or bool(workspace.reasoning.open))
-        room = limit + (max_think + ROOM if think or workspace.reasoning.open else 0)
-        settled: dict[str, Any] = {"method": None, "method_why": None, "place": None, "seam": None}
-        settled["wording"] = wording or shipped_wordings().default
-        if kept and begun:
-            notebook = kept.follow(asked, errata, wording, room, think)
-        else:
-            given = parse_errata(errata, segments)
-            prompt = Prompt(asked, segments, given, system, wording, values=values, think=think)
-            seam, place = DEFAULT_SEAM if seam is None else seam, place or DEFAULT_PLACE
-            prompt = replace(prompt, place=place)
-            settled |= {"place": place, "seam": seam}
-            if values:
-                prompt, why = _amended(workspace, prompt, method, splice=not no_splice)
-                settled |= {"method": str(prompt.method), "method_why": why}
-            notebook = lay(workspace, prompt, seam=seam, splice=not no_splice, dry=explain, room=room)
-            if kept:
-                kept.begin(prompt, notebook)
-        if explain:
-            _explain(notebook, settled, json_)
-            return
+        settled = _settle(workspace, request, segments, session)
+        notebook = _lay(workspace, request, settled, segments, session)
         tokens = _count(notebook)
-        with output.progress("reading the prompt", hidden=json_ or tokens["decoded"] < 512) as update:
+        if request.explain:
+            _explain(notebook, tokens, settled, request.json)
+            return
+        with output.progress("reading the prompt", hidden=request.json or tokens["decoded"] < 512) as update:
             notebook.flush(update)
         read = time.perf_counter()
-
-        thought = (
-            _think(workspace, notebook, sampling, max_think, show=not json_, stream=not no_stream) if think else None
-        )
-        decision: Decision | None = None
-        if answers is not None:
-            decision = decide_after(workspace, notebook, answers, thought) if thought else decide(notebook, answers)
-            answer, count, first = decision.choice, 0, time.perf_counter()
-            if not json_:
-                output.result(answer)
-        else:
-            reply, first = _generate(
-                workspace, notebook, sampling, limit, max_think, thought, stream=not (json_ or no_stream)
-            )
-            answer, count, thought = reply.text, reply.tokens, reply.thought
-            if not json_:
-                output.result(answer if no_stream else "")
-        if kept:
-            written = thought is not None and thought.answer.casefold() == answer.casefold()
-            kept.keep(decision.choice if decision and not written else "")
-        if json_:
-            milliseconds = {
+        answered = answer(workspace, notebook, request, think=settled.think)
+        if session:
+            session.keep(answered.unwritten)
+        if request.json:
+            times = {
                 "load": loaded - started,
                 "splice": notebook.seconds["splice"],
                 "prompt": read - loaded,
-                "first_token": first - loaded,
+                "first_token": answered.at - loaded,
                 "total": time.perf_counter() - started,
             }
-            output.as_json(
-                {
-                    "version": 1,
-                    "session": session,
-                    "answer": answer,
-                    "reasoning": thought.text if thought else None,
-                    "thought_whole": thought.whole if thought else None,
-                    "choice": decision.choice if decision else None,
-                    "probabilities": decision.probabilities if decision else None,
-                    "tokens": {**tokens, "reasoning": thought.tokens if thought else 0, "answer": count},
-                    "ms": {name: round(1000 * seconds, 3) for name, seconds in milliseconds.items()},
-                    **settled,
-                    "pieces": [asdict(piece) for piece in notebook.pieces],
-                    "sampling": asdict(sampling),
-                    "identity": workspace.identity.as_dict() if segments or kept else {"model": workspace.model.name},
-                }
-            )
+            known = segments or session
+            identity = workspace.identity.as_dict() if known else {"model": workspace.model.name}
+            output.as_json(_as_json(request, settled, notebook, tokens, answered, times, identity))
 
 
-def _amended(workspace: Workspace, prompt: Prompt, method: str | None, *, splice: bool) -> tuple[Prompt, str | None]:
-    """The prompt with the method that was named, or with the one that fits, and why."""
-    from notes_cli.editing.methods import Method
-    from notes_cli.work.choosing import AUTO
-    from notes_cli.work.prompting import method_for
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What holds for this turn: what was named, else what was measured of the model, else what is safe."""
 
-    if method not in (None, AUTO):
-        return replace(prompt, method=Method.parse(method)), None
-    if not splice:
-        return replace(prompt, method=Method("recompute")), "recompute: nothing is spliced"
-    chosen, why = method_for(workspace, prompt)
-    return replace(prompt, method=chosen), why
+    goes_on: bool  # a session does: skills stand there already
+    think: bool
+    wording: str
+    place: str
+    seam: int
+    method: Method | None  # None where no new values come in
+    why: str | None  # the method, if it was not named
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "method": str(self.method) if self.method else None,
+            "method_why": self.why,
+            "place": None if self.goes_on else self.place,
+            "seam": None if self.goes_on else self.seam,
+            "wording": self.wording,
+        }
 
 
 @contextmanager
@@ -286,83 +189,110 @@ def _open_session(workspace: Workspace, name: str | None) -> Iterator[Session | 
         yield Session(workspace, stored)
 
 
-def _question(argument: str | None) -> str:
-    """Piped text, then the argument. Raise UsageError if there is neither."""
-    piped = ""
-    piping = sys.stdin is not None and not sys.stdin.isatty()  # None where a script has closed it
-    if argument is None and not piping:
-        raise click.UsageError('there is no question. Write: notes ask "QUESTION", or pipe it in')
-    if piping:
-        try:
-            piped = sys.stdin.buffer.read().decode().strip()
-        except UnicodeDecodeError as error:
-            raise click.UsageError(f"the piped text is not UTF-8 (byte {error.start})") from error
-    asked = "\n\n".join(part for part in (piped, (argument or "").strip()) if part)
-    if not asked:
-        raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
-    return asked
+def _goes_on(session: Session | None) -> bool:
+    return session is not None and not session.empty
 
 
-class _Voice:
-    """Text as it comes: when it began, and whether its line is open."""
+def _open_segments(workspace: Workspace, request: Request, session: Session | None) -> list[Segment]:
+    """The skills to splice, and a context for them. Raise NotesError where a session has them already."""
+    from notes_cli.errors import NotesError
+    from notes_cli.work.prompting import open_segments
 
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self.first = 0.0
-        self._write = write
-        self._open = False
-
-    def say(self, text: str) -> None:
-        self.first = self.first or time.perf_counter()
-        self._open = not text.endswith("\n")  # before it is written, which an interrupt may cut short
-        self._write(text)
-
-    def end(self) -> None:
-        if self._open:
-            self.say("\n")
+    goes_on = _goes_on(session)
+    if goes_on and request.opens:
+        raise NotesError(
+            f"session {request.session} has begun: skills, their place and seam, system text and --no-splice belong to "
+            "its first turn. A field is edited with: notes edit"
+        )
+    segments = [] if goes_on else open_segments(workspace, request.splices, output.say, dry=request.explain)
+    _ = workspace.context
+    return segments
 
 
-def _think(
-    workspace: Workspace, notebook: Notebook, options: SamplerOptions, limit: int, *, show: bool, stream: bool
-) -> Thought:
-    """The chain of thought, shown on stderr, dimmed on a terminal."""
-    from rich.console import Console
+def _settle(workspace: Workspace, request: Request, segments: Sequence[Segment], session: Session | None) -> _Settled:
+    from notes_cli.text.erratum import shipped_wordings
+    from notes_cli.work.choosing import UNMEASURED, defaults
 
-    from notes_cli.work.thinking import think
-
-    console = Console(stderr=True)
-    voice = _Voice(lambda text: console.out(text, style="dim", highlight=False, end=""))
-    try:
-        thought = think(workspace, notebook, options, limit, voice.say if show and stream else None)
-        if show and not stream:
-            voice.say(thought.text)
-    finally:
-        voice.end()
-    return thought
+    # A cue without a chain would only mislead: such a model is asked directly.
+    think = request.think and (request.max_think > 0 or bool(workspace.reasoning.open))
+    # Without skills nothing goes by the profile, and a model need not be read for it.
+    found = defaults(workspace, think=think) if segments or session else UNMEASURED
+    wording = request.wording or found.wording or shipped_wordings().default
+    seam = found.seam if request.seam is None else request.seam
+    goes_on = _goes_on(session)
+    amends = bool(request.values) and not goes_on
+    method, why = _method(workspace, request, segments, think) if amends else (None, None)
+    return _Settled(goes_on, think, wording, request.place or found.place, seam, method, why)
 
 
-def _generate(
-    workspace: Workspace,
+def _method(
+    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool
+) -> tuple[Method, str | None]:
+    """The method that was named, or the one that fits, and why."""
+    from notes_cli.editing.methods import Method
+    from notes_cli.work.prompting import Prompt, method_for
+
+    if request.method:
+        return request.method, None
+    if not request.splice:
+        return Method("recompute"), "recompute: nothing is spliced"
+    return method_for(workspace, Prompt(request.question, segments, values=request.values, think=think))
+
+
+def _lay(
+    workspace: Workspace, request: Request, settled: _Settled, segments: Sequence[Segment], session: Session | None
+) -> Notebook:
+    """The prompt in a notebook, with room for what will be written: the session's next turn, or the first of all."""
+    from notes_cli.editing.methods import Method
+    from notes_cli.work.prompting import Prompt, lay, parse_errata
+    from notes_cli.work.thinking import ROOM
+
+    room = request.limit + (request.max_think + ROOM if settled.think or workspace.reasoning.open else 0)
+    if session and settled.goes_on:
+        return session.follow(request.question, request.errata, settled.wording, room, settled.think)
+    prompt = Prompt(
+        request.question,
+        segments,
+        parse_errata(request.errata, segments),
+        request.system,
+        settled.wording,
+        values=request.values,
+        method=settled.method or Method(),
+        place=settled.place,
+        think=settled.think,
+    )
+    notebook = lay(workspace, prompt, seam=settled.seam, splice=request.splice, dry=request.explain, room=room)
+    if session:
+        session.begin(prompt, notebook)
+    return notebook
+
+
+def _as_json(
+    request: Request,
+    settled: _Settled,
     notebook: Notebook,
-    options: SamplerOptions,
-    limit: int,
-    thinking: int,
-    thought: Thought | None,
-    *,
-    stream: bool,
-) -> tuple[Reply, float]:
-    """The answer, and when its first token was there. Streams whole characters only.
-
-    An interrupt or an error ends the answer: what has been written stands, on a line of its own.
-    """
-    from notes_cli.work.thinking import reply
-
-    voice = _Voice(lambda text: click.echo(text, nl=False) if stream else None)
-    try:
-        found = reply(workspace, notebook, options, limit, thinking=thinking, say=voice.say, thought=thought)
-    except BaseException:
-        voice.end()
-        raise
-    return found, voice.first or time.perf_counter()
+    tokens: dict[str, int],
+    answered: Answer,
+    times: dict[str, float],
+    identity: dict[str, str],
+) -> dict[str, Any]:
+    """The document that docs/json.md describes. `times` in seconds."""
+    thought, decision = answered.thought, answered.decision
+    return {
+        "version": 1,
+        "session": request.session,
+        "answer": answered.text,
+        "reasoning": thought.text if thought else None,
+        "thought_whole": thought.whole if thought else None,
+        "choice": decision.choice if decision else None,
+        "probabilities": decision.probabilities if decision else None,
+        "tokens": {**tokens, "reasoning": thought.tokens if thought else 0, "answer": answered.tokens},
+        "ms": {name: round(1000 * seconds, 3) for name, seconds in times.items()},
+        **settled.as_json(),
+        "pieces": [asdict(piece) for piece in notebook.pieces],
+        "sampling": asdict(request.sampling),
+        "identity": identity,
+    }
 
 
 def _count(notebook: Notebook) -> dict[str, int]:
@@ -380,20 +310,19 @@ def _count(notebook: Notebook) -> dict[str, int]:
     }
 
 
-def _explain(notebook: Notebook, settled: dict[str, Any], json_: bool) -> None:
+def _explain(notebook: Notebook, tokens: dict[str, int], settled: _Settled, json_: bool) -> None:
     if json_:
         pieces = [asdict(piece) for piece in notebook.pieces]
-        output.as_json({"version": 1, "tokens": _count(notebook), **settled, "pieces": pieces})
+        output.as_json({"version": 1, "tokens": tokens, **settled.as_json(), "pieces": pieces})
         return
     rows = [
         (str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, piece.why)
         for piece in notebook.pieces
     ]
     output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))
-    tokens = _count(notebook)
     output.result(
         f"{tokens['total']} tokens: {tokens['spliced']} spliced, {tokens['decoded']} decoded "
         f"({tokens['seam']} of them at seams, {tokens['rewritten']} in place of spliced ones)"
     )
-    if settled["method_why"]:
-        output.result(f"method {settled['method_why']}")
+    if settled.why:
+        output.result(f"method {settled.why}")

@@ -18,6 +18,7 @@ What a method does not touch still holds what the model concluded from the old v
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ METHODS = {
 RANKED = ("selective", "blend")  # those that take @K
 DEFAULT_METHOD = "erratum"
 DEFAULT_K = 16
+_COUNT = re.compile("[1-9][0-9]{0,8}")  # of tokens
 FIRST_LAYERS = 2  # in the first of them no token has seen another's value yet
 
 Place = Callable[[Notebook, Segment], None]  # lays a segment as it was compiled
@@ -62,11 +64,13 @@ class Method:
     k: int = DEFAULT_K
 
     @classmethod
-    def parse(cls, text: str) -> Method:
-        """`selective@32`, `erratum`, ... Raise NotesError for a method that does not exist."""
+    def parse(cls, text: str, *, also: Sequence[str] = ()) -> Method:
+        """`selective@32`, `erratum`, ... Raise NotesError for a method that does not exist, naming those that do, and
+        what else the caller takes in the place of one."""
         name, at, k = text.partition("@")
-        if name not in METHODS or (at and (name not in RANKED or not k.isdecimal() or int(k) < 1)):
-            raise NotesError(f"no edit method {text!r}. Known: {', '.join(METHODS)} (selective@K, blend@K)")
+        if name not in METHODS or (at and (name not in RANKED or not _COUNT.fullmatch(k))):
+            known = ", ".join([*METHODS, *also])
+            raise NotesError(f"no edit method {text!r}. Known: {known} (selective@K, blend@K)")
         return cls(name, int(k) if at else DEFAULT_K)
 
     def __str__(self) -> str:

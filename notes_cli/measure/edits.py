@@ -93,7 +93,8 @@ def verify_edits(
         raise NotesError(f"there is nothing to verify: the text says {values} already")
     auto, why = method_for(workspace, prompt)
     named = {AUTO: [auto], ALL: [*map(Method, METHODS), auto]}
-    wanted = dict.fromkeys(method for name in methods for method in named.get(name) or [Method.parse(name)])
+    chosen = [named.get(name) or [Method.parse(name, also=tuple(named))] for name in methods]
+    wanted = dict.fromkeys(method for several in chosen for method in several)
     asked = [replace(prompt, question=question) for question in questions]
     references = [_recomputed(workspace, one, choices) for one in asked]
     tried = [_tried(workspace, asked, references, method, choices, seam) for method in wanted]

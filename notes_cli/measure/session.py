@@ -168,7 +168,7 @@ def _edits(state: State) -> tuple[str, ...]:
 def _reasons(state: State) -> tuple[str, ...]:
     """Why rows may differ from those of a prefill by more than rounding."""
     splices = [entry for entry in state.entries if entry.kind == "splice"]
-    moved = [entry.name for entry in splices if "rotated" in entry.why]
+    moved = [entry.name for entry in splices if "rotated" in entry.why or entry.how == "seam"]
     partly = [entry.name for entry in splices if "in place" in entry.why]
     partly += [entry.text for entry in state.entries if entry.kind == "edit" and entry.how not in EXACT]
     found = []

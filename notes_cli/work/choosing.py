@@ -32,12 +32,17 @@ class Defaults:
     why: str
 
 
+UNMEASURED = Defaults(
+    *(Method(DEFAULT_METHOD), None, DEFAULT_SEAM, DEFAULT_PLACE),
+    f"{DEFAULT_METHOD}: this model has not been measured (notes calibrate), so the safe one",
+)
+
+
 def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
     """By the profile of the workspace's model. `think`: decisions come after a chain of thought."""
     profile = _profile(workspace)
     if profile is None:
-        why = f"{DEFAULT_METHOD}: this model has not been measured (notes calibrate), so the safe one"
-        return Defaults(Method(DEFAULT_METHOD), None, DEFAULT_SEAM, DEFAULT_PLACE, why)
+        return UNMEASURED
     way = "reasoned" if think else "direct"
     method = Method.parse(profile.methods[way])
     return Defaults(method, profile.wording, profile.seam, profile.place, _why(profile, way))
@@ -49,13 +54,18 @@ def near(change: Change) -> bool:
 
 
 def choose(workspace: Workspace, changes: Sequence[Change], *, think: bool = False) -> tuple[Method, str]:
-    """The method for these changes of spliced skills, and why."""
-    if changes and all(near(change) for change in changes):
-        return Method(
-            "suffix"
-        ), f"suffix: no more than {NEAR} tokens stand behind the change, and all of them are decoded"
+    """The method for these changes of spliced skills, one that this model can, and why."""
     found = defaults(workspace, think=think)
-    return found.method, found.why
+    method, why = found.method, found.why
+    if changes and all(near(change) for change in changes):
+        method = Method("suffix")
+        why = f"suffix: no more than {NEAR} tokens stand behind the change, and all of them are decoded"
+    reason = workspace.context.supports("rewrite")
+    if reason is None or not method.touches or method.name == "recompute":
+        return method, why
+    if found.method.name == "recompute":
+        return found.method, found.why
+    return Method("erratum"), f"erratum: {method} is not possible: {reason}"
 
 
 def _profile(workspace: Workspace) -> Profile | None:

@@ -18,7 +18,7 @@ from notes_cli.text.erratum import Erratum, parse_erratum, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.prompt import build
 from notes_cli.text.skill import Skill, load_skill
-from notes_cli.work.choosing import DEFAULT_SEAM, choose, defaults
+from notes_cli.work.choosing import DEFAULT_SEAM, choose
 from notes_cli.work.compiling import compile_to_library, plan, stale
 from notes_cli.work.workspace import Workspace
 
@@ -190,14 +190,7 @@ def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
 
 def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
     """The edit method for the prompt's values where the user names none, and why."""
-    method, why = choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think)
-    reason = workspace.context.supports("rewrite")
-    if reason is None or not method.touches or method.name == "recompute":
-        return method, why
-    found = defaults(workspace, think=prompt.think)
-    if found.method.name == "recompute":
-        return found.method, found.why
-    return Method("erratum"), f"erratum: {method} is not possible: {reason}"
+    return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think)
 
 
 def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:

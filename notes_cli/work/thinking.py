@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.errors import EngineError
 from notes_cli.text.reasoning import Begins, Reasoning, Until
 from notes_cli.work.workspace import Workspace
 
@@ -60,7 +61,7 @@ def think(
     """Write a chain of at most `limit` tokens; the notebook is left where the answer begins.
 
     `say` gets the text as it comes; `begun` is the chain's text that stands already. Raise EngineError where the
-    context has no room for the end of the chain.
+    context has no room for a chain and its end.
     """
     reasoning, start = workspace.reasoning, len(notebook)
     chain = Until(reasoning.close)
@@ -73,7 +74,7 @@ def think(
             say(text)
 
     add(chain.feed(begun))
-    limit = 0 if chain.found else max(0, min(limit, notebook.context.n_ctx - start - ROOM))
+    limit = 0 if chain.found else _within(notebook, limit)
     with closing(_written(workspace, notebook, options, limit)) as written:
         for text in written:
             add(chain.feed(text))
@@ -92,6 +93,17 @@ def think(
     why = "end of the chain" if whole else f"end of the chain, after {count} tokens"
     notebook.append(workspace.model.tokenize(missing, special=True), "answer", why=why)
     return Thought("".join(parts).strip(), len(notebook) - start, whole, rest=rest)
+
+
+def _within(notebook: Notebook, limit: int) -> int:
+    """As many tokens of the limit as there is room for: none at all would be an answer that nobody thought about."""
+    start, size = len(notebook), notebook.context.n_ctx
+    if limit and start + ROOM >= size:
+        raise EngineError(
+            f"the context is too small to think in: the prompt takes {start} of {size} tokens. "
+            f"Give it -c {start + min(limit, THINK) + ROOM} or more"
+        )
+    return min(limit, size - start - ROOM)
 
 
 def _conclude(workspace: Workspace, notebook: Notebook, options: SamplerOptions, parts: Sequence[str], add: Say) -> str:

@@ -100,6 +100,30 @@ def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Pat
     assert refused.code == 1 and "their place" in refused.err and refused.err.count("\n") == 1
 
 
+def test_settings_do_not_bar_a_session(notes: Notes, compiled: Path, home: Path) -> None:
+    """What config.yaml says of first turns, and of --field, is for where it fits; on the command line it is refused."""
+    (home / "config.yaml").write_text("place: late\nsystem: Be kind.\nseam: 2\nmethod: suffix\nsplice: [returns]\n")
+    ask = ("ask", "Why?", "--session", "mine", "-n", 1, "--json")
+    begun = notes(*ask).json
+    assert (begun["place"], begun["seam"], begun["method"]) == ("late", 2, None)
+    assert notes(*ask).json["place"] is None
+    for named in (("--seam", 2), ("--place", "late"), ("-s", ""), ("--splice", "returns"), ("--field", "tier=basic")):
+        refused = notes(*ask, *named)
+        assert refused.code == 1 and "belong to its first turn" in refused.err, named
+    unused = notes("ask", "Why?", "--method", "suffix")
+    assert unused.code == 2 and "give --field" in unused.err
+
+
+def test_methods_and_wordings_that_are_none(notes: Notes, compiled: Path) -> None:
+    """One line with those that exist, `auto` among them; a wording is looked at where nothing is worded, too."""
+    ask = ("ask", "Why?", "--splice", "returns")
+    for name in ("magic", "", "auto@3", "selective@" + "9" * 5000):
+        refused = notes(*ask, "--field", "tier=basic", "--method", name)
+        assert refused.code == 1 and "recompute, auto (selective@K" in refused.err and refused.err.count("\n") == 1
+    refused = notes(*ask, "--wording", "nonsense")
+    assert refused.code == 1 and "no erratum wording 'nonsense'. Known wordings: now" in refused.err
+
+
 def test_without_a_profile_the_safe_method_is_chosen_and_said(notes: Notes, compiled: Path) -> None:
     """--explain says which method --field comes to and why; --json too; a method that was named needs no reason."""
     ask = ("ask", "Why?", "--splice", "returns", "--field", "date=2026-07-01", "-n", 1)

@@ -83,7 +83,12 @@ def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [("model: [", "not valid YAML"), ("- a", "setting: value"), ("ctx-size: many", "'many' is not a whole number")],
+    [
+        ("model: [", "not valid YAML"),
+        ("- a", "setting: value"),
+        ("ctx-size: many", "'many' is not a whole number"),
+        ("choices: [a, b]", "must be one value"),
+    ],
 )
 def test_a_config_that_cannot_be_used(notes: Notes, home: Path, config: str, message: str) -> None:
     """One line that names the fault; --help still works."""
@@ -92,6 +97,12 @@ def test_a_config_that_cannot_be_used(notes: Notes, home: Path, config: str, mes
     outcome = notes("ask", "x", "-n", 1)
     assert outcome.code in (1, 2) and message in outcome.err and outcome.err.count("\n") == 1
     assert notes("--help").code == 0
+
+
+def test_one_value_of_a_repeatable_setting(notes: Notes, home: Path, compiled: Path) -> None:
+    """`splice: returns` needs no list."""
+    (home / "config.yaml").write_text("splice: returns\n")
+    assert notes("ask", "x", "-n", 1, "--json").json["tokens"]["spliced"] > 0
 
 
 def test_settings_are_called_as_their_flags(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

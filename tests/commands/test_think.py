@@ -169,6 +169,27 @@ def test_a_small_context(thinker: Callable[[str], Script]) -> None:
     assert found["thought_whole"] is False and found["answer"] == "a" * 8
 
 
+def test_a_context_that_leaves_no_room_to_think(thinker: Callable[[str], Script]) -> None:
+    """It is refused with a size that would do, unless there is nothing to think with."""
+    script = thinker(SWITCH)
+    script("Hm.</think>4")
+    ask = ("ask", "2+2? " * 36, "--think", "-c", 256)
+    refused = run_here(*ask)
+    assert (refused.code, refused.out) == (1, "") and "too small to think in" in refused.err
+    assert run_here(*ask, "-c", refused.err.split("-c ")[1].split()[0]).out == "4\n"
+    script("4")
+    assert run_here(*ask, "--max-think", 0).out == "4\n"
+
+
+def test_no_blanks_at_the_end(thinker: Callable[[str], Script]) -> None:
+    """Streamed or at once, reasoning and answer end with one newline, whatever blanks the model puts behind them."""
+    script = thinker(SWITCH)
+    for stream in ((), ("--no-stream",)):
+        script("Hm. \n\nSo 4.\n \n</think>\n4 \n\n5\n\n ")
+        outcome = run_here("ask", "2+2?", "--think", *stream)
+        assert (outcome.out, outcome.err) == ("4 \n\n5\n", "Hm. \n\nSo 4.\n")
+
+
 def test_explain_counts_the_words_that_open_it(thinker: Callable[[str], Script]) -> None:
     """The dry run has the prompt that is then laid."""
     thinker(SWITCH)("Hm.</think>4")

@@ -1,0 +1,121 @@
+"""What the command line of `notes ask` asks for, checked as far as that goes without a model."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from notes_cli.commands.options import answers_of
+
+if TYPE_CHECKING:
+    from notes_cli.editing.methods import Method
+    from notes_cli.engine.sampler import SamplerOptions
+
+# What only the first turn of a session can say.
+_OPENING = ("splices", "fields", "system", "no_splice", "place", "seam")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of `notes ask`. What is None was not named, and goes by the model's profile."""
+
+    question: str
+    splices: Sequence[str]
+    errata: Sequence[str]
+    values: Mapping[str, str]
+    method: Method | None
+    system: str | None
+    session: str | None
+    opens: bool  # names what a session that has begun cannot take
+    think: bool
+    max_think: int
+    choices: Sequence[str] | None
+    limit: int
+    sampling: SamplerOptions
+    seam: int | None
+    place: str | None
+    wording: str | None
+    splice: bool
+    explain: bool
+    json: bool
+    stream: bool
+
+
+def read_request(question: str | None, given: Mapping[str, Any]) -> Request:
+    """The request in the values of the options, by parameter. Raise UsageError and NotesError for one that is none."""
+    asked, choices = _question(question), answers_of(given["choices"])
+
+    from notes_cli.text.erratum import Erratum, word
+    from notes_cli.work.prompting import parse_values
+
+    values = parse_values(given["fields"])
+    if _typed("method") and not values:
+        raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
+    if given["session"] and given["explain"]:
+        raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
+    word(Erratum("", "", ""), given["wording"])  # raises for one that there is not, also where nothing is worded
+    return Request(
+        question=asked,
+        splices=given["splices"],
+        errata=given["errata"],
+        values=values,
+        method=_method(given["method"]) if values else None,
+        system=given["system"],
+        session=given["session"],
+        opens=_typed(*_OPENING),
+        think=given["think"],
+        max_think=given["max_think"],
+        choices=choices,
+        limit=given["limit"],
+        sampling=_sampling(given),
+        seam=given["seam"],
+        place=given["place"],
+        wording=given["wording"],
+        splice=not given["no_splice"],
+        explain=given["explain"],
+        json=given["json_"],
+        stream=not given["no_stream"],
+    )
+
+
+def _typed(*names: str) -> bool:
+    """Whether one of these parameters stands on the command line: a setting of config.yaml is for where it fits."""
+    source = click.get_current_context().get_parameter_source
+    return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in names)
+
+
+def _method(name: str | None) -> Method | None:
+    from notes_cli.editing.methods import Method
+    from notes_cli.work.choosing import AUTO
+
+    return None if name in (None, AUTO) else Method.parse(name, also=(AUTO,))
+
+
+def _sampling(given: Mapping[str, Any]) -> SamplerOptions:
+    from notes_cli.engine.sampler import SamplerOptions
+
+    seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]
+    kept = {name: given[name] for name in ("top_k", "top_p", "min_p", "repeat_penalty")}
+    return SamplerOptions(given["temp"], **kept, seed=seed)
+
+
+def _question(argument: str | None) -> str:
+    """Piped text, then the argument. Raise UsageError if there is neither."""
+    piped = ""
+    piping = sys.stdin is not None and not sys.stdin.isatty()  # None where a script has closed it
+    if argument is None and not piping:
+        raise click.UsageError('there is no question. Write: notes ask "QUESTION", or pipe it in')
+    if piping:
+        try:
+            piped = sys.stdin.buffer.read().decode().strip()
+        except UnicodeDecodeError as error:
+            raise click.UsageError(f"the piped text is not UTF-8 (byte {error.start})") from error
+    asked = "\n\n".join(part for part in (piped, (argument or "").strip()) if part)
+    if not asked:
+        raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
+    return asked
