@@ -171,7 +171,7 @@ class _Settled:
             "method": str(self.method) if self.method else None,
             "method_why": self.why,
             "place": None if self.goes_on else self.place,
-            "seam": None if self.goes_on else self.seam,
+            "seam": self.seam,
             "wording": self.wording,
         }
 
@@ -194,17 +194,18 @@ def _goes_on(session: Session | None) -> bool:
 
 
 def _open_segments(workspace: Workspace, request: Request, session: Session | None) -> list[Segment]:
-    """The skills to splice, and a context for them. Raise NotesError where a session has them already."""
+    """The skills to splice, and a context for them. Raise NotesError for what only a session's first turn can have."""
     from notes_cli.errors import NotesError
     from notes_cli.work.prompting import open_segments
 
     goes_on = _goes_on(session)
     if goes_on and request.opens:
         raise NotesError(
-            f"session {request.session} has begun: skills, their place and seam, system text and --no-splice belong to "
-            "its first turn. A field is edited with: notes edit"
+            f"session {request.session} has begun: --place, --system and --no-splice belong to its first turn. A field is "
+            "edited with: notes edit"
         )
-    segments = [] if goes_on else open_segments(workspace, request.splices, output.say, dry=request.explain)
+    words = request.later if goes_on else request.splices
+    segments = open_segments(workspace, words, output.say, dry=request.explain)
     _ = workspace.context
     return segments
 
@@ -249,7 +250,11 @@ def _lay(
 
     room = request.limit + (request.max_think + ROOM if settled.think or workspace.reasoning.open else 0)
     if session and settled.goes_on:
-        return session.follow(request.question, request.errata, settled.wording, room, settled.think)
+        return session.follow(
+            *(request.question, request.errata, settled.wording, room, settled.think),
+            segments=segments,
+            seam=settled.seam,
+        )
     prompt = Prompt(
         request.question,
         segments,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from notes_cli.engine.sampler import SamplerOptions
 
 # What only the first turn of a session can say.
-_OPENING = ("splices", "fields", "system", "no_splice", "place", "seam")
+_OPENING = ("fields", "system", "no_splice", "place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Request:
 
     question: str
     splices: Sequence[str]
+    later: Sequence[str]  # of these, what a session that has begun is to have, too: no setting of config.yaml
     errata: Sequence[str]
     values: Mapping[str, str]
     method: Method | None
@@ -62,6 +63,7 @@ def read_request(question: str | None, given: Mapping[str, Any]) -> Request:
     return Request(
         question=asked,
         splices=given["splices"],
+        later=given["splices"] if _typed("splices") else (),
         errata=given["errata"],
         values=values,
         method=_method(given["method"]) if values else None,

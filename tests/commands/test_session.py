@@ -42,15 +42,30 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
 
 
 def test_what_belongs_to_the_first_turn(notes: Notes, begun: Path) -> None:
-    """Later --splice, --system, --field and --no-splice are refused in one line and change nothing."""
+    """Later --system, --field, --place and --no-splice are refused in one line and change nothing."""
     before = snapshot(begun)
-    for extra in (("--splice", "returns"), ("-s", "x"), ("--field", "tier=b"), ("--no-splice",)):
+    for extra in (("--place", "late"), ("-s", "x"), ("--field", "tier=b"), ("--no-splice",)):
         outcome = notes(*GO_ON, *extra)
         assert (outcome.code, outcome.out) == (1, "") and "session mine has begun" in outcome.err
         assert outcome.err.count("\n") == 1
     outcome = notes(*GO_ON, "--explain")
     assert outcome.code == 2 and "notes session show" in outcome.err
     assert snapshot(begun) == before
+
+
+def test_a_skill_comes_later(notes: Notes, begun: Path, home: Path, tmp_path: Path) -> None:
+    """In its turn's message; its fields are then the session's. Not twice, and not by a setting for first turns."""
+    (tmp_path / "more.txt").write_text("floor: third")
+    assert notes("compile", tmp_path / "more.txt").code == 0
+    (home / "config.yaml").write_text("ask: {splice: returns}\n")
+    assert notes(*GO_ON, "--splice", "more").code == 0
+    shown = notes("session", "show", "mine", "--json").json
+    spliced = dict.fromkeys(piece["name"] for piece in shown["pieces"] if piece["kind"] == "splice")
+    assert list(spliced) == ["returns", "more"]
+    assert shown["fields"]["floor"] == "third"
+    again = notes(*GO_ON, "--splice", "more")
+    assert again.code == 1 and "more stands in session mine already" in again.err
+    assert notes(*GO_ON).code == 0
 
 
 def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
