@@ -201,8 +201,8 @@ def _open_segments(workspace: Workspace, request: Request, session: Session | No
     goes_on = _goes_on(session)
     if goes_on and request.opens:
         raise NotesError(
-            f"session {request.session} has begun: --place, --system and --no-splice belong to its first turn. A field is "
-            "edited with: notes edit"
+            f"session {request.session} has begun: --place, --system and --no-splice belong to its first turn. "
+            "A field is edited with: notes edit"
         )
     words = request.later if goes_on else request.splices
     segments = open_segments(workspace, words, output.say, dry=request.explain)

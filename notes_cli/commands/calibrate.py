@@ -54,7 +54,7 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
     cases = [case for battery in batteries for case in battery[:number]]
     with open_workspace(quiet=json_, **model) as workspace:
-        with output.progress("measuring decisions", unit="cases", hidden=json_) as update:
+        with output.progress("measuring decisions", unit="steps", hidden=json_) as update:
             profile = calibrate(workspace, cases, update)
         path = Profiles(workspace.paths.profiles).save(profile, f"notes {notes_cli.__version__}")
     if json_:

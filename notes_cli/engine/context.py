@@ -61,6 +61,7 @@ class Context:
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
         self._handle: Any = None
+        self.cleared = 0  # times: rows from before are gone, whatever stands in their place
         self.model = model
         self.options = options = options or ContextOptions()
         params = llama.llama_context_default_params()
@@ -266,6 +267,7 @@ class Context:
     def clear(self) -> None:
         """Forget all sequences. The data of recurrent state goes, too: NaN in it would outlive them."""
         llama.llama_memory_clear(self._memory, self.model.recurrent)
+        self.cleared += 1
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """Logits of an output of the last append or rewrite, [n_vocab], a copy."""

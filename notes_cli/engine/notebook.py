@@ -81,6 +81,7 @@ class Notebook:
         self.seconds = {"splice": 0.0, "decode": 0.0}
         self._tokens: list[int] = []
         self._done = 0  # tokens that have rows; the rest waits to be decoded
+        self._cleared = context.cleared  # when the first of them was computed
         self._logits: NDArray[np.float32] | None = None
 
     @property
@@ -89,6 +90,13 @@ class Notebook:
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the context still holds the rows of this notebook: nobody has cleared it, or changed the sequence."""
+        if not self._done:
+            self._cleared = self.context.cleared
+        return self._cleared == self.context.cleared and self.context.length(self.sequence) == self._done
 
     def append(
         self, tokens: Iterable[int], kind: str = "text", name: str = "", how: How = "decoded", why: str = ""
@@ -144,7 +152,7 @@ class Notebook:
 
     def restore(self, segment: Segment) -> None:
         """Put back a segment whose rows begin at position 0. The notebook holds its left context and nothing more."""
-        if self._done or not np.array_equal(self.tokens, segment.context):
+        if self._done or not (self.dry or self.stands) or not np.array_equal(self.tokens, segment.context):
             raise EngineError(
                 f"{segment.name} can only be restored at the start of a notebook, behind its left context"
             )
@@ -169,7 +177,7 @@ class Notebook:
         """Decode what waits. Interrupted or failed, the notebook keeps what has been decoded and the rest waits on."""
         if self.dry:
             self._done = len(self)
-        elif self.context.length(self.sequence) != self._done:
+        elif not self.stands:
             raise EngineError("the sequence of this notebook was changed by somebody else: lay it out again")
         first, total = self._done, len(self) - self._done
         started = time.perf_counter()

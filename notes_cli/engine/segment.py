@@ -74,6 +74,8 @@ class Segment:
     influence: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     # The first token of each block, from 0 on, where parts were compiled independently; empty: all of it is one block.
     blocks: tuple[int, ...] = ()
+    # Of each block: how often its rows have been moved and rounded anew since they were put in their first place.
+    moves: tuple[int, ...] = ()
 
     @property
     def first(self) -> int:
@@ -123,4 +125,5 @@ class Segment:
             layers=tuple(layers),
             influence={},
             blocks=(),
+            moves=(),
         )

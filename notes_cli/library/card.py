@@ -35,6 +35,7 @@ class Card:
     whole: bool  # the rows of the left context are there, too
     fields: tuple[FieldSpan, ...]
     blocks: tuple[int, ...]  # the first token of each; empty: one block
+    moves: tuple[int, ...]  # of each block: how often its rows have been moved since they were computed
     influence: bool  # whether the influence of the fields has been measured
     identity: Identity
     layers: int  # how many layers have rows
@@ -58,6 +59,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         "base": segment.base,
         **({"first": 0} if segment.whole else {}),
         **({"blocks": json.dumps(segment.blocks)} if segment.blocks else {}),
+        **({"moves": json.dumps(segment.moves)} if any(segment.moves) else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -82,6 +84,7 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         raise FormatError("notes.first does not fit")
     layers = {name: place for name, place in head.tensors.items() if name.startswith("blk.")}
     states = {name for name in layers if ".state." in name}
+    blocks = _blocks(head.metadata.get("notes.blocks"), len(tokens), first is not None)
     types = {f"f{8 * place.dtype.itemsize}" for name, place in layers.items() if name not in states}
     return Card(
         path=path,
@@ -93,7 +96,8 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         base=base,
         whole=first is not None,
         fields=_fields(text("fields"), text("text"), len(tokens)),
-        blocks=_blocks(head.metadata.get("notes.blocks"), len(tokens), first is not None),
+        blocks=blocks,
+        moves=_moves(head.metadata.get("notes.moves"), len(blocks)),
         influence=INFLUENCE in head.tensors,
         identity=Identity(**{part.name: text(f"identity.{part.name}") for part in fields_of(Identity)}),
         layers=len({name.split(".")[1] for name in layers.keys() - states}),
@@ -136,6 +140,18 @@ def _blocks(encoded: object, n_tokens: int, whole: bool) -> tuple[int, ...]:
     if whole or not sound:
         raise FormatError("its blocks do not fit its tokens")
     return tuple(starts)
+
+
+def _moves(encoded: object, blocks: int) -> tuple[int, ...]:
+    """How often the rows of each block have been moved: never, without the key."""
+    try:
+        counts = [0] * blocks if encoded is None else json.loads(str(encoded))
+        sound = len(counts) == blocks and all(type(count) is int and count >= 0 for count in counts)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FormatError("notes.moves cannot be read") from error
+    if not sound:
+        raise FormatError("notes.moves does not fit its blocks")
+    return tuple(counts)
 
 
 def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:

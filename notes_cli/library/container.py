@@ -86,6 +86,7 @@ def open_segment(path: Path) -> Segment:
             whole=card.whole,
             influence=_influence(data, head, card),
             blocks=card.blocks,
+            moves=card.moves,
         )
 
 

@@ -139,7 +139,8 @@ class State:
         skills = [SkillText.from_dict(skill) for skill in line["skills"]]
         self.skills += skills
         for span in (span for skill in skills for span in skill.fields):
-            self.values.pop(span.name, None)  # what was read last
+            if span.name not in self.pending:  # what was read last; a waiting erratum comes behind the skill
+                self.values.pop(span.name, None)
         said = {name: _text(line["said"], name) for name in line["said"]}
         self.values |= said
         self.heard |= {*said, *self.pending}

@@ -77,21 +77,24 @@ class _Tally:
 
 
 def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | None = None) -> Profile:
-    """Measure the model over the cases. Raise UnsupportedError where its rows cannot be kept at all."""
+    """Measure the model over the cases: wordings, seams and places first, then the methods in the wording that was
+    best. `progress` counts each case twice. Raise UnsupportedError where its rows cannot be kept at all."""
     tally, heard = _Tally(), dict.fromkeys(WAYS, 0)
     options = workspace.context.options
     cache = f"{options.type_k}/{options.type_v}"
-    system = verify_system()  # skills stand elsewhere than where they were compiled, as they mostly will
+    told = progress or (lambda done, of: None)
     for number, case in enumerate(cases, 1):
-        prompt = Prompt(case.question, [_segment(workspace, case)], system=system, values={case.field: case.value})
-        for way in WAYS:
-            heard[way] += _measure(workspace, case, replace(prompt, think=way == "reasoned"), way, tally)
+        prompt = _prompt(case, compile_skill(workspace, case.skill))
+        _wordings(workspace, case, prompt, tally)
         _unedited(workspace, case, replace(prompt, values={}), tally)
-        if progress:
-            progress(number, len(cases))
+        told(number, 2 * len(cases))
+    wording = _wording(tally.measured())
+    for number, case in enumerate(cases, len(cases) + 1):
+        prompt = replace(_prompt(case, _influenced(workspace, case)), wording=wording)
+        for way in WAYS:
+            heard[way] += _methods(workspace, case, replace(prompt, think=way == "reasoned"), way, tally)
+        told(number, 2 * len(cases))
     measured = tally.measured()
-    wording = _wording(measured)
-    measured = [_worded(one, measured, wording) for one in measured]
     return Profile(
         identity=workspace.identity,
         cache=cache,
@@ -105,32 +108,46 @@ def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | 
     )
 
 
-def _segment(workspace: Workspace, case: Case) -> Segment:
+def _prompt(case: Case, segment: Segment) -> Prompt:
+    """Behind a system text: skills stand elsewhere than where they were compiled, as they mostly will."""
+    return Prompt(case.question, [segment], system=verify_system(), values={case.field: case.value})
+
+
+def _influenced(workspace: Workspace, case: Case) -> Segment:
+    """The case's skill with the influence of its field."""
     segment = compile_skill(workspace, case.skill)
     with workspace.compiler() as context:
         return replace(segment, influence={case.field: influence(context, segment, case.field)})
 
 
-def _measure(workspace: Workspace, case: Case, prompt: Prompt, way: str, tally: _Tally) -> bool:
-    """All methods on one case, and all wordings of an erratum; whether a recompute decides by the field."""
+def _recomputed(workspace: Workspace, case: Case, prompt: Prompt) -> tuple[_Found, _Found]:
+    """What a full recompute decides with the old value, and with the new one."""
     before = _decided(workspace, replace(prompt, values={}), case, splice=False)
-    after = _decided(workspace, replace(prompt, method=Method("recompute")), case, splice=False)
+    return before, _decided(workspace, replace(prompt, method=Method("recompute")), case, splice=False)
+
+
+def _wordings(workspace: Workspace, case: Case, prompt: Prompt, tally: _Tally) -> None:
+    """All wordings of an erratum, on a case that is heard."""
+    before, after = _recomputed(workspace, case, prompt)
+    if before.choice == after.choice:
+        return
+    for wording in shipped_wordings().forms:
+        said = replace(prompt, method=Method("erratum"), wording=wording)
+        tally.add("wording", wording, "direct", _decided(workspace, said, case), after, case.right[1])
+
+
+def _methods(workspace: Workspace, case: Case, prompt: Prompt, way: str, tally: _Tally) -> bool:
+    """All methods, on a case that is heard; whether it is."""
+    before, after = _recomputed(workspace, case, prompt)
     if before.choice == after.choice:
         return False
-    right = case.right[1]
     for name in ("stale", *(name for names in CLASSES for name in names)):
         try:
             found = _decided(workspace, replace(prompt, method=Method.parse(name)), case)
         except UnsupportedError:  # such models have other methods
             continue
-        tally.add("method", name, way, found, after, right)
-        if name == "erratum" and way == "direct":
-            tally.add("wording", shipped_wordings().default, way, found, after, right)
-    tally.add("method", "recompute", way, after, after, right)
-    for wording in shipped_wordings().forms if way == "direct" else ():
-        if wording != shipped_wordings().default:
-            said = replace(prompt, method=Method("erratum"), wording=wording)
-            tally.add("wording", wording, way, _decided(workspace, said, case), after, right)
+        tally.add("method", name, way, found, after, case.right[1])
+    tally.add("method", "recompute", way, after, after, case.right[1])
     return True
 
 
@@ -187,14 +204,6 @@ def _wording(measured: Sequence[Measured]) -> str:
     tried = [one for one in measured if one.what == "wording"]
     best = max(tried, key=lambda one: (one.same, one.name == default), default=None)
     return best.name if best else default
-
-
-def _worded(one: Measured, measured: Sequence[Measured], wording: str) -> Measured:
-    """The erratum is measured in the wording that will be used."""
-    if (one.what, one.name, one.way) != ("method", "erratum", "direct"):
-        return one
-    said = next(other for other in measured if (other.what, other.name) == ("wording", wording))
-    return replace(said, what="method", name="erratum")
 
 
 def _seam(measured: Sequence[Measured]) -> int:

@@ -116,7 +116,8 @@ class Mixes:
         self._longest = max([ANSWER, *(len(model.tokenize(" " + choice)) for choice in choices or ())])
         self.question = question or field_questions([_only(segment, field)])[0]
         self.stale, self.fresh = _compiled(workspace, segment, field, self.new, compiling)
-        self._prompt = Prompt(self.question, [*before, self.stale], system=system)
+        others = [replace(other, fields=()) for other in before]  # of this field it is the probed skill's that changes
+        self._prompt = Prompt(self.question, [*others, self.stale], system=system)
         self._relay(self._prompt)
         self.decisions = self._decide(lambda: decide(self.notebook, choices).choice if choices else self._said())
         self.scores = self._score_of(False), self._score_of(True)

@@ -169,11 +169,14 @@ def _reasons(state: State) -> tuple[str, ...]:
     """Why rows may differ from those of a prefill by more than rounding."""
     splices = [entry for entry in state.entries if entry.kind == "splice"]
     moved = [entry.name for entry in splices if "rotated" in entry.why or entry.how == "seam"]
+    apart = [entry.name for entry in splices if "block" in entry.why]
     partly = [entry.name for entry in splices if "in place" in entry.why]
     partly += [entry.text for entry in state.entries if entry.kind == "edit" and entry.how not in EXACT]
     found = []
     if moved:
         found.append(f"{', '.join(dict.fromkeys(moved))} was compiled behind another text than it stands behind")
+    if apart:
+        found.append(f"{', '.join(dict.fromkeys(apart))} was compiled in blocks, which have not seen each other")
     if partly:
         edits = ", ".join(dict.fromkeys(partly))
         found.append(f"what stands behind an edit in place still holds what was concluded from the old value ({edits})")

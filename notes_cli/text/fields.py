@@ -111,7 +111,14 @@ def find_fields(
         if name not in placed:
             only = _only_place(body, name, declared[name])
             # A line such as "deadline: 2026-06-01" gives way to the field that the author declared.
-            holes = [hole for hole in holes if hole.end <= only.start or only.end <= hole.start]
+            taken = [hole for hole in holes if hole.start < only.end and only.start < hole.end]
+            for hole in taken:
+                if hole.name in declared:
+                    raise SkillError(
+                        f"the values of fields {hole.name!r} and {name!r} stand in one place of the text. "
+                        f"Write {{{{{hole.name}}}}} and {{{{{name}}}}} where they belong"
+                    )
+            holes = [hole for hole in holes if hole not in taken]
             holes.append(only)
     text, fields = fill(body, [*holes, *marks], values)
     return text, fields, warnings
@@ -191,7 +198,9 @@ def _placeholder(match: re.Match[str], hoisted: Collection[str]) -> Hole:
 
 def _places(body: str, value: str) -> list[tuple[int, int]]:
     """Where the value stands as a whole word."""
-    return [match.span() for match in re.finditer(rf"(?<![\w-]){re.escape(value)}(?![\w-])", body)]
+    marks = [match.span() for match in PLACEHOLDER.finditer(body)]
+    found = [match.span() for match in re.finditer(rf"(?<![\w-]){re.escape(value)}(?![\w-])", body)]
+    return [span for span in found if not any(first < span[1] and span[0] < last for first, last in marks)]
 
 
 def _only_place(body: str, name: str, value: str) -> Hole:

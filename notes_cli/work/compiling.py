@@ -33,6 +33,8 @@ from notes_cli.text.skill import Skill
 from notes_cli.text.spans import token_span
 from notes_cli.work.workspace import Workspace
 
+MOVES = 8  # times that the rows of a block are moved on, each a rounding, before it is computed anew (docs/LOG.md)
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
@@ -65,10 +67,10 @@ def compile_skill(
     segment = plan(workspace, skill, blocks)
     with workspace.compiler() as context:
         if segment.blocks:
-            rows = _in_blocks(context, segment, _reused(context, segment, known), progress)
+            reused, moves = _reused(context, segment, known)
+            segment = replace(segment, layers=_in_blocks(context, segment, reused, progress), moves=moves)
         else:
-            rows = _in_one(context, segment, progress)
-        segment = replace(segment, layers=rows)
+            segment = replace(segment, layers=_in_one(context, segment, progress))
         if measure is not None:
             segment = replace(segment, influence=_influence(context, segment, measure))
     return segment
@@ -90,7 +92,7 @@ def _in_blocks(
     """Prefill the blocks that are not known, put all of them side by side, and read the whole."""
     parts = [segment.tokens[first:last] for first, last in segment.spans]
     new = [tokens for tokens, part in zip(parts, known, strict=True) if part is None]
-    plain = replace(segment, fields=(), influence={}, blocks=())
+    plain = replace(segment, fields=(), influence={}, blocks=(), moves=())
     rows = prefill(context, segment.context, new, segment.row_type, progress) if new else iter(())
     blocks = [
         part or replace(plain, tokens=tokens, layers=next(rows)) for tokens, part in zip(parts, known, strict=True)
@@ -103,17 +105,27 @@ def _in_blocks(
     return context.read(0, segment.base, len(segment), base=segment.base, dtype=segment.row_type)
 
 
-def _reused(context: Context, segment: Segment, known: Segment | None) -> list[Segment | None]:
-    """For each block one of the known segment with the same tokens, compiled in the same way, that can stand here."""
+def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[list[Segment | None], tuple[int, ...]]:
+    """For each block one of the known segment with the same tokens, compiled in the same way, that can stand here; and
+    how often its rows will have been moved. Beyond MOVES it is better computed anew."""
     if known is None or not _alike(known, segment):
-        return [None] * len(segment.blocks)
-    found = {known.tokens[first:last].tobytes(): known.slice(first, last) for first, last in known.spans}
-    reused = []
+        return [None] * len(segment.blocks), (0,) * len(segment.blocks)
+    counts = known.moves or (0,) * len(known.spans)
+    found = {
+        known.tokens[first:last].tobytes(): (known.slice(first, last), count)
+        for (first, last), count in zip(known.spans, counts, strict=True)
+    }
+    reused: list[Segment | None] = []
+    moves = []
     for first, last in segment.spans:
-        part = found.get(segment.tokens[first:last].tobytes())
-        fits = part and context.can_move(part.base, segment.base + first, len(part)) is None
-        reused.append(part if fits else None)
-    return reused
+        part, count = found.get(segment.tokens[first:last].tobytes(), (None, 0))
+        if part is not None:
+            count += part.base != segment.base + first
+            if count > MOVES or context.can_move(part.base, segment.base + first, len(part)) is not None:
+                part, count = None, 0
+        reused.append(part)
+        moves.append(count)
+    return reused, tuple(moves)
 
 
 def _alike(known: Segment, segment: Segment) -> bool:
@@ -202,7 +214,7 @@ def compile_to_library(
 ) -> Compiled:
     """Compile the skill into the library (or to `output`) unless what is there is up to date.
 
-    `blocks`: 1 for one block; None for one where it must be compiled, and any where it is up to date but for them.
+    `blocks`: 1 for one block; None for as many as there are, or one.
     Raise SegmentError if `output` is a file that is no segment, unless `force` says to write over it.
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
@@ -229,9 +241,11 @@ def _compile_to(
     if not reasons:
         card = peek(path)
         return Compiled(path, len(card.tokens), (), max(1, len(card.blocks)))
-    known = None if force or blocks in (None, 1) else _known(path)
+    known = None if force or blocks == 1 else _known(path)
+    if blocks is None and known:
+        blocks = max(1, len(known.blocks))
     segment = compile_skill(workspace, skill, progress, measure=measure, blocks=blocks, known=known)
-    fresh = _reused(workspace.context, segment, known).count(None)
+    fresh = _reused(workspace.context, segment, known)[0].count(None)
     write_segment(path, segment, writer=f"notes {notes_cli.__version__}")
     return Compiled(path, len(segment), tuple(reasons), max(1, len(segment.blocks)), fresh if segment.blocks else 1)
 

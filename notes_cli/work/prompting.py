@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -216,3 +216,6 @@ def lay_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool = 
         notebook.append(segment.tokens, "splice", segment.name, why=f"decoded: {refusal}")
     else:
         notebook.splice(segment, seam=0 if same_left else seam, rotate=rotate)
+        if segment.blocks:  # of rows that a prefill would not give
+            last = notebook.pieces[-1]
+            notebook.pieces[-1] = replace(last, why=f"{last.why}; compiled in {len(segment.blocks)} blocks")

@@ -72,6 +72,8 @@ class Rows:
         name = self._stored.kept()[-1] if self._stored.state.tokens else ""
         if (self._stored.folder / name).is_file():
             segment = self._open(name)
+            if len(segment) != len(self._stored.state.tokens):
+                raise self._mixed()
             self._check_rows(segment.tokens, 0)
             notebook.restore(segment)
         else:  # two undos back: nobody keeps them

@@ -28,6 +28,10 @@ from notes_cli.work.workspace import Workspace
 
 EDITS = ("erratum", "field", "field+erratum", "selective", "blend", "suffix")  # what makes sense inside a notebook
 INSTEAD = ". Use erratum or suffix"
+# Edits in place that may move rows: each rounds the keys to the cache's type once more (docs/LOG.md has what that comes
+# to). f32 takes any number.
+MOVES = {"f16": 64, "bf16": 8, "q8_0": 4}
+FEW_MOVES = 2  # of any other type
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,8 @@ class Session:
 
     def _choose(self, name: str, value: str) -> tuple[Method, str]:
         """The method that holds for this model and this notebook, and why."""
+        if name in self.state.heard:  # in the text a new value would stand before it, and be contradicted
+            return Method("erratum"), f"erratum: what one said of {name} stands behind the text"
         suffix, found = Method("suffix"), defaults(self.workspace)
         patches = self._plan(name, value, suffix)[0]
         if not patches:
@@ -265,7 +271,19 @@ class Session:
                 also += [start + position for position in ranked]
             patches += [Patch(start + patch.first, start + patch.last, patch.tokens) for patch in found.patches]
             skills.append(self._amended(skill, found, {name: value}, start + moved))
+        if method.name != "suffix" and any(patch.grows for patch in patches):
+            self._check_moves(method)
         return patches, also, skills, why
+
+    def _check_moves(self, method: Method) -> None:
+        """Raise UnsupportedError where rows have been moved as often as their type allows."""
+        kind = self.workspace.context.options.type_k
+        done = sum(line["op"] == "edit" and line["method"] != "suffix" and _moves(line) for line in self.state.live)
+        if kind != "f32" and done >= MOVES.get(kind, FEW_MOVES):
+            raise UnsupportedError(
+                f"the edit method {method} is not possible: rows behind a value of another length were moved {done} "
+                f"times, and each time rounds the keys of a {kind} cache{INSTEAD}"
+            )
 
     def _ranked(self, segment: Segment, found: Change, method: Method) -> tuple[Sequence[int], str]:
         """The tokens behind the change that the method recomputes, and how they were found: by the influence that was
@@ -282,6 +300,10 @@ class Session:
     def _segment(self, skill: SkillText) -> Segment:
         """The skill as a segment, without rows: what a change is found in."""
         tokens = np.array(self.state.tokens[skill.position : skill.position + skill.tokens], np.int32)
+        spelt, text = self._spelt(skill.position, skill.position + skill.tokens), skill.text.encode()
+        if spelt not in (text, b" " + text):  # SentencePiece puts a blank before it
+            name = self.stored.name
+            raise SessionError(f"the ledger of session {name} is damaged: {skill.name} is not where it says")
         influence = {name: np.array(row, np.float32) for name, row in skill.influence.items()}
         identity, context = self.workspace.identity, np.array(self.state.tokens[: skill.position], np.int32)
         return Segment(
@@ -398,7 +420,7 @@ class Session:
         """The notebook as the ledger has it, put back from disk unless it is at hand."""
         found = self._notebook
         at_hand = found is not None and found.context is self.workspace.context
-        if found is None or not at_hand or found.tokens.tolist() != self.state.tokens:
+        if found is None or not at_hand or not found.stands or found.tokens.tolist() != self.state.tokens:
             self._rows.check()  # a larger context may rotate otherwise (LongRoPE)
             found = self._notebook = self._rows.restored()
         return found
@@ -410,6 +432,11 @@ def _fields_of(errata: Iterable[Erratum]) -> dict[str, str]:
 
 def _as_lines(patches: Sequence[Patch]) -> list[Line]:
     return [{"first": patch.first, "last": patch.last, "tokens": list(patch.tokens)} for patch in patches]
+
+
+def _moves(line: Line) -> bool:
+    """Whether an edit put tokens in the place of more or fewer."""
+    return any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"])
 
 
 def _count(places: Sequence[Range]) -> str:

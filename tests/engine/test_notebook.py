@@ -260,3 +260,19 @@ def test_dry_keeps_the_ledger_and_computes_nothing(notebook: Notebook, segment: 
         if book is dry:
             assert notebook.context.length(0) == 0
     assert dry.pieces == notebook.pieces and dry.tokens.tolist() == notebook.tokens.tolist()
+
+
+def test_rows_of_somebody_else_are_not_taken_for_ours(context: Context) -> None:
+    """As many of them in the place of those that were cleared away: the notebook refuses to go on."""
+    context.clear()
+    book = Notebook(context)
+    book.append(LEFT)
+    book.flush()
+    context.clear()
+    other = Notebook(context)
+    other.append(LEFT + 1)
+    other.flush()
+    book.append(ASK)
+    assert not book.stands and other.stands
+    with pytest.raises(EngineError, match="lay it out again"):
+        book.logits()

@@ -158,6 +158,8 @@ def test_states_alone(tmp_path: Path, whole: Segment) -> None:
         ({"blk.4.state.p": (1, 8)}, "holds a tensor 'blk.4.state.p'"),
         ({"blk.1.indexer": (5, 3)}, "holds a tensor 'blk.1.indexer'"),
         ({"blocks": "[0, 1]"}, "its blocks do not fit its tokens"),  # what is kept whole has none
+        ({"moves": "[1]"}, "notes.moves does not fit its blocks"),
+        ({"moves": "no list"}, "notes.moves cannot be read"),
     ],
 )
 def test_a_whole_segment_that_does_not_fit(

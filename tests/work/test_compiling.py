@@ -12,7 +12,7 @@ from notes_cli.errors import SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import open_segment
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, parse_skill
-from notes_cli.work.compiling import block_warnings, compile_skill, compile_to_library, plan
+from notes_cli.work.compiling import MOVES, block_warnings, compile_skill, compile_to_library, plan
 from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
@@ -207,3 +207,23 @@ def test_blocks_need_rows_that_can_be_moved(make_workspace: MakeWorkspace, kind:
         with pytest.raises(UnsupportedError, match=rf"cannot be compiled in blocks: .*({says})"):
             action(workspace, skill, blocks=2)
     assert compile_to_library(workspace, skill).reasons
+
+
+def test_blocks_that_moved_often_are_computed_anew(workspace: Workspace) -> None:
+    """Each move rounds once more: after so many the rows are again those of a prefill, and the count begins anew."""
+    fresh = []
+    for step in range(MOVES + 2):
+        skill = of("# One\n\n" + "x" * (step + 1) + "\n\n", *PARTS[1:])
+        found = compile_to_library(workspace, skill, blocks="headings")
+        fresh.append(found.fresh)
+        moves = open_segment(found.path).moves
+        assert moves == ((0, step, step) if step <= MOVES else (0, 0, 0))
+        assert rows_near(open_segment(found.path), compile_skill(workspace, skill, blocks="headings"))
+    assert fresh == [3, *[1] * MOVES, 3]
+
+
+def test_a_text_in_blocks_stays_so(workspace: Workspace) -> None:
+    """Compiled again without a word on blocks, as `ask --splice FILE` does, it keeps as many."""
+    compile_to_library(workspace, of(*PARTS), blocks=3)
+    found = compile_to_library(workspace, of(*PARTS[:2], "# Three\n\nOther words."))
+    assert (found.blocks, found.fresh) == (3, 1)

@@ -265,6 +265,54 @@ def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
         assert "2026-09-01" not in "".join(entry.text for entry in session.state.entries if entry.kind == "erratum")
 
 
+def test_auto_does_not_stand_behind_an_erratum(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value in the text would be contradicted by what was said of it later: it is said, whatever was measured."""
+    found = Defaults(Method("field"), None, 1, "early", "field: 9 of 9")
+    monkeypatch.setattr("notes_cli.work.session.defaults", lambda workspace: found)
+    with held(make()) as session:
+        turn(session, skill, "Why?")
+        assert session.edit("date", "2026-07-01").method == "field"
+        turn(session, skill, "And then?", "date=2026-08-01")
+        done = session.edit("date", "2026-09-01")
+        assert done.method == "erratum" and "stands behind the text" in done.chosen
+        assert session.edit("tier", "basic").method == "field"
+
+
+def test_rows_are_not_moved_for_ever(make: Open, skill: Skill) -> None:
+    """Each move rounds keys once more: where their type allows no more of them, an edit is refused, or said."""
+    with held(make("qwen3", "q4_0")) as session:
+        turn(session, skill, "Why?")
+        for value in ("the first of July", "2026-07-02"):
+            session.edit("date", value, Method("field"))
+        with pytest.raises(UnsupportedError, match="were moved 2 times, and each time rounds the keys of a q4_0 cache"):
+            session.edit("date", "the third of July", Method("field"))
+        session.edit("date", "2026-07-04", Method("field"))  # of the same length: nothing moves
+        session.edit("date", "the fifth of July", Method("suffix"))
+
+
+def test_a_waiting_erratum_is_read_last(make: Open, skill: Skill) -> None:
+    """A skill with the same field that comes in that turn stands before it, and so does its value in the ledger."""
+    with held(make()) as session:
+        turn(session, skill, "Why?")
+        session.edit("date", "2026-07-01", Method("erratum"))
+        other = parse_skill("date: 2030-01-01", source="-", default="other")
+        session.follow("And now?", segments=[compile_skill(session.workspace, other)])
+        session.keep("x")
+        assert session.state.fields["date"] == "2026-07-01"
+
+
+def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> None:
+    """An edit would overwrite other tokens."""
+    with held(make()) as session:
+        turn(session, skill, "Why?")
+        at = session.state.skills[0].position
+        moved = session.stored.ledger.read_text().replace(f'"position": {at}, "text": "date', '"position": 5, "text": "date')
+        assert moved != session.stored.ledger.read_text()
+        session.stored.ledger.write_text(moved)
+    with held(make()) as session, pytest.raises(SessionError, match="returns is not where it says"):
+        session.edit("date", "2026-07-01", Method("field"))
+
+
 @pytest.mark.parametrize("method", ["selective@4", "blend@4"])
 @pytest.mark.parametrize(("kind", "cache"), [("llama", "f16"), ("qwen3", "q8_0"), ("gpt2", "f16")])
 def test_ranked_when_it_is_edited(make: Open, skill: Skill, kind: str, cache: str, method: str) -> None:
