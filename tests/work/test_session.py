@@ -306,9 +306,9 @@ def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> 
     with held(make()) as session:
         turn(session, skill, "Why?")
         at = session.state.skills[0].position
-        moved = session.stored.ledger.read_text().replace(f'"position": {at}, "text": "date', '"position": 5, "text": "date')
-        assert moved != session.stored.ledger.read_text()
-        session.stored.ledger.write_text(moved)
+        ledger, here = session.stored.ledger.read_text(), f'"position": {at}, "text": "date'
+        assert here in ledger
+        session.stored.ledger.write_text(ledger.replace(here, here.replace(str(at), str(at + 1))))
     with held(make()) as session, pytest.raises(SessionError, match="returns is not where it says"):
         session.edit("date", "2026-07-01", Method("field"))
 
