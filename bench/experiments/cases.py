@@ -1,0 +1,91 @@
+"""What experiments have in common: cases of training/world.py as segments and prompts, and how a decision is read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notes_cli.editing.influence import influence
+from notes_cli.engine.decision import decide
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.text.skill import Skill, parse_skill
+from notes_cli.work.compiling import compile_skill
+from notes_cli.work.prompting import Prompt, lay
+from notes_cli.work.thinking import decide_after, think
+from notes_cli.work.workspace import Workspace
+from training import world
+
+SYSTEM = "You are a helpful assistant."
+THINK = 256  # tokens of a chain of thought
+WAYS = ("direct", "reasoned")
+
+
+def held_out(cases: int, seed: int) -> Iterator[tuple[int, world.Case]]:
+    """Cases that training never saw, numbered from 1 on."""
+    return enumerate(world.held_out(cases, seed), 1)
+
+
+def skill_of(text: str, name: str) -> Skill:
+    return parse_skill(text, source=name, default=name)
+
+
+def segments_of(workspace: Workspace, texts: Sequence[world.SkillText]) -> list[Segment]:
+    """Each text compiled; two organisations of one name are told apart."""
+    return [
+        compile_skill(workspace, skill_of(text.text, f"s{number}-{text.name}")) for number, text in enumerate(texts, 1)
+    ]
+
+
+def joined(case: world.Case) -> str:
+    """All skills of a case as one text: an ordinary cache, in which what follows a field has seen it."""
+    return "\n\n".join(text.text for text in case.skills)
+
+
+def with_influence(workspace: Workspace, segment: Segment, field: str) -> Segment:
+    """The segment with the influence of one field, if this model's rows can be compared."""
+    if workspace.context.supports("splice"):
+        return segment
+    with workspace.compiler() as context:
+        return replace(segment, influence={field: influence(context, segment, field)})
+
+
+def decided(
+    workspace: Workspace, prompt: Prompt, choices: Sequence[str], *, splice: bool = True
+) -> tuple[str, Notebook]:
+    """The decision of a prompt, behind a chain of thought if it asks for one, and its notebook."""
+    notebook = lay(workspace, prompt, splice=splice, room=THINK if prompt.think else 0)
+    return decided_in(workspace, notebook, prompt, choices), notebook
+
+
+def decided_in(workspace: Workspace, notebook: Notebook, prompt: Prompt, choices: Sequence[str]) -> str:
+    """The decision at the end of a notebook."""
+    if not prompt.think:
+        return decide(notebook, choices).choice
+    thought = think(workspace, notebook, SamplerOptions(), THINK)
+    return decide_after(workspace, notebook, choices, thought).choice
+
+
+def decoded(notebook: Notebook) -> int:
+    """Tokens of a prompt that were computed."""
+    return len(notebook) - sum(piece.tokens - piece.rewritten for piece in notebook.pieces if piece.how == "spliced")
+
+
+def error(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
+    """Normalised mean squared error of logits."""
+    a, b = found.astype(np.float64), reference.astype(np.float64)
+    return float(((a - b) ** 2).sum() / (b**2).sum())
+
+
+def flipped(rng: random.Random, rule: world.Rule, old: str) -> str | None:
+    """Another value of the rule's field, with another outcome; None if none was found."""
+    for _ in range(100):
+        new = world.other_value(rng, rule.kind, rule.field, old, rule)
+        if rule.outcome(new) != rule.outcome(old):
+            return new
+    return None

@@ -1,0 +1,102 @@
+"""docs/results.md, assembled from the tables that experiments have left: any of them can be run again alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.experiments import EXPERIMENTS
+from bench.experiments.frame import Bar, Summary, grid
+from bench.experiments.table import Row, Table, read_table, write_table
+
+ABOUT = "about.csv"  # a row an experiment: what was measured, and why not if it was refused
+HEAD = """# Results
+
+Written by `make experiments` (bench/experiments/); do not edit. What the paper (arXiv:2606.17107) found stands beside
+what was measured here; it used models of 1.7B to 70B parameters, the one that ships has 3.8M. All texts are held out:
+training never saw their names and rules. Every table is computed from the observations in
+[results/](results), where about.csv says of which model, how many cases, and the seed of their texts."""
+
+
+def keep(folder: Path, about: Row, rows: Sequence[Row]) -> None:
+    """Leave an experiment's rows; none of one that was refused, whose row in `about` says why."""
+    path, name = folder / f"{about['experiment']}.csv", about["experiment"]
+    kept = [row for row in _about(folder) if row["experiment"] != name]
+    write_table(folder / ABOUT, [*kept, about])
+    if rows:
+        write_table(path, rows)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def load(folder: Path) -> dict[str, Table]:
+    """The tables that are there, in the order of the experiments, with the model in every row."""
+    tables = {}
+    for about in sorted(_about(folder), key=lambda row: list(EXPERIMENTS).index(str(row["experiment"]))):
+        name, model = str(about["experiment"]), {"model": about["model"]}
+        rows = read_table(folder / f"{name}.csv").rows if not about["refused"] else [{"refused": about["refused"]}]
+        tables[name] = Table(model | row for row in rows)
+    return tables
+
+
+def _about(folder: Path) -> list[Row]:
+    return read_table(folder / ABOUT).rows if (folder / ABOUT).exists() else []
+
+
+def refusal(table: Table) -> str:
+    """Why the model was refused; empty if it was measured."""
+    return "" if "case" in table.rows[0] else str(table.rows[0]["refused"])
+
+
+def summary(name: str, tables: Mapping[str, Table]) -> Summary:
+    """What is said of an experiment. One that could not be done has nothing but the reason."""
+    reason = refusal(tables[name])
+    if reason:
+        return Summary(f"This model was refused: {reason}.", (), (), ())
+    measured = {other: table for other, table in tables.items() if not refusal(table)}
+    return EXPERIMENTS[name].summarise(tables[name], measured)
+
+
+def section(name: str, tables: Mapping[str, Table], level: str = "") -> str:
+    """An experiment in Markdown; `level` are the marks of its heading."""
+    said, table = summary(name, tables), tables[name]
+    parts = [f"{level} {EXPERIMENTS[name].TITLE} (`{name}`)".strip()]
+    parts += [f"{table.rows[0]['model']}. {said.lead}", *said.tables]
+    if said.bars:
+        parts.append(_bars(said.bars))
+    return "\n\n".join((*parts, *said.shows))
+
+
+def results(folder: Path) -> str:
+    """The whole page."""
+    tables = load(folder)
+    bars = [bar for name in tables for bar in summary(name, tables).bars]
+    missed = [bar for bar in bars if not bar.met]
+    parts = [HEAD, f"{len(bars) - len(missed)} of {len(bars)} bars are met" + ("; missed:" if missed else ".")]
+    if missed:
+        parts.append(
+            "\n".join(f"* {bar.what}: {_value(bar)}, should be {bar.relation} {bar.bound:g}" for bar in missed)
+        )
+    for name in tables:
+        parts.append(section(name, tables, "##"))
+        if not refusal(tables[name]):
+            parts.append(f"![{EXPERIMENTS[name].TITLE}](results/{name}.svg)")
+    return "\n\n".join(parts) + "\n"
+
+
+def _bars(bars: tuple[Bar, ...]) -> str:
+    rows = [
+        f"{bar.what} | {_value(bar)} | {bar.relation} {bar.bound:g} | {'met' if bar.met else '**missed**'}"
+        for bar in bars
+    ]
+    return grid("bar | measured | asked | ", rows)
+
+
+def _value(bar: Bar) -> str:
+    return (
+        "not measured"
+        if bar.value != bar.value
+        else f"{bar.value:.3g}"
+        if abs(bar.value) < 0.001
+        else f"{bar.value:.4f}"
+    )
