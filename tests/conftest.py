@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import pytest
 from notes_cli.engine.context import ContextOptions
 from notes_cli.text.skill import Skill, parse_skill
 from notes_cli.work.workspace import Workspace
+
+# A shell that runs the tests in the background has them ignore SIGINT, and with them any `notes` that they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MakeModel = Callable[..., Path]
 

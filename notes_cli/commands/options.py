@@ -58,7 +58,10 @@ _MODEL_OPTIONS = [
         help="Context in tokens.  [default: 4096, or what is needed]",
     ),
     click.option(
-        *("-t", "--threads"), envvar="NOTES_THREADS", type=Number(1, 512), help="Threads.  [default: physical cores]"
+        *("-t", "--threads"),
+        envvar="NOTES_THREADS",
+        type=Number(1, 512),
+        help="Threads.  [default: physical cores, fewer for a tiny model]",
     ),
     click.option(
         *("-b", "--batch-size"),

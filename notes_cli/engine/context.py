@@ -25,6 +25,7 @@ from notes_cli.engine.segment import LayerRows, Tokens
 from notes_cli.errors import EngineError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
+THREAD_WEIGHTS = 16 << 20  # bytes that make a thread of its own worth while (docs/LOG.md)
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
@@ -72,7 +73,7 @@ class Context:
         spare = model.recurrent and options.n_sequences == 1
         params.n_seq_max = options.n_sequences + spare
         params.kv_unified = options.unified or spare
-        params.n_threads = params.n_threads_batch = options.n_threads or _physical_cores()
+        params.n_threads = params.n_threads_batch = options.n_threads or _threads(model)
         params.flash_attn_type = _FLASH[options.flash_attention]
         params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
         params.offload_kqv = options.offload_kv
@@ -319,7 +320,9 @@ def _int32(array: NDArray[np.int32]) -> Any:
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
 
 
-def _physical_cores() -> int:
-    """Threads to use: two hyper-threads of a core only get in each other's way."""
+def _threads(model: Model) -> int:
+    """Threads to use: physical cores, as two hyper-threads of one only get in each other's way, and no more than the
+    weights keep busy: those of a tiny model wait for each other most of the time, and for ages on a busy machine."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable if usable <= 2 else usable // 2)
+    cores = usable if usable <= 2 else usable // 2
+    return max(1, min(cores, int(llama.llama_model_size(model.handle)) // THREAD_WEIGHTS))
