@@ -24,7 +24,7 @@ COMMANDS = {
     "session": "List, show, fork, shorten, move, take back and remove sessions.",
     "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",
-    "calibrate": "Measure which edit method to trust on this model, for --method auto.",
+    "calibrate": "Measure which edit method to trust on this model.",
     "probe": "Show on which tokens of a skill a decision rests.",
     "ls": "List compiled skills.",
     "inspect": "Show what is in a compiled skill.",
