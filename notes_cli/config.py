@@ -32,9 +32,7 @@ class Paths:
     @classmethod
     def under(cls, home: Path) -> Paths:
         """Everything in one folder, as NOTES_HOME asks."""
-        return cls(
-            home / "library", home / "sessions", home / "config.yaml", home / "models", home / "profiles"
-        )
+        return cls(home / "library", home / "sessions", home / "config.yaml", home / "models", home / "profiles")
 
 
 def paths() -> Paths:
@@ -66,9 +64,7 @@ def load_config(path: Path | None = None) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise NotesError(f"cannot read {path}: {reason}. Mend or remove the file") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NotesError(
-            f"{path} is not valid YAML: {yaml_problem(error)}. Mend or remove the file"
-        ) from error
+        raise NotesError(f"{path} is not valid YAML: {yaml_problem(error)}. Mend or remove the file") from error
     if settings is None:
         return {}
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):

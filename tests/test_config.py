@@ -63,9 +63,7 @@ def test_a_bad_config_is_one_line(tmp_path: Path, data: bytes, message: str) -> 
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_data_folders_are_found_beside_and_inside_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_folders_are_found_beside_and_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout has prompts/ beside the package, an installation inside it; inside wins."""
     monkeypatch.setattr(notes_cli, "__path__", [str(tmp_path / "notes_cli")])
     (tmp_path / "prompts").mkdir()

@@ -119,9 +119,7 @@ def llama_reader(path: Path) -> Reader:
         state[:] = ids
         return llm.scores[: len(ids)]
 
-    return Reader(
-        encode, lambda ids: llm.detokenize(list(ids)).decode("utf-8", "replace"), logits, llm.token_eos()
-    )
+    return Reader(encode, lambda ids: llm.detokenize(list(ids)).decode("utf-8", "replace"), logits, llm.token_eos())
 
 
 def measure(reader: Reader, cases: Sequence[world.Case]) -> dict[tuple[str, ...], list[bool]]:
@@ -152,12 +150,7 @@ def table(found: dict[tuple[str, ...], list[bool]]) -> str:
         for condition in CONDITIONS:
             cells = []
             for column in ("", "table", "date", "amount", "1", "2", "3"):
-                hits = [
-                    h
-                    for k, v in found.items()
-                    if k[:2] == (how, condition) and column in ("", *k[2:])
-                    for h in v
-                ]
+                hits = [h for k, v in found.items() if k[:2] == (how, condition) and column in ("", *k[2:]) for h in v]
                 cells.append(f"{sum(hits) / len(hits):.3f}" if hits else "-")
             lines.append(f"| {how} | {condition} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -169,9 +162,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=360)
     parser.add_argument("--seed", type=int, default=20260614)
     parser.add_argument("--gguf", type=Path, default=GGUF)
-    parser.add_argument(
-        "--work", type=Path, help="evaluate the checkpoint in this folder with PyTorch instead"
-    )
+    parser.add_argument("--work", type=Path, help="evaluate the checkpoint in this folder with PyTorch instead")
     args = parser.parse_args()
     reader = torch_reader(args.work) if args.work else llama_reader(args.gguf)
     print(table(measure(reader, world.held_out(args.cases, args.seed))))

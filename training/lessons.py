@@ -57,9 +57,7 @@ class Branch:
     ids: list[int] = field(default_factory=list)
     weight: list[float] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)
-    hints: list[tuple[int, ...]] = field(
-        default_factory=list
-    )  # position, field, value x 3, limit x 3, condition
+    hints: list[tuple[int, ...]] = field(default_factory=list)  # position, field, value x 3, limit x 3, condition
 
     def add(self, ids: Sequence[int], weight: float = 0.0, kind: int = 0) -> None:
         """Append tokens; `weight` and `kind` say how much predicting them counts, and as what."""
@@ -154,8 +152,7 @@ class Teacher:
             errata: list[str] = []
             if rng.random() < mix.errata * (1.0 if first else 0.6):
                 errata = [
-                    self.change(values, rules, rule)
-                    for _ in range(1 if rng.random() < 0.75 else rng.randint(2, 3))
+                    self.change(values, rules, rule) for _ in range(1 if rng.random() < 0.75 else rng.randint(2, 3))
                 ]
             behind_skills = first and rng.random() < 0.8
             if errata and behind_skills:
@@ -234,9 +231,7 @@ class Teacher:
         elif case == 4:
             put(world.ask(rng, rule) + rng.choice(world.REASON_CUES))
             for text, counts in rule.reason(value):
-                out.add(
-                    enc(text), 1.0 if counts else PLAIN_WEIGHT, KIND[f"reason {rule.kind}"] if counts else 0
-                )
+                out.add(enc(text), 1.0 if counts else PLAIN_WEIGHT, KIND[f"reason {rule.kind}"] if counts else 0)
             end()
         else:
             put(world.ask(rng, rule))

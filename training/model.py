@@ -83,9 +83,7 @@ class View:
         self.P, self.K, self.L = width, branches, length
         inf = float("-inf")
         self.hidden = torch.zeros(len(prefix_len), 1, 1, width)
-        self.hidden.masked_fill_(
-            torch.arange(width)[None, None, None] >= prefix_len[:, None, None, None], inf
-        )
+        self.hidden.masked_fill_(torch.arange(width)[None, None, None] >= prefix_len[:, None, None, None], inf)
         self.later = torch.full((length, length), inf).triu(1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -109,17 +107,13 @@ class View:
         ko, vo = ko.view(B, K, L, G, D), vo.view(B, K, L, G, D)
         flat = qb.permute(0, 3, 4, 1, 2, 5).reshape(B, G, R * K * L, D)
         s1 = flat @ kp.transpose(-1, -2) + self.hidden
-        s2 = qb.permute(0, 1, 3, 4, 2, 5).reshape(B * K, G, R * L, D) @ ko.reshape(B * K, L, G, D).permute(
-            0, 2, 3, 1
-        )
+        s2 = qb.permute(0, 1, 3, 4, 2, 5).reshape(B * K, G, R * L, D) @ ko.reshape(B * K, L, G, D).permute(0, 2, 3, 1)
         s2 = s2.view(B, K, G, R, L, L) + self.later
         s2 = s2.permute(0, 2, 3, 1, 4, 5).reshape(B, G, R * K * L, L)
         a1, a2 = Softmax.apply(torch.cat([s1, s2], -1)).split([P, L], -1)
         out = a1 @ vp
         a2 = a2.reshape(B, G, R, K, L, L).permute(0, 3, 1, 2, 4, 5).reshape(B * K, G, R * L, L)
-        own = (
-            (a2 @ vo.reshape(B * K, L, G, D).transpose(1, 2)).view(B, K, G, R, L, D).permute(0, 2, 3, 1, 4, 5)
-        )
+        own = (a2 @ vo.reshape(B * K, L, G, D).transpose(1, 2)).view(B, K, G, R, L, D).permute(0, 2, 3, 1, 4, 5)
         out = (out.view(B, G, R, K, L, D) + own).permute(0, 3, 4, 1, 2, 5).reshape(B, K * L, H * D)
         return torch.cat([top, out], 1)
 
@@ -134,9 +128,7 @@ class Tiny(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.width))
         pairs = shape.head // 2
-        self.register_buffer(
-            "theta", shape.rope_base ** (-torch.arange(pairs).float() / pairs), persistent=False
-        )
+        self.register_buffer("theta", shape.rope_base ** (-torch.arange(pairs).float() / pairs), persistent=False)
 
     def hidden(self, ids: Tensor, at: Tensor, view: View) -> list[Tensor]:
         """The stream after every block, (B, n, width) each."""

@@ -20,9 +20,7 @@ from training.lessons import KIND, KINDS, Batch, Mix, Teacher
 
 HERE = Path(__file__).resolve().parent
 FINAL = HERE.parent / "notes_cli" / "models" / "notes-tiny-q8_0.gguf"
-EASY = world.Level(
-    skills=(1, 1), rules=(1, 1), rows=(2, 4), spare=(0, 1), fillers=(0, 0), preamble=0.2, far=False
-)
+EASY = world.Level(skills=(1, 1), rules=(1, 1), rows=(2, 4), spare=(0, 1), fillers=(0, 0), preamble=0.2, far=False)
 BOTH = ("date", "amount")
 ALL = ("table", *BOTH)
 BOTH = ("date", "amount")
@@ -57,9 +55,7 @@ STAGES: tuple[Stage, ...] = (
         True,
     ),
     Stage(EASY, Mix(reason=0.3, errata=0.3, given=0.2, recall=0.15, compare=0), ("table",), True),
-    Stage(
-        EASY, Mix(reason=0.3, errata=0.3, given=0.15, recall=0.1, compare=0.15), (*BOTH, *BOTH, "table"), True
-    ),
+    Stage(EASY, Mix(reason=0.3, errata=0.3, given=0.15, recall=0.1, compare=0.15), (*BOTH, *BOTH, "table"), True),
     Stage(replace(EASY, rules=(1, 2), rows=(2, 5), fillers=(0, 1)), Mix(), ALL, True, patience=250),
     Stage(SINGLE, LATE, ALL, True, patience=180, easier=0.3),
     # The world as it is: a topic has its field.
@@ -151,9 +147,7 @@ class Hints(nn.Module):
                 said = torch.einsum("nd,kde->nke", x, getattr(self, name))[keep] @ embed.T
             if len(said):
                 weight = condition if name == "condition" else 0.2
-                losses.append(
-                    weight * F.cross_entropy(said, target[keep]) * (0.2 + 0.8 * keep.float().mean())
-                )
+                losses.append(weight * F.cross_entropy(said, target[keep]) * (0.2 + 0.8 * keep.float().mean()))
                 right.append((said.argmax(-1) == target[keep]).float().mean().item())
             else:
                 right.append(float("nan"))
@@ -187,9 +181,7 @@ def step_loss(
     marks: list[float] = []
     if len(batch.hints):
         h = torch.from_numpy(batch.hints)
-        extra, marks = hints(
-            streams, h[:, 0] * (P + K * L) + P + h[:, 1] * L + h[:, 2], h, net.embed, condition
-        )
+        extra, marks = hints(streams, h[:, 0] * (P + K * L) + P + h[:, 1] * L + h[:, 2], h, net.embed, condition)
         loss = loss + extra
     return loss, kind[keep], logits.argmax(-1) == target, marks
 
@@ -208,9 +200,7 @@ class Marks:
     def add(self, name: str, value: float, pace: float = 0.05) -> None:
         """Take in one measurement."""
         if value == value:
-            self.value[name] = (
-                value if name not in self.value else (1 - pace) * self.value[name] + pace * value
-            )
+            self.value[name] = value if name not in self.value else (1 - pace) * self.value[name] + pace * value
 
     def mean(self, *prefixes: str) -> float:
         """Mean over kinds that begin with one of the prefixes."""
@@ -283,9 +273,7 @@ def train(
                 chosen = right[kind == KIND[name]]
                 if len(chosen):
                     marks.add(name, chosen.float().mean().item())
-            for name, value in zip(
-                ("see field", "see limit", "see value", "see condition"), seen, strict=False
-            ):
+            for name, value in zip(("see field", "see limit", "see value", "see condition"), seen, strict=False):
                 marks.add(name, value)
         since += 1
         passed = marks.mean("direct", "reason") > STAGES[level].pass_at

@@ -230,9 +230,7 @@ class Rule:
         if self.kind != "table":
             said += [(". That is", False)]
             said += (
-                [(f" {self.relation}", True)]
-                if self.holds(value)
-                else [(" not", True), (f" {self.relation}", True)]
+                [(f" {self.relation}", True)] if self.holds(value) else [(" not", True), (f" {self.relation}", True)]
             )
             said += [(f" {self.limit}", True)]
         return [
@@ -309,9 +307,7 @@ def rule_key(rule: Rule) -> str:
 def make_org(rng: random.Random, held: bool) -> str:
     """An organisation name of syllables, from the training or from the held-out combinations."""
     while True:
-        name = (
-            (rng.choice(SYLLABLES) + rng.choice(SYLLABLES).lower()).capitalize() + " " + rng.choice(COMPANIES)
-        )
+        name = (rng.choice(SYLLABLES) + rng.choice(SYLLABLES).lower()).capitalize() + " " + rng.choice(COMPANIES)
         if is_held_out(name) == held:
             return name
 
@@ -338,9 +334,7 @@ def make_amount(rng: random.Random, near: str | None = None) -> str:
     return str(10 * rng.randint(1, 99))
 
 
-def make_rule(
-    rng: random.Random, kind: str, topic: str, field: str, rows: int, held: bool, form: int
-) -> Rule:
+def make_rule(rng: random.Random, kind: str, topic: str, field: str, rows: int, held: bool, form: int) -> Rule:
     """A random rule from the training or from the held-out ones."""
     while True:
         outcomes = rng.sample(TOPICS[topic], len(TOPICS[topic]))
@@ -362,9 +356,7 @@ def too_near(kind: str, value: str, limit: str) -> bool:
     return value[:7] == limit[:7] if kind == "date" else abs(int(value) - int(limit)) < 60
 
 
-def other_value(
-    rng: random.Random, kind: str, field: str, old: str, rule: Rule | None, far: bool = True
-) -> str:
+def other_value(rng: random.Random, kind: str, field: str, old: str, rule: Rule | None, far: bool = True) -> str:
     """Another value than `old`; with a rule, one that it knows; with `far`, mostly far from its limit."""
     for _ in range(200):
         if kind == "table":
@@ -445,9 +437,7 @@ def make_draft(
 
 def lay_out(rng: random.Random, level: Level, org: str, rules: Sequence[Rule], fields: dict[str, str]) -> str:
     """Heading, field lines, rule lines and a little filler."""
-    title = (
-        TITLES[rng.choice(rules).topic] if rules and rng.random() < 0.7 else TITLES[rng.choice(list(TOPICS))]
-    )
+    title = TITLES[rng.choice(rules).topic] if rules and rng.random() < 0.7 else TITLES[rng.choice(list(TOPICS))]
     heading = rng.choice(HEADINGS).format(title=title, org=org)
     keys = [f"{k}: {v}" for k, v in fields.items()]
     rng.shuffle(keys)
@@ -478,10 +468,7 @@ def make_drafts(
     while True:
         topics = rng.sample(list(TOPICS), len(TOPICS))
         fields = [*WORD_FIELDS, *DATE_FIELDS, *AMOUNT_FIELDS]
-        drafts = [
-            make_draft(rng, level, topics, fields, held, kinds, loose)
-            for _ in range(rng.randint(*level.skills))
-        ]
+        drafts = [make_draft(rng, level, topics, fields, held, kinds, loose) for _ in range(rng.randint(*level.skills))]
         if all(d.rules for d in drafts):
             return drafts
 
@@ -515,9 +502,7 @@ def held_out(n: int, seed: int = 20260614) -> list[Case]:
         kind = ("table", "date", "amount")[len(cases) % 3]
         count = 1 + len(cases) // 3 % 3
         drafts = make_drafts(rng, replace(FULL, skills=(count, count)), held=True)
-        found = [
-            (i, r) for i, d in enumerate(drafts) for r in d.rules if r.kind == kind and len(r.choices) > 1
-        ]
+        found = [(i, r) for i, d in enumerate(drafts) for r in d.rules if r.kind == kind and len(r.choices) > 1]
         if not found:
             continue
         target, rule = rng.choice(found)

@@ -76,9 +76,7 @@ def _places(text: str, kind: str) -> list[int]:
     fences = [match.span() for match in FENCE.finditer(text)]
     found = PLACES[kind].finditer(text)
     places = [match.start() if kind == "headings" else match.start("place") for match in found]
-    return [
-        place for place in places if place and not any(first < place < last for first, last in fences)
-    ]
+    return [place for place in places if place and not any(first < place < last for first, last in fences)]
 
 
 def _at_tokens(text: str, token_bytes: Sequence[bytes], places: Sequence[int]) -> list[int]:

@@ -97,14 +97,10 @@ def find_fields(
     body, end = _hoist(body, declared, hoisted)
     lines, warnings = _line_fields(body, declared)
     marks = [_placeholder(match, hoisted if match.start() < end else ()) for match in PLACEHOLDER.finditer(body)]
-    values = dict(declared) | {
-        name: body[hole.start : hole.end] for name, found in lines.items() for hole in found
-    }
+    values = dict(declared) | {name: body[hole.start : hole.end] for name, found in lines.items() for hole in found}
     for mark in marks:
         if mark.name and mark.name not in values:
-            raise SkillError(
-                f"{{{{{mark.name}}}}} stands in the text, but no such field has a value. {_known(values)}"
-            )
+            raise SkillError(f"{{{{{mark.name}}}}} stands in the text, but no such field has a value. {_known(values)}")
     holes = [hole for found in lines.values() for hole in found]
     placed = {hole.name for hole in [*holes, *marks]}
     for name in declared:
@@ -181,9 +177,7 @@ def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list
                 "Keep one of them"
             )
         if len(values) > 1:
-            warnings.append(
-                f"{name!r} stands with {len(values)} different values, so it is not taken as a field"
-            )
+            warnings.append(f"{name!r} stands with {len(values)} different values, so it is not taken as a field")
             del found[name]
     return found, warnings
 

@@ -80,9 +80,7 @@ def build(
     if not head:
         opening, closing = template.cut([_message("user", 0)], [marker(0)])
         return _asked(template, opening, body, question, closing)
-    opening, middle, closing = template.cut(
-        [_message("system", 0), _message("user", 1)], [marker(0), marker(1)]
-    )
+    opening, middle, closing = template.cut([_message("system", 0), _message("user", 1)], [marker(0), marker(1)])
     ask = _asked(template, middle, body, question, closing)
     return _joined([*_text(Run(opening, True)), *head, *ask])
 
@@ -117,9 +115,7 @@ def _parts(before: list[Piece], skills: Sequence[str], errata: Sequence[str]) ->
     return parts
 
 
-def _asked(
-    template: ChatTemplate, opening: str, parts: Sequence[Piece], question: str, closing: str
-) -> list[Piece]:
+def _asked(template: ChatTemplate, opening: str, parts: Sequence[Piece], question: str, closing: str) -> list[Piece]:
     """The user message: its parts, then the question."""
     asked = question.strip()
     if not asked.endswith(template.cue.strip()):  # some say it themselves

@@ -88,9 +88,7 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
         raise SkillError(f"{source} has no text. A skill needs something to say")
     wanted = name or _string(header, "name", source) or default
     if slug(wanted) != wanted:
-        warnings.append(
-            f"{source}: the name {wanted!r} is not of the form a-z, 0-9, -; it becomes {slug(wanted)!r}"
-        )
+        warnings.append(f"{source}: the name {wanted!r} is not of the form a-z, 0-9, -; it becomes {slug(wanted)!r}")
     description = " ".join(_string(header, "description", source).split())
     if len(description) > MAX_DESCRIPTION:
         warnings.append(f"{source}: the description is longer than {MAX_DESCRIPTION} characters")

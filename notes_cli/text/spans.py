@@ -21,9 +21,7 @@ def token_span(text: str, token_bytes: Sequence[bytes], start: int, end: int) ->
     data = text.encode()
     joined = b"".join(token_bytes)
     if joined not in (data, b" " + data):
-        raise SkillError(
-            "the tokens of this model do not give the text back, so its fields cannot be located"
-        )
+        raise SkillError("the tokens of this model do not give the text back, so its fields cannot be located")
     shift = len(joined) - len(data)
     first_byte = shift + len(text[:start].encode())
     last_byte = shift + len(text[:end].encode())

@@ -157,9 +157,7 @@ def _cut(rendered: str, markers: Sequence[str]) -> list[str]:
     for mark in markers:
         if rendered.count(mark) != 1 or mark not in rest:
             fault = {0: "drops or changes", 1: "reorders"}.get(rendered.count(mark), "repeats")
-            raise ModelError(
-                f"the model's chat template {fault} the content of a message, so no skill can stand in it"
-            )
+            raise ModelError(f"the model's chat template {fault} the content of a message, so no skill can stand in it")
         before, _, rest = rest.partition(mark)
         chunks.append(before)
     return [*chunks, rest]

@@ -24,9 +24,7 @@ def identity() -> Identity:
 def make_segment(identity: Identity) -> MakeSegment:
     """Build a segment of random rows; keywords replace its parts."""
 
-    def make(
-        n: int = 3, layers: int = 1, k: int = 2, v: int = 3, dtype: str = "f2", **parts: object
-    ) -> Segment:
+    def make(n: int = 3, layers: int = 1, k: int = 2, v: int = 3, dtype: str = "f2", **parts: object) -> Segment:
         random = np.random.default_rng(n)
         rows = tuple(
             LayerRows(i, random.normal(size=(n, k)).astype(dtype), random.normal(size=(n, v)).astype(dtype))

@@ -63,9 +63,7 @@ def test_a_file_just_written_is_not_remembered(tmp_path: Path) -> None:
     assert not memory.exists()
 
 
-@pytest.mark.parametrize(
-    "data", ["", "{", "[]", '{"a": 1}', '{"MODEL": [1, 2, "x"]}', "[" * 100_000, '{"MODEL": {}}']
-)
+@pytest.mark.parametrize("data", ["", "{", "[]", '{"a": 1}', '{"MODEL": [1, 2, "x"]}', "[" * 100_000, '{"MODEL": {}}'])
 def test_a_damaged_memory_is_forgotten(model: Path, tmp_path: Path, data: str) -> None:
     """It costs time, never a wrong answer."""
     memory = tmp_path / "digests.json"
@@ -78,9 +76,7 @@ def test_a_damaged_memory_is_forgotten(model: Path, tmp_path: Path, data: str) -
 def test_an_unwritable_memory_is_no_error(model: Path, tmp_path: Path) -> None:
     """The digest is still right."""
     (tmp_path / "file").touch()
-    assert (
-        file_sha256(model, tmp_path / "file/digests.json") == hashlib.sha256(model.read_bytes()).hexdigest()
-    )
+    assert file_sha256(model, tmp_path / "file/digests.json") == hashlib.sha256(model.read_bytes()).hexdigest()
 
 
 def test_the_memory_stays_small(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,9 +112,7 @@ def test_remove(filled: Library, identity: Identity, make_segment: MakeSegment) 
         filled.remove("returns")
 
 
-def test_resolve(
-    filled: Library, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolve(filled: Library, identity: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name is looked up first; a path is a segment or a text by its first bytes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "returns").mkdir()
