@@ -31,7 +31,7 @@ def entry(skill: Sequence[str], question: str, choices: object, field: str, valu
     """One case in YAML."""
     lines = [*skill, f"question: {quoted(question)}", f"choices: {quoted(choices)}", f"field: {field}"]
     lines += [f"value: {quoted(value)}", f"right: {quoted(right)}"]
-    return "  - " + "\n    ".join(lines)
+    return "\n".join(line.rstrip() for line in ("  - " + "\n    ".join(lines)).split("\n"))
 
 
 def main() -> None:
