@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, decoded, flipped, segments_of
+from bench.experiments.cases import SYSTEM, flipped, segments_of
 from bench.experiments.frame import Bar, Summary, grid, interval, ratio
 from bench.experiments.table import Row, Table
 from notes_cli.editing.methods import Method
@@ -134,7 +134,7 @@ def _editing(workspace: Workspace, segments: Sequence[Segment], instance: Instan
                 count = len(notebook) - before + edited
             else:
                 notebook = lay(workspace, prompt)
-                count = decoded(notebook)
+                count = notebook.decoded
             notebook.logits()
             seconds = time.perf_counter() - started
             if not number:

@@ -71,11 +71,6 @@ def decided_in(workspace: Workspace, notebook: Notebook, prompt: Prompt, choices
     return decide_after(workspace, notebook, choices, thought).choice
 
 
-def decoded(notebook: Notebook) -> int:
-    """Tokens of a prompt that were computed."""
-    return len(notebook) - sum(piece.tokens - piece.rewritten for piece in notebook.pieces if piece.how == "spliced")
-
-
 def error(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     """Normalised mean squared error of logits."""
     a, b = found.astype(np.float64), reference.astype(np.float64)

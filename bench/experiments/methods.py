@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bench.experiments import figures
-from bench.experiments.cases import THINK, WAYS, decided_in, decoded, error, skill_of
+from bench.experiments.cases import THINK, WAYS, decided_in, error, skill_of
 from bench.experiments.table import Row, Table
 from notes_cli.editing.methods import Method
 from notes_cli.engine.notebook import Notebook
@@ -101,7 +101,7 @@ def _measured(workspace: Workspace, case: world.Case, name: str, way: str, refer
     if way == "direct":
         logits = notebook.logits()
         row["cosine"], row["error"] = cosine(logits, reference.logits), error(logits, reference.logits)
-        row["decoded"] = decoded(notebook)
+        row["decoded"] = notebook.decoded
     choice = decided_in(workspace, notebook, prompt, case.choices)
     row[f"{way}_right"], row[f"{way}_same"] = choice == case.answer_new, choice == reference.choice
     return row | {"ranking": _ranking(workspace, prompt)}

@@ -309,7 +309,7 @@ def _count(notebook: Notebook) -> dict[str, int]:
         "total": len(notebook),
         "spliced": spliced,
         "seam": seam,
-        "decoded": len(notebook) - spliced + rewritten,
+        "decoded": notebook.decoded,
         "rewritten": rewritten,
         "erratum": errata,
     }

@@ -56,6 +56,11 @@ class ContextOptions:
     yarn_orig_ctx: int = 0
     yarn_attn_factor: float | None = None
 
+    @property
+    def cache(self) -> str:
+        """K and V as the cache keeps them, "q8_0/f16"."""
+        return f"{self.type_k}/{self.type_v}"
+
 
 class Context:
     """One llama_context. Use it from one thread at a time; close it before its model."""
@@ -127,6 +132,13 @@ class Context:
     def can_move(self, base: int, position: int, count: int) -> str | None:
         """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
         return native.can_move(self.handle, base, position, count)
+
+    @property
+    def exact(self) -> str:
+        """The type in which rows are read so that they come back bit for bit. All but f16 pass through f32 unharmed,
+        and so do an indexer's keys, which the cache keeps transformed."""
+        plain = self.options.cache == "f16/f16" and all(layer.part != "indexer" for layer in self.layers)
+        return "f16" if plain else "f32"
 
     @cached_property
     def layers(self) -> list[native.Layer]:

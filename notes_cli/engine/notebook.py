@@ -260,8 +260,7 @@ class Notebook:
                 raise UnsupportedError(f"what stands behind the change cannot be moved: {reason}")
         if self.dry:
             return []
-        options = self.context.options
-        kind = "f16" if options.type_k == options.type_v == "f16" else "f32"  # f32 holds rows of any type as they are
+        kind = self.context.exact
         return [
             (start, self.context.read(self.sequence, start, end - start, base=start, dtype=kind))
             for start, end in spans
@@ -327,6 +326,11 @@ class Notebook:
         self.context.truncate(self.sequence, len(self) - 1)
         self._done = len(self) - 1
         self.flush()
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that were computed: all but the spliced ones, and of these what was recomputed in place."""
+        return len(self) - sum(piece.tokens - piece.rewritten for piece in self.pieces if piece.how == "spliced")
 
     def count(self, how: How) -> int:
         """Tokens of all pieces that came about this way."""

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from notes_cli.editing.influence import influence
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
@@ -55,6 +54,19 @@ class _Found:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Recomputed:
+    """What a full recompute decides with the old value, and with the new one."""
+
+    before: _Found
+    after: _Found
+
+    @property
+    def heard(self) -> bool:
+        """Whether the field decides."""
+        return self.before.choice != self.after.choice
+
+
 class _Tally:
     """Observations by what, name and way."""
 
@@ -80,19 +92,23 @@ def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | 
     """Measure the model over the cases: wordings, seams and places first, then the methods in the wording that was
     best. `progress` counts each case twice. Raise UnsupportedError where its rows cannot be kept at all."""
     tally, heard = _Tally(), dict.fromkeys(WAYS, 0)
-    options = workspace.context.options
-    cache = f"{options.type_k}/{options.type_v}"
+    cache = workspace.context.options.cache
     told = progress or (lambda done, of: None)
+    recomputed = []  # directly, of each case: the dearest part, so done once
     for number, case in enumerate(cases, 1):
         prompt = _prompt(case, compile_skill(workspace, case.skill))
-        _wordings(workspace, case, prompt, tally)
-        _unedited(workspace, case, replace(prompt, values={}), tally)
+        found = _recomputed(workspace, case, prompt)
+        _wordings(workspace, case, prompt, found, tally)
+        _unedited(workspace, case, replace(prompt, values={}), found.before, tally)
+        recomputed.append(found)
         told(number, 2 * len(cases))
     wording = _wording(tally.measured())
-    for number, case in enumerate(cases, len(cases) + 1):
+    for number, (case, found) in enumerate(zip(cases, recomputed, strict=True), len(cases) + 1):
         prompt = replace(_prompt(case, _influenced(workspace, case)), wording=wording)
-        for way in WAYS:
-            heard[way] += _methods(workspace, case, replace(prompt, think=way == "reasoned"), way, tally)
+        thinking = replace(prompt, think=True)
+        heard["direct"] += _methods(workspace, case, prompt, found, "direct", tally)
+        found = _recomputed(workspace, case, thinking)
+        heard["reasoned"] += _methods(workspace, case, thinking, found, "reasoned", tally)
         told(number, 2 * len(cases))
     measured = tally.measured()
     return Profile(
@@ -120,27 +136,25 @@ def _influenced(workspace: Workspace, case: Case) -> Segment:
         return replace(segment, influence={case.field: influence(context, segment, case.field)})
 
 
-def _recomputed(workspace: Workspace, case: Case, prompt: Prompt) -> tuple[_Found, _Found]:
-    """What a full recompute decides with the old value, and with the new one."""
+def _recomputed(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:
     before = _decided(workspace, replace(prompt, values={}), case, splice=False)
-    return before, _decided(workspace, replace(prompt, method=Method("recompute")), case, splice=False)
+    return _Recomputed(before, _decided(workspace, replace(prompt, method=Method("recompute")), case, splice=False))
 
 
-def _wordings(workspace: Workspace, case: Case, prompt: Prompt, tally: _Tally) -> None:
+def _wordings(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, tally: _Tally) -> None:
     """All wordings of an erratum, on a case that is heard."""
-    before, after = _recomputed(workspace, case, prompt)
-    if before.choice == after.choice:
+    if not reference.heard:
         return
     for wording in shipped_wordings().forms:
         said = replace(prompt, method=Method("erratum"), wording=wording)
-        tally.add("wording", wording, "direct", _decided(workspace, said, case), after, case.right[1])
+        tally.add("wording", wording, "direct", _decided(workspace, said, case), reference.after, case.right[1])
 
 
-def _methods(workspace: Workspace, case: Case, prompt: Prompt, way: str, tally: _Tally) -> bool:
+def _methods(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, way: str, tally: _Tally) -> bool:
     """All methods, on a case that is heard; whether it is."""
-    before, after = _recomputed(workspace, case, prompt)
-    if before.choice == after.choice:
+    if not reference.heard:
         return False
+    after = reference.after
     for name in ("stale", *(name for names in CLASSES for name in names)):
         try:
             found = _decided(workspace, replace(prompt, method=Method.parse(name)), case)
@@ -151,10 +165,9 @@ def _methods(workspace: Workspace, case: Case, prompt: Prompt, way: str, tally: 
     return True
 
 
-def _unedited(workspace: Workspace, case: Case, prompt: Prompt, tally: _Tally) -> None:
-    """Seams and places, on the text as it stands."""
+def _unedited(workspace: Workspace, case: Case, prompt: Prompt, reference: _Found, tally: _Tally) -> None:
+    """Seams and places, on the text as it stands; `reference` is its recompute."""
     right = case.right[0]
-    reference = _decided(workspace, prompt, case, splice=False)
     for seam in SEAMS:
         found = _decided(workspace, prompt, case, seam=seam)
         tally.add("seam", str(seam), "direct", found, reference, right)
@@ -171,18 +184,13 @@ def _decided(
     started = time.perf_counter()
     notebook = lay(workspace, prompt, splice=splice, seam=seam, room=THINK if prompt.think else 0)
     logits = notebook.logits()
-    decoded = _decoded(notebook)
+    decoded = notebook.decoded
     if prompt.think:
         thought = think(workspace, notebook, SamplerOptions(), THINK)
         choice = decide_after(workspace, notebook, case.choices, thought).choice
     else:
         choice = decide(notebook, case.choices).choice
     return _Found(choice, logits, decoded, time.perf_counter() - started)
-
-
-def _decoded(notebook: Notebook) -> int:
-    """Tokens of the prompt that were computed."""
-    return len(notebook) - sum(p.tokens - p.rewritten for p in notebook.pieces if p.how == "spliced")
 
 
 def choose(measured: Sequence[Measured], way: str, heard: float) -> str:

@@ -121,8 +121,7 @@ def _tried(
         except NotesError as error:  # this model, or the way the skill was compiled, has other methods
             return Tried(str(method), refused=str(error))
         found = notebook.logits()
-        kept = sum(piece.tokens - piece.rewritten for piece in notebook.pieces if piece.how == "spliced")
-        decoded = len(notebook) - kept
+        decoded = notebook.decoded
         decision, _ = decided(notebook, choices)
         near = cosine(found, wanted), divergence(found, wanted), same_top(found, wanted)
         cases.append(EditCase(prompt.question, *near, decision, reference, decoded))

@@ -137,9 +137,7 @@ def _end(notebook: Notebook, ending: int) -> _Found:
 
 
 def _rows(notebook: Notebook) -> tuple[LayerRows, ...]:
-    options = notebook.context.options
-    dtype = "f16" if options.type_k == options.type_v == "f16" else "f32"
-    return notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype=dtype)
+    return notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype=notebook.context.exact)
 
 
 def _error(found: LayerRows, wanted: LayerRows) -> LayerError:

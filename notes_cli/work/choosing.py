@@ -69,12 +69,11 @@ def choose(workspace: Workspace, changes: Sequence[Change], *, think: bool = Fal
 
 
 def _profile(workspace: Workspace) -> Profile | None:
-    options = workspace.context.options
     try:
         identity = workspace.identity
     except UnsupportedError:  # its rows cannot be kept, so nothing was measured
         return None
-    return Profiles(workspace.paths.profiles).find(identity, f"{options.type_k}/{options.type_v}")
+    return Profiles(workspace.paths.profiles).find(identity, workspace.context.options.cache)
 
 
 def _why(profile: Profile, way: str) -> str:

@@ -46,9 +46,8 @@ class Rows:
     @property
     def _header(self) -> Header:
         context = self._workspace.context
-        cache = f"{context.options.type_k}/{context.options.type_v}"
         whole = context.supports("splice") is not None
-        return Header(self._workspace.identity, cache, whole, str(self._workspace.model.path))
+        return Header(self._workspace.identity, context.options.cache, whole, str(self._workspace.model.path))
 
     def restored(self) -> Notebook:
         """The notebook as the ledger has it. Raise SessionError for rows that are not its."""
@@ -130,7 +129,8 @@ class Rows:
         if header.whole:
             places = [(0, len(notebook))]
         read = [
-            context.read(notebook.sequence, first, last - first, base=first, dtype=self.exact) for first, last in places
+            context.read(notebook.sequence, first, last - first, base=first, dtype=context.exact)
+            for first, last in places
         ]
         tokens = np.concatenate([notebook.tokens[first:last] for first, last in places])
         return Segment(
@@ -138,13 +138,6 @@ class Rows:
             *(header.identity, _joined(read)),
             whole=header.whole,
         )
-
-    @property
-    def exact(self) -> str:
-        """The type in which rows are read so that they come back bit for bit. All but f16 pass through f32 unharmed,
-        and so do an indexer's keys, which the cache keeps transformed."""
-        plain = self._header.cache == "f16/f16"
-        return "f16" if plain and all(layer.part != "indexer" for layer in self._workspace.context.layers) else "f32"
 
 
 def _joined(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:

@@ -290,7 +290,7 @@ class Session:
         measured, or by a pass over what stands before the skill and its corrected text."""
         if not (method.name == "selective" and segment.influence):
             book, first = self.notebook, segment.base
-            rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=self._rows.exact)
+            rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=book.context.exact)
             segment = replace(segment, layers=rows)
             self.workspace.make_room(len(self.state.tokens) + sum(max(0, patch.grows) for patch in found.patches))
             self._notebook = None  # the pass may need its context
