@@ -22,6 +22,7 @@ class Change:
     text: str  # the corrected text
     tokens: Tokens  # of the corrected text, as a compile of it would have them
     patches: tuple[Patch, ...]  # from the segment's tokens to these
+    spans: tuple[FieldSpan, ...]  # of all fields in the corrected text
 
     @property
     def inside(self) -> frozenset[int]:
@@ -65,20 +66,32 @@ def change(model: Model, segment: Segment, values: Mapping[str, str]) -> Change 
     here = {name: value for name, value in clean.items() if value != had[name]}
     if not here:
         return None
-    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
-    skill = with_values(Skill(segment.name, segment.description, segment.text, fields, ""), here)
+    skill = with_values(skill_of(segment), here)
     tokens = model.tokenize(skill.text)
+    spans = field_spans(model, skill, tokens)
+    patches = _patches(segment.tokens, tokens, segment.fields, spans, here)
+    return Change(tuple(here), skill.text, tokens, patches, spans)
+
+
+def skill_of(segment: Segment) -> Skill:
+    """The skill that a segment was compiled from."""
+    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
+    return Skill(segment.name, segment.description, segment.text, fields, "")
+
+
+def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
+    """The tokens in which each field's value stands. Raise SkillError where they do not give the text back."""
     pieces = [model.piece(int(token)) for token in tokens]
-    spans = [token_span(skill.text, pieces, field.start, field.end) for field in skill.fields]
-    return Change(tuple(here), skill.text, tokens, _patches(segment.tokens, tokens, segment.fields, spans, here))
+    return tuple(FieldSpan(*field, *token_span(skill.text, pieces, field.start, field.end)) for field in skill.fields)
 
 
 def _patches(
-    old: Tokens, new: Tokens, fields: Sequence[FieldSpan], spans: Sequence[tuple[int, int]], changed: Mapping[str, str]
+    old: Tokens, new: Tokens, fields: Sequence[FieldSpan], spans: Sequence[FieldSpan], changed: Mapping[str, str]
 ) -> tuple[Patch, ...]:
     """A patch for each place of a changed field, if all tokens between them are the same; else one over all of them."""
     patches, old_at, new_at = [], 0, 0
-    for field, (first, last) in zip(fields, spans, strict=True):
+    for field, span in zip(fields, spans, strict=True):
+        first, last = span.first, span.last
         ascends = old_at <= field.first and new_at <= first  # neighbours may share a token
         if not ascends or old[old_at : field.first].tolist() != new[new_at:first].tolist():
             break

@@ -16,7 +16,7 @@ from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
-from notes_cli.editing.change import Change, change
+from notes_cli.editing.change import Change, change, skill_of
 from notes_cli.editing.influence import counterfactual
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
@@ -25,8 +25,8 @@ from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SkillError, UnsupportedError
 from notes_cli.measure.verify import ANSWER, field_questions
-from notes_cli.text.fields import Field, clean_value
-from notes_cli.text.skill import Skill, with_values
+from notes_cli.text.fields import clean_value
+from notes_cli.text.skill import with_values
 from notes_cli.work.compiling import compile_skill
 from notes_cli.work.prompting import Prompt, lay
 from notes_cli.work.workspace import Workspace
@@ -381,8 +381,7 @@ def _compiled(
     workspace: Workspace, segment: Segment, field: str, value: str, progress: Progress | None
 ) -> tuple[Segment, Segment]:
     """The text with its own value and with another one, both compiled in one piece behind the same left context."""
-    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
-    skill = Skill(segment.name, segment.description, segment.text, fields, "")
+    skill = skill_of(segment)
     as_is = not segment.blocks and np.array_equal(segment.context, workspace.left_context)
     stale = segment if as_is else compile_skill(workspace, skill)
     return stale, compile_skill(workspace, with_values(skill, {field: value}), progress)

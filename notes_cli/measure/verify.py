@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from notes_cli.editing.change import change
 from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
@@ -18,8 +19,6 @@ from notes_cli.errors import NotesError
 from notes_cli.library.sessions import SkillText
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.text.erratum import Erratum
-from notes_cli.text.fields import Field
-from notes_cli.text.skill import Skill, with_values
 from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM
 from notes_cli.work.prompting import Prompt, lay
 from notes_cli.work.workspace import Workspace
@@ -120,10 +119,9 @@ def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[s
 
 def corrected_segment(segment: Segment, values: dict[str, str], workspace: Workspace) -> Segment:
     """The segment of the text with new values: tokens only, to be recomputed. Fields it does not have are skipped."""
-    mine = {name: value for name, value in values.items() if any(span.name == name for span in segment.fields)}
-    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
-    skill = with_values(Skill(segment.name, segment.description, segment.text, fields, ""), mine)
-    return replace(segment, text=skill.text, tokens=workspace.model.tokenize(skill.text), fields=(), layers=())
+    found = change(workspace.model, segment, values)
+    bare = replace(segment, fields=(), layers=())
+    return replace(bare, text=found.text, tokens=found.tokens) if found else bare
 
 
 def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, seam: int) -> Case:

@@ -19,18 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import notes_cli
+from notes_cli.editing.change import field_spans
 from notes_cli.editing.influence import influence
 from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
-from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook, Progress
-from notes_cli.engine.segment import FieldSpan, LayerRows, Segment, Tokens
+from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.errors import SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.store import changes
 from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.skill import Skill
-from notes_cli.text.spans import token_span
 from notes_cli.work.workspace import Workspace
 
 MOVES = 8  # times that the rows of a block are moved on, each a rounding, before it is computed anew (docs/LOG.md)
@@ -292,9 +291,3 @@ def stale(
         influence=measured,
         blocks=None if blocks is None else plan(workspace, skill, blocks).blocks,
     )
-
-
-def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
-    """The tokens in which each field's value stands. Raise SkillError where they do not give the text back."""
-    pieces = [model.piece(int(token)) for token in tokens]
-    return tuple(FieldSpan(*field, *token_span(skill.text, pieces, field.start, field.end)) for field in skill.fields)

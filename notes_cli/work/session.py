@@ -5,7 +5,7 @@ Rows come back as they were read (rows.py), so going on equals never having stop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -17,11 +17,9 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
 from notes_cli.library.sessions import Entry, Line, SkillText, State, Stored
 from notes_cli.text.erratum import Erratum, parse_erratum, word
-from notes_cli.text.fields import Field, clean_value
+from notes_cli.text.fields import clean_value
 from notes_cli.text.prompt import BETWEEN, next_turn
-from notes_cli.text.skill import Skill, with_values
 from notes_cli.work.choosing import DEFAULT_SEAM, NEAR, defaults
-from notes_cli.work.compiling import field_spans
 from notes_cli.work.prompting import Prompt, changes_of, lay_segment
 from notes_cli.work.rows import Range, Rows
 from notes_cli.work.workspace import Workspace
@@ -95,9 +93,7 @@ class Session:
         notebook.pieces = [
             replace(piece, name=next(names)) if piece.kind == "erratum" else piece for piece in notebook.pieces
         ]
-        self._skills = [
-            self._spliced(segment, changes.get(segment.name), prompt.values, notebook) for segment in prompt.segments
-        ]
+        self._skills = [_spliced(segment, changes.get(segment.name), notebook) for segment in prompt.segments]
         self._said = {**said, **_fields_of(prompt.errata)}
 
     def follow(
@@ -138,7 +134,7 @@ class Session:
                 lay_segment(notebook, skills[piece.name], seam)
             else:
                 notebook.append(ids, piece.kind, next(names) if piece.kind == "erratum" else piece.name)
-        self._skills = [self._spliced(segment, None, {}, notebook) for segment in segments]
+        self._skills = [_spliced(segment, None, notebook) for segment in segments]
         return notebook
 
     def _check_new(self, segments: Sequence[Segment]) -> None:
@@ -173,14 +169,6 @@ class Session:
             "why": piece.why,
             "tokens": ids,
         }
-
-    def _spliced(
-        self, segment: Segment, changed: Change | None, values: Mapping[str, str], notebook: Notebook
-    ) -> SkillText:
-        position = next(p.position for p in notebook.pieces if p.kind == "splice" and p.name == segment.name)
-        influence = {name: [round(float(part), 6) for part in row] for name, row in segment.influence.items()}
-        skill = SkillText(segment.name, position, segment.text, len(segment), segment.fields, influence)
-        return self._amended(skill, changed, values, position) if changed else skill
 
     # Edits.
 
@@ -270,7 +258,7 @@ class Session:
                 ranked, why = self._ranked(segment, found, method)
                 also += [start + position for position in ranked]
             patches += [Patch(start + patch.first, start + patch.last, patch.tokens) for patch in found.patches]
-            skills.append(self._amended(skill, found, {name: value}, start + moved))
+            skills.append(_amended(skill, found, start + moved))
         if method.name != "suffix" and any(patch.grows for patch in patches):
             self._check_moves(method)
         return patches, also, skills, why
@@ -310,23 +298,6 @@ class Session:
             *(skill.name, "", skill.text, tokens, skill.position, context, skill.fields, identity, ()),
             influence=influence,
         )
-
-    def _amended(self, skill: SkillText, found: Change, values: Mapping[str, str], position: int) -> SkillText:
-        """The skill with its new values. Where other tokens stand now, nothing is known of the influence on them."""
-        fields = tuple(Field(span.name, span.value, span.start, span.end) for span in skill.fields)
-        here = {name: values[name] for name in found.fields}
-        text = with_values(Skill(skill.name, "", skill.text, fields, ""), here)
-        shift = shifted(found.patches)
-        inside = {position for patch in found.patches for position in range(patch.first, patch.last)}
-        influence = {}
-        for name, row in skill.influence.items():
-            moved = [0.0] * len(found.tokens)
-            for old, effect in enumerate(row):
-                if old not in inside:
-                    moved[shift(old)] = effect
-            influence[name] = moved
-        spans = field_spans(self.workspace.model, text, found.tokens)
-        return SkillText(skill.name, position, found.text, len(found.tokens), spans, influence)
 
     def _replace(self, patches: Sequence[Patch], also: Sequence[int], method: Method) -> list[Range]:
         """Bring the patches into the notebook; return the positions whose rows are others now."""
@@ -424,6 +395,26 @@ class Session:
             self._rows.check()  # a larger context may rotate otherwise (LongRoPE)
             found = self._notebook = self._rows.restored()
         return found
+
+
+def _spliced(segment: Segment, changed: Change | None, notebook: Notebook) -> SkillText:
+    position = next(p.position for p in notebook.pieces if p.kind == "splice" and p.name == segment.name)
+    influence = {name: [round(float(part), 6) for part in row] for name, row in segment.influence.items()}
+    skill = SkillText(segment.name, position, segment.text, len(segment), segment.fields, influence)
+    return _amended(skill, changed, position) if changed else skill
+
+
+def _amended(skill: SkillText, found: Change, position: int) -> SkillText:
+    """The skill with its new values. Where other tokens stand now, nothing is known of the influence on them."""
+    shift, inside = shifted(found.patches), found.inside
+    influence = {}
+    for name, row in skill.influence.items():
+        moved = [0.0] * len(found.tokens)
+        for old, effect in enumerate(row):
+            if old not in inside:
+                moved[shift(old)] = effect
+        influence[name] = moved
+    return SkillText(skill.name, position, found.text, len(found.tokens), found.spans, influence)
 
 
 def _fields_of(errata: Iterable[Erratum]) -> dict[str, str]:

@@ -11,14 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from notes_cli.config import shipped_model
-from notes_cli.editing.change import Change, change
+from notes_cli.editing.change import Change, change, field_spans
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import SkillError
 from notes_cli.text.fields import Field
 from notes_cli.text.skill import Skill
-from notes_cli.work.compiling import field_spans
 
 NOBODY = Identity(*[""] * 8)
 Parts = list[tuple[str, str]]  # a text, and the field that stands behind it
