@@ -57,19 +57,27 @@ def load_config(path: Path | None = None) -> dict[str, Any]:
     """The settings of config.yaml, {} without one. Raise NotesError if it cannot be read as a mapping."""
     path = path or paths().config
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise NotesError(f"cannot read {path}: {reason}. Mend or remove the file") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NotesError(f"{path} is not valid YAML: {yaml_problem(error)}. Mend or remove the file") from error
+        settings = read_yaml(path)
+    except NotesError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return {}
+        raise NotesError(f"{error}. Mend or remove the file") from error
     if settings is None:
         return {}
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
         raise NotesError(f"{path} must hold `setting: value` lines. Mend or remove the file")
     return settings
+
+
+def read_yaml(path: Path, loader: type[yaml.SafeLoader | yaml.BaseLoader] = yaml.SafeLoader) -> Any:
+    """What a YAML file holds. Raise NotesError, in one line, if it cannot be read; a missing one, too."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=loader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise NotesError(f"cannot read {path}: {reason}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise NotesError(f"{path} is not valid YAML: {yaml_problem(error)}") from error
 
 
 def yaml_problem(error: Exception) -> str:

@@ -73,6 +73,21 @@ def amount(count: int, unit: str) -> str:
     return f"{count / 1e6:,.0f}" if unit == "MB" else f"{count:,}"
 
 
+def line(text: str, length: int | None = None) -> str:
+    """A text on one line, its beginning if it is longer, without what would move the cursor of a terminal: it may be
+    anybody's."""
+    return _cut("".join(part if part.isprintable() else "\ufffd" for part in " ".join(text.split())), length)
+
+
+def spelt(text: str, length: int) -> str:
+    """The beginning of a text with all its blanks, line breaks written out, and no control character (no SVG may)."""
+    return _cut("".join(part if part.isprintable() else "." for part in text.replace("\n", "\\n")), length)
+
+
+def _cut(text: str, length: int | None) -> str:
+    return text if length is None or len(text) <= length else text[: length - 1] + "…"
+
+
 def human_size(count: float) -> str:
     """Bytes as people read them: 12.3 MB."""
     for unit in ("B", "kB", "MB"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from notes_cli.errors import NotesError
+from notes_cli.output import spelt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +45,8 @@ def write_plot(path: Path, probe: Probe) -> None:
         curves, bars = figure.subplots(2, 1, sharex=True)
         old, new = probe.values
         figure.suptitle(
-            f"{probe.skill}, {probe.field}: {_short(old, 60)} → {_short(new, 60)}\n{_short(probe.question, 80)}  "
-            f"“{_short(probe.decisions[0], 40)}” → “{_short(probe.decisions[1], 40)}”",
+            f"{probe.skill}, {probe.field}: {spelt(old, 60)} → {spelt(new, 60)}\n{spelt(probe.question, 80)}  "
+            f"“{spelt(probe.decisions[0], 40)}” → “{spelt(probe.decisions[1], 40)}”",
             parse_math=False,
         )
         _curves(curves, probe)
@@ -75,7 +76,7 @@ def _bars(axes: Axes, probe: Probe) -> None:
     axes.bar(range(len(alone)), alone, color=colors, width=0.8)
     _frame(axes, probe, "recovery, each alone new")
     if len(alone) <= LABELS:
-        texts = [_short(window.text, 14) for window in probe.windows]
+        texts = [spelt(window.text, 14) for window in probe.windows]
         turn = 90 if max(map(len, texts)) > 2 else 0
         axes.set_xticks(range(len(alone)), texts, rotation=turn, fontsize=8, family="monospace", parse_math=False)
         for label, window in zip(axes.get_xticklabels(), probe.windows, strict=True):
@@ -94,9 +95,3 @@ def _frame(axes: Axes, probe: Probe, label: str) -> None:
     for place, window in enumerate(probe.windows):
         if window.field:
             axes.axvspan(place - 0.5, place + 0.5, color=RED, alpha=0.12, linewidth=0)
-
-
-def _short(text: str, length: int) -> str:
-    """One line without control characters, which an SVG must not hold."""
-    line = "".join(char if char.isprintable() else "." for char in text.replace("\n", "\\n"))
-    return line if len(line) <= length else line[: length - 1] + "…"

@@ -168,5 +168,4 @@ def _verdict(report: Probe) -> str:
 
 
 def _quoted(text: str) -> str:
-    line = "".join(char if char.isprintable() else "." for char in text.strip(" ").replace("\n", "\\n"))
-    return f'"{line if len(line) <= 40 else line[:39] + "…"}"'
+    return f'"{output.spelt(text.strip(" "), 40)}"'

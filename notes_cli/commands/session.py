@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from notes_cli.library.sessions import Line, Sessions, Stored
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+SHORT = 50  # characters of a text in a table
 _OPS = {"turn": "turn", "edit": "edit", "compact": "compaction"}
 
 
@@ -98,15 +99,15 @@ def show(name: str, json_: bool) -> None:
     rows = [
         (
             *(str(entry.position), str(entry.tokens)),
-            *map(_line, (entry.kind, entry.name, entry.how, _short(entry.text), entry.why)),
+            *map(output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), entry.why)),
         )
         for entry in state.entries
     ]
     output.table(("position", "tokens", "piece", "name", "how", "text", "why"), rows, right=("position", "tokens"))
     for field, value in state.fields.items():
-        output.result(_line(f"field {field} = {value}"))
+        output.result(output.line(f"field {field} = {value}"))
     for said in state.pending.values():
-        output.result(_line(f"to be said before the next question: {said}"))
+        output.result(output.line(f"to be said before the next question: {said}"))
     output.result(
         f"{_count(facts['turns'], 'turn')}, {_count(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
         f"{_model(facts)}"
@@ -149,7 +150,7 @@ def undo(name: str, json_: bool) -> None:
     with _sessions().locked(name) as stored:
         undone = stored.undo()
     facts = {"name": name, "op": undone["op"], "what": _what(undone)}
-    _tell(facts, f"took back the {_OPS[undone['op']]}: {_short(facts['what'])}", json_)
+    _tell(facts, f"took back the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
 
 
 @command.command("compact")
@@ -266,18 +267,7 @@ def _facts(stored: Stored) -> dict[str, Any]:
 
 
 def _model(facts: dict[str, Any]) -> str:
-    return _line(f"{facts['identity']['model']} {facts['identity']['quantization']}")
-
-
-def _line(text: str) -> str:
-    """A text on one line, without what would move the cursor of a terminal: it may be anybody's."""
-    return "".join(part if part.isprintable() else "\ufffd" for part in " ".join(text.split()))
-
-
-def _short(text: str) -> str:
-    """The beginning of a text, on one line."""
-    line = _line(text)
-    return line if len(line) <= 50 else f"{line[:49]}…"
+    return output.line(f"{facts['identity']['model']} {facts['identity']['quantization']}")
 
 
 def _count(count: int, noun: str, nouns: str = "") -> str:

@@ -325,5 +325,4 @@ def _print_session(report: SessionReport, places: Sequence[str], model: str) -> 
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 40 else line[:39] + "…"
+    return output.line(text, 40)

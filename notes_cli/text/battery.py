@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from notes_cli.config import resource, yaml_problem
+from notes_cli.config import read_yaml, resource
 from notes_cli.errors import NotesError
 from notes_cli.text.fields import clean_value
 from notes_cli.text.skill import Skill, load_skill, parse_skill
@@ -41,12 +41,7 @@ def shipped_battery() -> list[Case]:
 def load_battery(path: Path) -> list[Case]:
     """The cases of a file, under `cases:`. Skill files are named as seen from there. Raise NotesError, with
     the number of the case, for anything that does not make a decision."""
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # a date stays text
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotesError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NotesError(f"{path} is not valid YAML: {yaml_problem(error)}") from error
+    data = read_yaml(path, yaml.BaseLoader)  # a date stays text
     cases = data.get("cases") if isinstance(data, dict) else None
     if not isinstance(cases, list) or not cases:
         raise NotesError(f"{path} must hold `cases:`, a list of decisions")

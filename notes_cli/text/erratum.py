@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-
-from notes_cli.config import resource, yaml_problem
+from notes_cli.config import read_yaml, resource
 from notes_cli.errors import NotesError, SkillError
 from notes_cli.text.fields import FIELD_NAME, clean_value
 
@@ -71,15 +69,11 @@ def word(erratum: Erratum, wording: str | None = None, wordings: Wordings | None
 
 def load_wordings(path: Path) -> Wordings:
     """Read a file of wordings. Raise NotesError if a part is missing or a form leaves out the value."""
+    data = read_yaml(path)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
         wordings = Wordings(
             str(data["default"]), {str(k): str(v) for k, v in data["wordings"].items()}, str(data["free"])
         )
-    except OSError as error:
-        raise NotesError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NotesError(f"{path} is not valid YAML: {yaml_problem(error)}") from error
     except (AttributeError, KeyError, TypeError):
         raise NotesError(f"{path} must hold default, wordings and free") from None
     if wordings.default not in wordings.forms or "{text}" not in wordings.free:

@@ -13,9 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from notes_cli.config import resource, yaml_problem
+from notes_cli.config import read_yaml, resource
 from notes_cli.errors import NotesError
 from notes_cli.text.prompt import generation_prompt
 from notes_cli.text.template import ChatTemplate
@@ -147,15 +145,11 @@ def shipped_table() -> Table:
 
 def load_table(path: Path) -> Table:
     """Read a file of that form. Raise NotesError for one that is not."""
+    data = read_yaml(path)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
         switches = data["switches"]
         marks = [_entry(entry, switches, ("open", "close")) for entry in data["marks"]]
         cues = [_entry(entry, switches, ("cue", "answer")) for entry in data["cues"]]
-    except OSError as error:
-        raise NotesError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise NotesError(f"{path} is not valid YAML: {yaml_problem(error)}") from error
     except (AttributeError, KeyError, TypeError, ValueError, re.error) as error:
         raise NotesError(f"{path}: {error} is missing or wrong") from error
     if not cues or cues[-1].name:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import yaml
+from functools import cache
 
-from notes_cli.config import resource
+from notes_cli.config import read_yaml, resource
 
 
+@cache
 def verify_system() -> str:
     """System text that makes skills stand elsewhere than where they were compiled."""
-    return str(yaml.safe_load((resource("prompts") / "verify.yaml").read_text(encoding="utf-8"))["system"])
+    return str(read_yaml(resource("prompts") / "verify.yaml")["system"])
