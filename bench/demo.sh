@@ -19,4 +19,5 @@ show compile skills/returns
 show ask "May I return this?" --splice returns
 show ask "May I return this?" --splice returns --erratum "date=2026-07-01"
 show ask "May I return this? Think first." --splice returns --erratum "date=2026-07-01"
+show ask "May I return this?" -s "Be brief." --splice returns --erratum "date=2026-07-01" --explain
 show verify returns --question "May I return this?" --choices accepted,refused --erratum "date=2026-07-01"
