@@ -12,10 +12,10 @@ export CMAKE_ARGS := -DLLAMA_BUILD=OFF $(CMAKE_ARGS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint train bench experiments zoo upstream sanitize clean
+.PHONY: help setup demo test lint train bench experiments zoo upstream sanitize faults faults-slice clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv, build the patched llama.cpp once, install notes into it
 
@@ -72,6 +72,12 @@ sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and
 	@PATH="$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -Wno-dev -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE=$(BIN)/python >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE) --target llama >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
 	@$(BIN)/python -m bench.sanitize --build $(SANITIZE) --models $(ZOO)/models
+
+faults: $(READY) ## Hostile files, kills, full disks and the like, by the thousands (docs/reliability.md, an hour); ONLY='kind ...' for some
+	@nice $(BIN)/python -m bench.faults $(ONLY) --full --write docs/reliability.md
+
+faults-slice: $(READY) ## Two minutes of the same
+	@$(BIN)/python -m bench.faults $(ONLY)
 
 train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on two cores)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'
