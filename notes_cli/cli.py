@@ -106,12 +106,18 @@ def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict
 
 
 def _setting(option: click.Option, key: str, value: Any) -> Any:
-    """A setting as its option takes it: a list for a repeatable one, else one value."""
-    if option.multiple:
-        return value if isinstance(value, list) else [value]
-    if isinstance(value, list | dict):
-        raise NotesError(f"{key} in config.yaml must be one value, got {value}")
-    return value
+    """A setting as the command line would have it: a list for a repeatable option, else one value."""
+    many = value if option.multiple and isinstance(value, list) else [value]
+    if not all(isinstance(one, str) for one in many):
+        raise NotesError(f"{key} in config.yaml must be {'a list of values' if option.multiple else 'one value'}")
+    if not all(many):
+        raise NotesError(f"{key} in config.yaml has no value. Give it one, or remove the line")
+    try:
+        for one in many:
+            option.type.convert(one, None, None)
+    except click.BadParameter as error:
+        raise NotesError(f"{key} in config.yaml: {error.message}") from error
+    return many if option.multiple else value
 
 
 def main() -> NoReturn:

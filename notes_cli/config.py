@@ -6,17 +6,18 @@ It knows neither commands nor models. Which flag wins over which setting is deci
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import notes_cli
+from notes_cli.documents import read_yaml
 from notes_cli.errors import NotesError
 
 APP = "notes"
 SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
+SETTING = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ def paths() -> Paths:
 
 
 def load_config(path: Path | None = None) -> dict[str, Any]:
-    """The settings of config.yaml, {} without one. Raise NotesError if it cannot be read as a mapping."""
+    """The settings of config.yaml, {} without one: every value as it is written, as on the command line.
+
+    Raise NotesError if it cannot be read as a mapping of names.
+    """
     path = path or paths().config
     try:
         settings = read_yaml(path)
@@ -64,30 +68,9 @@ def load_config(path: Path | None = None) -> dict[str, Any]:
         raise NotesError(f"{error}. Mend or remove the file") from error
     if settings is None:
         return {}
-    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
+    if not isinstance(settings, dict) or not all(SETTING.fullmatch(key) for key in settings):
         raise NotesError(f"{path} must hold `setting: value` lines. Mend or remove the file")
     return settings
-
-
-def read_yaml(path: Path, loader: type[yaml.SafeLoader | yaml.BaseLoader] = yaml.SafeLoader) -> Any:
-    """What a YAML file holds. Raise NotesError, in one line, if it cannot be read; a missing one, too."""
-    try:
-        return yaml.load(path.read_text(encoding="utf-8-sig"), Loader=loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise NotesError(f"cannot read {path}: {reason}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NotesError(f"{path} is not valid YAML: {yaml_problem(error)}") from error
-
-
-def yaml_problem(error: Exception) -> str:
-    """What a YAML error says, in one line."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    return " ".join(str(error).split())
 
 
 def resource(name: str) -> Path:

@@ -34,13 +34,13 @@ def test_without_it_the_folders_of_the_system(tmp_path: Path, monkeypatch: pytes
 
 
 def test_settings_are_read(tmp_path: Path) -> None:
-    """No file and an empty file are no settings."""
+    """No file and an empty file are no settings. Values are as written: the command line makes numbers of them."""
     path = tmp_path / "config.yaml"
     assert load_config(path) == {}
     path.write_text("")
     assert load_config(path) == {}
     path.write_text("model: a.gguf\nask:\n  temp: 0.5\n")
-    assert load_config(path) == {"model": "a.gguf", "ask": {"temp": 0.5}}
+    assert load_config(path) == {"model": "a.gguf", "ask": {"temp": "0.5"}}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,8 @@ def test_settings_are_read(tmp_path: Path) -> None:
         (b"model: [", "not valid YAML: line 1"),
         (b"- a", "must hold `setting: value` lines"),
         (b"1: a", "must hold"),
+        (b"model: a\nmodel: b", "line 2, column 1: the key 'model' is there already, in line 1"),
+        (b"x: &x {a: &a [*a]}", "not valid YAML"),
         (b"\xff", "not UTF-8"),
         (b"[" * 5000, "nested too deeply"),
         (b"!!python/object:os.system {}", "not valid YAML"),

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from notes_cli.config import read_yaml, resource
+from notes_cli.config import resource
+from notes_cli.documents import read_yaml
 from notes_cli.errors import NotesError
 from notes_cli.text.fields import clean_value
 from notes_cli.text.skill import Skill, load_skill, parse_skill
@@ -41,7 +40,7 @@ def shipped_battery() -> list[Case]:
 def load_battery(path: Path) -> list[Case]:
     """The cases of a file, under `cases:`. Skill files are named as seen from there. Raise NotesError, with
     the number of the case, for anything that does not make a decision."""
-    data = read_yaml(path, yaml.BaseLoader)  # a date stays text
+    data = read_yaml(path)
     cases = data.get("cases") if isinstance(data, dict) else None
     if not isinstance(cases, list) or not cases:
         raise NotesError(f"{path} must hold `cases:`, a list of decisions")

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from notes_cli.config import read_yaml, resource
+from notes_cli.config import resource
+from notes_cli.documents import read_yaml
 from notes_cli.errors import NotesError, SkillError
 from notes_cli.text.fields import FIELD_NAME, clean_value
 

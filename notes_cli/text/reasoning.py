@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from notes_cli.config import read_yaml, resource
+from notes_cli.config import resource
+from notes_cli.documents import Typed, read_yaml
 from notes_cli.errors import NotesError
 from notes_cli.text.prompt import generation_prompt
 from notes_cli.text.template import ChatTemplate
@@ -145,7 +146,7 @@ def shipped_table() -> Table:
 
 def load_table(path: Path) -> Table:
     """Read a file of that form. Raise NotesError for one that is not."""
-    data = read_yaml(path)
+    data = read_yaml(path, Typed)
     try:
         switches = data["switches"]
         marks = [_entry(entry, switches, ("open", "close")) for entry in data["marks"]]

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
-
-from notes_cli.config import yaml_problem
+from notes_cli.documents import parse_yaml
 from notes_cli.errors import SkillError
 from notes_cli.text.fields import FIELD_NAME, Field, Hole, clean_value, fill, find_fields
 
 MAX_BYTES = 64 << 20  # far beyond any context; a model file named by mistake is refused, not read
+MAX_HEADER = 64 << 10  # characters of front matter, which are read slowly
 MAX_NAME = 64
 MAX_DESCRIPTION = 1024
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
@@ -144,10 +143,12 @@ def _split(text: str, source: str) -> tuple[dict[str, Any], str]:
     match = FRONT_MATTER.match(text)
     if match is None:
         raise SkillError(f"{source}: the front matter that line 1 opens is not closed. Add a line ---")
+    if len(match["yaml"]) > MAX_HEADER:
+        raise SkillError(f"{source}: the front matter is longer than {MAX_HEADER >> 10} KiB. Move text below it")
     try:
-        header = yaml.load(match["yaml"], Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SkillError(f"{source}: the front matter is not valid YAML: {yaml_problem(error)}") from error
+        header = parse_yaml("\n" + match["yaml"])  # the line above it counts
+    except ValueError as error:
+        raise SkillError(f"{source}: the front matter is not valid YAML: {error}") from error
     header = {} if header in (None, "") else header
     if not isinstance(header, dict):
         raise SkillError(f"{source}: the front matter must hold `key: value` lines")

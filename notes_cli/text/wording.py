@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from notes_cli.config import read_yaml, resource
+from notes_cli.config import resource
+from notes_cli.documents import read_yaml
 
 
 @cache

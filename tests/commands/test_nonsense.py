@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Notes, command_line, run_apart
+from .conftest import Notes, command_line, run_apart, run_here
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,12 @@ def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
         ("- a", "setting: value"),
         ("ctx-size: many", "'many' is not a whole number"),
         ("choices: [a, b]", "must be one value"),
+        ("model: {a: b}", "model in config.yaml must be one value"),
+        ("model:", "model in config.yaml has no value"),
+        ("erratum: [{a: b}]", "erratum in config.yaml must be a list of values"),
+        ("temp: warm", "temp in config.yaml: 'warm' is not a number"),
+        ("think: perhaps", "think in config.yaml: 'perhaps' is not a valid boolean"),
+        ("seed: 1\nask: {seed: x, seed: y}", "the key 'seed' is there already"),
     ],
 )
 def test_a_config_that_cannot_be_used(notes: Notes, home: Path, config: str, message: str) -> None:
@@ -103,6 +109,21 @@ def test_one_value_of_a_repeatable_setting(notes: Notes, home: Path, compiled: P
     """`splice: returns` needs no list."""
     (home / "config.yaml").write_text("splice: returns\n")
     assert notes("ask", "x", "-n", 1, "--json").json["tokens"]["spliced"] > 0
+
+
+def test_a_model_that_is_a_number(home: Path) -> None:
+    """It is the name of a file, not of a descriptor."""
+    home.mkdir()
+    (home / "config.yaml").write_text("model: 3\n")
+    outcome = run_here("ask", "x")
+    assert outcome.code == 1 and outcome.err.startswith("notes: 3: no such model") and outcome.err.count("\n") == 1
+
+
+def test_settings_are_as_on_the_command_line(notes: Notes, home: Path) -> None:
+    """What YAML takes for a truth value or for text is what the option makes of it."""
+    home.mkdir()
+    (home / "config.yaml").write_text("flash-attn: on\nthink: off\nrope-freq-base: 1e4\npredict: 2\njson: yes\n")
+    assert notes("ask", "x").json["tokens"]["answer"] <= 2
 
 
 def test_settings_are_called_as_their_flags(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

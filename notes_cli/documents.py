@@ -1,0 +1,120 @@
+"""YAML as people and strangers write it: front matter, config.yaml, wordings, batteries.
+
+Scalars stay as written (a date remains text, 012 remains 012) unless types are asked for. Refused, with the line: a key
+that is there twice, what is nested too deeply, and aliases that stand for many more values than were written. What is
+too long is refused unread: PyYAML takes 10 seconds for a megabyte.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.composer import ComposerError
+
+from notes_cli.errors import NotesError
+
+MAX_BYTES = 1 << 20  # of a file: 5,000 decisions of a battery
+MAX_DEPTH = 50
+MAX_ALIASED = 100_000  # values that all aliases together may stand for
+MAX_TYPED = 100  # characters of a scalar that is no text: to convert a number takes quadratic time
+
+
+class Untyped(yaml.BaseLoader):
+    """All scalars are text."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}  # of complete nodes, aliases counted as what they stand for
+        self._aliased = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if self._depth == MAX_DEPTH:
+            raise _problem("it is nested too deeply", event)
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!") and tag not in yaml.SafeLoader.yaml_constructors:
+            raise _problem(f"the tag {tag[:64]!r} is unknown", event)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            self._count(node, event)
+        elif node is not None:
+            self._sizes[node] = 1 + sum(self._sizes[part] for part in _parts(node))
+        return node
+
+    def _count(self, node: yaml.Node | None, event: yaml.AliasEvent) -> None:
+        if node not in self._sizes:
+            raise _problem(f"the alias *{event.anchor} stands inside of what it names", event)
+        self._aliased += self._sizes[node]
+        if self._aliased > MAX_ALIASED:
+            raise _problem(f"its aliases stand for more than {MAX_ALIASED:,} values", event)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        first: dict[tuple[str, str], yaml.Node] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                other = first.setdefault((key.tag, key.value), key)
+                if other is not key:
+                    line = other.start_mark.line + 1
+                    raise _problem(
+                        f"the key {key.value[:64]!r} is there already, in line {line}. Keep one of them", key
+                    )
+        return node
+
+
+class Typed(Untyped, yaml.SafeLoader):
+    """Numbers, truth values and dates are such."""
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if len(node.value) > MAX_TYPED and node.tag != "tag:yaml.org,2002:str":
+            raise _problem(f"a value that is no text has more than {MAX_TYPED} characters", node)
+        return node
+
+
+def _problem(what: str, where: Any) -> ComposerError:
+    return ComposerError(problem=what, problem_mark=where.start_mark)
+
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def read_yaml(path: Path, loader: type[Untyped] = Untyped) -> Any:
+    """What a YAML file holds. Raise NotesError, in one line, if it cannot be read; a missing one, too."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise NotesError(f"cannot read {path}: {reason}") from error
+    if len(data) > MAX_BYTES:
+        raise NotesError(f"{path} is larger than {MAX_BYTES >> 20} MiB. Is it the file that you meant?")
+    try:
+        return parse_yaml(text, loader)
+    except ValueError as error:
+        raise NotesError(f"{path} is not valid YAML: {error}") from error
+
+
+def parse_yaml(text: str, loader: type[Untyped] = Untyped) -> Any:
+    """What a YAML text holds. Raise ValueError, in one line, if it is none or beyond the bounds."""
+    try:
+        return yaml.load(text, Loader=loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(where + _line(error.problem or error.context or "")) from error
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(_line(str(error))) from error  # PyYAML's own of what does not fit its tag
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,80 @@
+"""YAML from people and strangers: its bounds, and what it may not say twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notes_cli.documents import Typed, Untyped, parse_yaml, read_yaml
+from notes_cli.errors import NotesError
+
+
+def bomb(levels: int) -> str:
+    """Ten times as many values at each level."""
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 10)}]" for i in range(levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' is there already, in line 1"),
+        ("x:\n  'a': 1\n  a: 3", "line 3, column 3: the key 'a' is there already, in line 2"),
+        ("{a: 1, a: 1}", "the key 'a' is there already"),
+        ("a: &a [*a]", "line 1, column 8: the alias *a stands inside of what it names"),
+        (bomb(9), "aliases stand for more than 100,000 values"),
+        (bomb(9).replace("[x, x", "{k: v").replace(", x", "").replace("]", "}", 1).replace("[*", "[<<: *"), "aliases"),
+        ("[" * 100_000, "nested too deeply"),
+        ("- " * 10_000, "nested too deeply"),
+        ("a: !!python/object:os.system {}", "the tag 'tag:yaml.org,2002:python/object:os.system' is unknown"),
+        ("a: *b", "undefined alias"),
+        ("\x00", "unacceptable character"),
+    ],
+)
+@pytest.mark.parametrize("loader", [Untyped, Typed])
+def test_beyond_the_bounds_in_one_line(loader: type[Untyped], text: str, says: str) -> None:
+    """Where, and what; no text takes long, fills the memory or leaves a traceback."""
+    with pytest.raises(ValueError) as caught:
+        parse_yaml(text, loader)
+    assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("text", ["a: " + "1:" * 200_000 + "1", "a: " + "9" * 100_000, "a: 2026-13-45", "!!int x"])
+def test_numbers_that_are_none(text: str) -> None:
+    """Where types are asked for, what would take long to convert, or cannot be, is refused."""
+    with pytest.raises(ValueError):
+        parse_yaml(text, Typed)
+
+
+def test_scalars_stay_as_written() -> None:
+    """YAML would make a truth value, an octal number, minutes and a date of them."""
+    assert parse_yaml("[on, 012, 1:30, 2026-06-01, 1e6]") == ["on", "012", "1:30", "2026-06-01", "1e6"]
+    assert parse_yaml("[true, 12]", Typed) == [True, 12]
+
+
+def test_few_aliases_are_none_of_them() -> None:
+    """Anchors are YAML's own way to say a thing once."""
+    assert parse_yaml("a: &a [1, 2]\nb: *a\nc: [*a]") == {"a": ["1", "2"], "b": ["1", "2"], "c": [["1", "2"]]}
+    assert parse_yaml("a: &a {k: v}\nb:\n  <<: *a\n  k: w", Typed)["b"] == {"k": "w"}
+
+
+def test_a_file_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
+    """PyYAML would take minutes."""
+    path = tmp_path / "big.yaml"
+    path.write_text("a: b\n" * 300_000)
+    with pytest.raises(NotesError, match=r"big\.yaml is larger than 1 MiB"):
+        read_yaml(path)
+
+
+@given(st.text("ab:&*[]{}-? !|>'\"\n#,<", max_size=60))
+def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
+    """By both loaders."""
+    for loader in (Untyped, Typed):
+        try:
+            parse_yaml(text, loader)
+        except ValueError as error:
+            assert str(error) and "\n" not in str(error)
