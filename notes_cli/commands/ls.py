@@ -16,7 +16,7 @@ def command(quiet: bool, json_: bool) -> None:
     \b
     Examples:
       notes ls
-      notes ls -q | xargs notes rm -y
+      notes ls -q | xargs notes rm
     """
     from notes_cli.config import paths
     from notes_cli.library.store import Library

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from notes_cli import output
@@ -11,15 +9,16 @@ from notes_cli import output
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, expose_value=False, help="Changes nothing: it never asks.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
-def command(names: tuple[str, ...], yes: bool, dry_run: bool) -> int:
-    """Remove compiled skills, for all models they were compiled for. The texts are not touched.
+def command(names: tuple[str, ...], dry_run: bool) -> None:
+    """Remove compiled skills, for all models they were compiled for, without asking. The texts are not touched, and
+    can be compiled again.
 
     \b
     Examples:
       notes rm returns
-      notes ls -q | xargs notes rm -y
+      notes ls -q | xargs notes rm
     """
     from notes_cli.config import paths
     from notes_cli.errors import SegmentError
@@ -34,14 +33,7 @@ def command(names: tuple[str, ...], yes: bool, dry_run: bool) -> int:
         for entry in library.entries():
             if entry.name in names:
                 output.result(str(entry.path))
-        return 0
-    if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError("nobody is there to ask. Repeat with -y to remove without asking")
-        if not click.confirm(f"Remove {', '.join(names)}?", err=True):
-            output.say("nothing was removed")
-            return 1
+        return
     for name in dict.fromkeys(names):
         for path in library.remove(name):
             output.result(str(path))
-    return 0

@@ -121,15 +121,30 @@ def show(name: str, json_: bool) -> None:
 
 @command.command("rm")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_JSON
-def rm(names: tuple[str, ...], json_: bool) -> None:
-    """Remove sessions, without asking."""
+def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
+    """Remove sessions. It asks first: a conversation cannot be had again.
+
+    \b
+    Examples:
+      notes session rm mine
+      notes session ls -q | xargs notes session rm -y
+    """
     sessions = _sessions()
-    for name in dict.fromkeys(names):  # a typing error removes nothing
+    names = tuple(dict.fromkeys(names))
+    for name in names:  # a typing error removes nothing
         if name not in sessions.names():
             sessions.find(name)
-    removed = [str(sessions.remove(name)) for name in dict.fromkeys(names)]
+    if not yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise click.UsageError("nobody is there to ask. Repeat with -y to remove without asking")
+        if not click.confirm(f"Remove {_count(len(names), 'session')}: {', '.join(names)}?", err=True):
+            output.say("nothing was removed")
+            return 1
+    removed = [str(sessions.remove(name)) for name in names]
     _tell({"removed": removed}, "\n".join(removed), json_)
+    return 0
 
 
 @command.command("fork")

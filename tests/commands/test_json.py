@@ -66,7 +66,7 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("edit --json", ["edit", "mine", "--field", "date=2026-07-01", "--json"]),
         ("session undo --json", ["session", "undo", "mine", "--json"]),
         ("session fork --json", ["session", "fork", "mine", "other", "--json"]),
-        ("session rm --json", ["session", "rm", "mine", "--json"]),
+        ("session rm --json", ["session", "rm", "mine", "-y", "--json"]),
         ("session compact --json", ["session", "compact", "mine", "--json"]),
         ("session export --json", ["session", "export", "mine", "{}/mine.notes.tar", "--json"]),
         ("session import --json", ["session", "import", "{}/imported.notes.tar", "--json"]),

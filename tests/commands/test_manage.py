@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from notes_cli.engine.model import Model
 
 from .conftest import TEXT, Notes, run_here, snapshot
@@ -62,23 +60,11 @@ def test_rm_removes_all_files_of_a_name(
     assert not compiled.exists() and not Path(other).exists() and kept.exists() and skill.exists()
 
 
-def test_rm_asks_and_refuses_where_nobody_can_answer(notes: Notes, compiled: Path) -> None:
-    """Without -y and without a terminal nothing is removed: exit 2."""
-    outcome = notes("rm", "returns", stdin="y\n")
-    assert outcome.code == 2 and "-y" in outcome.err and compiled.exists()
-
-
-@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("\n", 1, True)])
-def test_rm_on_a_terminal(
-    notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: bool
-) -> None:
-    """On a terminal it asks; anything but yes removes nothing and exits 1."""
-    from . import conftest
-
-    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: True)
-    outcome = notes("rm", "returns", stdin=answer)
-    assert (outcome.code, compiled.exists()) == (code, left)
-    assert "Remove returns?" in outcome.err
+def test_rm_does_not_ask(notes: Notes, skill: Path, compiled: Path) -> None:
+    """A skill can be compiled again from its text: nobody need be there, with -y or without."""
+    assert notes("rm", "returns").code == 0 and not compiled.exists()
+    assert notes("compile", skill).code == 0
+    assert notes("rm", "-y", "returns").code == 0 and not compiled.exists()
 
 
 def test_rm_of_an_unknown_name_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:

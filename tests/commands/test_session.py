@@ -115,7 +115,7 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
         (("session", "undo", "nothing"), "there is no session 'nothing'"),
         (("session", "fork", "mine", "mine"), "there is a session mine already"),
         (("session", "fork", "mine", "A b"), "is no name of a session"),
-        (("session", "rm", "mine", "nothing"), "there is no session 'nothing'"),
+        (("session", "rm", "-y", "mine", "nothing"), "there is no session 'nothing'"),
     ],
 )
 def test_refusals(notes: Notes, begun: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -229,7 +229,7 @@ def test_ls_fork_and_rm(notes: Notes, begun: Path, home: Path) -> None:
     broken = notes("session", "ls", "--json").json[0]
     assert broken.keys() == {"name", "path", "problem"} and "is damaged" in broken["problem"]
     assert "is damaged" in notes("session", "ls").out
-    assert notes("session", "rm", "mine", "other").out.splitlines() == [str(begun), str(begun.parent / "other")]
+    assert notes("session", "rm", "-y", "mine", "other").out.splitlines() == [str(begun), str(begun.parent / "other")]
     empty = notes("session", "ls")
     assert (empty.code, empty.out) == (0, "") and "--session NAME" in empty.err
 
@@ -281,3 +281,23 @@ def test_settings_reach_the_commands_of_the_group(
     (home / "config.yaml").write_text("model: /nowhere.gguf\n")
     outcome = notes("session", "compact", "mine")
     assert outcome.code == 1 and "/nowhere.gguf" in outcome.err
+
+
+def test_rm_refuses_where_nobody_can_answer(notes: Notes, begun: Path) -> None:
+    """A conversation cannot be had again: without -y and without a terminal nothing is removed, exit 2."""
+    outcome = notes("session", "rm", "mine", stdin="y\n")
+    assert (outcome.code, outcome.out) == (2, "") and "Repeat with -y" in outcome.err and begun.exists()
+    assert notes("session", "rm", "mine", "-y").code == 0 and not begun.exists()
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("\n", 1, True)])
+def test_rm_asks_on_a_terminal(
+    notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: bool
+) -> None:
+    """Anything but yes removes nothing and exits 1."""
+    from . import conftest
+
+    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: True)
+    outcome = notes("session", "rm", "mine", stdin=answer)
+    assert (outcome.code, begun.exists()) == (code, left)
+    assert "Remove 1 session: mine?" in outcome.err
