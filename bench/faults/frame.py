@@ -19,12 +19,14 @@ import json
 import mmap
 import os
 import random
+import re
 import resource
 import signal
 import struct
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -36,6 +38,7 @@ SCRATCH = ROOT / "build" / "faults"
 GOOD = ("accepted", "refused")
 BAD = ("crash", "hang", "wrong", "loss")
 KEPT = 20  # failures that a row tells of
+ALIKE = 3  # of them, of one sort
 PATIENCE = 60.0  # seconds that a case may take
 
 
@@ -205,6 +208,7 @@ class _Shared:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)  # what does not fit is counted, not told
+        self._told: Counter[str] = Counter()
 
     def __enter__(self) -> _Shared:
         return self
@@ -231,6 +235,10 @@ class _Shared:
         struct.pack_into("q", self._numbers, at, struct.unpack_from("q", self._numbers, at)[0] + 1)
 
     def fail(self, outcome: str, number: int, why: str) -> None:
+        """Tell of a failure, of those of one sort the first few."""
+        self._told[sort := outcome + re.sub("[0-9]+", "", why)[:60]] += 1
+        if self._told[sort] > ALIKE:
+            return
         line = json.dumps([outcome, number, " ".join(why.split())[:600]]) + "\n"
         with suppress(BlockingIOError):
             os.write(self._write, line.encode())

@@ -19,6 +19,7 @@ from notes_cli.library.gguf import FormatError, Head
 FORMAT = 1  # changes when an older notes would read a newer file wrongly
 KIND = "segment"
 INFLUENCE = "notes.influence"
+POSITIONS = (1 << 31) - 1  # of tokens, as llama.cpp counts them
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
     base = head.metadata.get("notes.base")
     if not isinstance(base, int):
         raise FormatError("notes.base is missing")
+    if base + len(tokens) > POSITIONS:
+        raise FormatError(f"notes.base is {base}, which is no position of a token")
     first = head.metadata.get("notes.first")
     if first is not None and (first != 0 or len(context) != base):
         raise FormatError("notes.first does not fit")

@@ -206,7 +206,7 @@ def _check_tensor(data: memoryview, head: Head, name: str) -> None:
     place = head.tensors[name]
     digest = xxhash.xxh3_128(data[place.offset : place.end]).hexdigest()
     if head.metadata.get(f"notes.checksum.{name}") != digest:
-        raise FormatError(f"the checksum of {name} is wrong")
+        raise FormatError(f"the checksum of {name[:40]!r} is wrong")
 
 
 def _card(path: Path, data: memoryview, head: Head) -> Card:

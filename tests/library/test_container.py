@@ -194,6 +194,17 @@ def test_a_whole_segment_that_does_not_fit(
             open_segment(tmp_path / "a.gguf")
 
 
+@pytest.mark.parametrize("base", [(1 << 31) - 3, (1 << 32) - 1])
+def test_positions_that_no_token_has(tmp_path: Path, make_segment: MakeSegment, base: int) -> None:
+    """What llama.cpp would wrap around to another position is refused, sealed or not."""
+    write_segment(tmp_path / "a.gguf", make_segment(base=base))
+    for read in (open_segment, peek):
+        with pytest.raises(SegmentError, match=rf"notes\.base is {base}, which is no position of a token"):
+            read(tmp_path / "a.gguf")
+    write_segment(tmp_path / "a.gguf", make_segment(base=(1 << 31) - 4))
+    assert open_segment(tmp_path / "a.gguf").base == (1 << 31) - 4
+
+
 @pytest.mark.parametrize("blocks", [(), (0,), (0, 2), (0, 1, 2)])
 def test_blocks_come_back(tmp_path: Path, make_segment: MakeSegment, blocks: tuple[int, ...]) -> None:
     """Where each begins, in the segment and on its card; a file without the key is one block."""
@@ -324,6 +335,20 @@ def test_every_flipped_byte_is_found(tmp_path: Path, request: pytest.FixtureRequ
             else:
                 missed.append(at)
     assert not missed
+
+
+def test_a_name_in_a_message_is_one_line(
+    tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor may be called anything; what is said of it stays one line that a terminal can show."""
+    make = container._tensors
+    odd = {"blk.0\n\x1b[2J": np.zeros(8, np.float32)}
+    monkeypatch.setattr(container, "_tensors", lambda segment: make(segment) | odd)
+    write_segment(tmp_path / "a.gguf", make_segment())
+    data = (tmp_path / "a.gguf").read_bytes()
+    (tmp_path / "a.gguf").write_bytes(data[:-1] + b"x")
+    with pytest.raises(SegmentError, match=r"the checksum of 'blk\.0\\n\\x1b\[2J' is wrong"):
+        open_segment(tmp_path / "a.gguf")
 
 
 def test_every_truncation_is_found(tmp_path: Path, make_segment: MakeSegment) -> None:
