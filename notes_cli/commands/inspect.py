@@ -38,7 +38,11 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     target = library.resolve(name)
     if target.kind == "text":
         raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {name}")
-    files = [entry.path for entry in library.entries() if entry.name == name] if target.path is None else [target.path]
+    files = (
+        [entry.path for entry in library.entries() if entry.name == target.name]
+        if target.path is None
+        else [target.path]
+    )
     shown = []
     for path in files:
         open_segment(path)  # checks every byte

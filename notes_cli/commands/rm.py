@@ -23,9 +23,11 @@ def command(names: tuple[str, ...], dry_run: bool) -> None:
     from notes_cli.config import paths
     from notes_cli.errors import SegmentError
     from notes_cli.library.store import Library
+    from notes_cli.text.names import typed
 
     library = Library(paths().library)
     known = set(library.names())
+    names = tuple(dict.fromkeys(map(typed, names)))
     for name in names:  # all or nothing: a typing error removes nothing
         if name not in known:
             raise SegmentError(f"there is no compiled skill {name!r}. See: notes ls")
@@ -34,6 +36,6 @@ def command(names: tuple[str, ...], dry_run: bool) -> None:
             if entry.name in names:
                 output.result(str(entry.path))
         return
-    for name in dict.fromkeys(names):
+    for name in names:
         for path in library.remove(name):
             output.result(str(path))

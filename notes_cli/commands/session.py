@@ -131,8 +131,10 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
       notes session rm mine
       notes session ls -q | xargs notes session rm -y
     """
+    from notes_cli.text.names import typed
+
     sessions = _sessions()
-    names = tuple(dict.fromkeys(names))
+    names = tuple(dict.fromkeys(map(typed, names)))
     for name in names:  # a typing error removes nothing
         if name not in sessions.names():
             sessions.find(name)
@@ -153,6 +155,9 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
 @_JSON
 def fork(name: str, new: str, json_: bool) -> None:
     """Begin the session NEW where NAME stands; from there each goes its own way."""
+    from notes_cli.text.names import typed
+
+    name, new = typed(name), typed(new)
     folder = str(_sessions().fork(name, new))
     _tell({"name": new, "path": folder, "forked": name}, folder, json_)
 

@@ -28,7 +28,7 @@ from notes_cli.library.sessions import (
     line_bytes,
     read_ledger,
 )
-from notes_cli.library.store import NAME
+from notes_cli.text import names
 
 SUFFIX = ".notes.tar"
 CHUNK = 1 << 20
@@ -41,9 +41,9 @@ class ArchiveError(ValueError):
 
 def name_of(path: Path) -> str:
     """The session's name by that of its archive. Raise SessionError if it is none."""
-    name = path.name.removesuffix(SUFFIX)
-    if not NAME.fullmatch(name):
-        raise SessionError(f"{path.name!r} does not say what the session is called: use a-z, 0-9 and - in --name NAME")
+    name = names.typed(path.name.removesuffix(SUFFIX))
+    if not names.is_name(name):
+        raise SessionError(f"{path.name!r} does not say what the session is called: use {names.RULE} in --name NAME")
     return name
 
 

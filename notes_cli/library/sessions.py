@@ -26,7 +26,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import SessionError
 from notes_cli.library.atomic import replacing
-from notes_cli.library.store import NAME
+from notes_cli.text import names
 
 FORMAT = 2  # changes when an older notes would read a newer ledger wrongly
 LEDGER = "ledger.jsonl"
@@ -384,9 +384,8 @@ class Sessions:
 
     def names(self) -> list[str]:
         try:
-            return sorted(
-                path.name for path in self.folder.iterdir() if NAME.fullmatch(path.name) and (path / LEDGER).is_file()
-            )
+            found = [(names.typed(path.name), path) for path in self.folder.iterdir()]
+            return sorted(name for name, path in found if names.is_name(name) and (path / LEDGER).is_file())
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -394,9 +393,9 @@ class Sessions:
 
     def find(self, name: str) -> Stored:
         """Raise SessionError, naming what is near, if there is no such session."""
-        names = self.names()
-        if name not in names:
-            near = get_close_matches(name, names, n=3)
+        name, known = names.typed(name), self.names()
+        if name not in known:
+            near = get_close_matches(name, known, n=3)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             raise SessionError(f"there is no session {name!r}.{hint} See: notes session ls")
         return Stored(self.folder / name)
@@ -407,6 +406,7 @@ class Sessions:
 
         Raise SessionError if there is none of that name, or another process holds it.
         """
+        name = names.typed(name)
         if not new:
             self.find(name)  # before anything is written
         with self._lock(name):
@@ -414,8 +414,12 @@ class Sessions:
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        if not NAME.fullmatch(name):
-            raise SessionError(f"{name!r} is no name of a session: use a-z, 0-9 and single -")
+        if not names.is_name(name):
+            raise SessionError(f"{name!r} is no name of a session: use {names.RULE}{_such_as(name)}")
+        known = self.names()
+        objection = None if name in known else names.objection(name, known)
+        if objection:
+            raise SessionError(f"{objection}. Choose another name")
         lock = filelock.FileLock(self.folder / ".locks" / f"{name}.lock")
         try:
             Path(lock.lock_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -431,6 +435,7 @@ class Sessions:
 
     def fork(self, name: str, new: str) -> Path:
         """A second session that goes on from here. Files of rows are shared: nobody changes them."""
+        name, new = names.typed(name), names.typed(new)
         with self.locked(name) as stored, nullcontext(stored) if new == name else self.locked(new, new=True) as fork:
             if fork.header:
                 raise SessionError(f"there is a session {new} already. Choose another name")
@@ -447,6 +452,7 @@ class Sessions:
 
     def remove(self, name: str) -> Path:
         """Delete a session, sound or not."""
+        name = names.typed(name)
         if name not in self.names():
             self.find(name)
         folder = self.folder / name
@@ -457,6 +463,11 @@ class Sessions:
         except OSError as error:
             raise SessionError(f"cannot remove {folder}: {error.strerror}") from error
         return folder
+
+
+def _such_as(word: str) -> str:
+    name = names.name_of(word)
+    return f", such as {name}" if name else ""
 
 
 def _link(old: Path, new: Path) -> None:

@@ -22,9 +22,9 @@ from notes_cli.engine.segment import Tokens
 from notes_cli.errors import SegmentError
 from notes_cli.library.atomic import leftovers
 from notes_cli.library.container import Card, peek
+from notes_cli.text import names
 
-NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-FILE = re.compile(rf"(?P<name>{NAME.pattern})\.(?P<key>[0-9a-f]{{12}})\.gguf")
+FILE = re.compile(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,17 @@ class Library:
 
     def path(self, name: str, identity: Identity) -> Path:
         """Where the segment of that name for that identity belongs, whether it is there or not."""
-        if not NAME.fullmatch(name):
-            raise SegmentError(f"{name!r} is no name of a skill: use a-z, 0-9 and single -")
+        if not names.is_name(name):
+            raise SegmentError(f"{name!r} is no name of a skill: use {names.RULE}")
         return self.folder / f"{name}.{identity.key}.gguf"
 
     def names(self) -> list[str]:
         """Names of all compiled skills."""
-        return sorted({match["name"] for match, _ in self._files()})
+        return sorted({name for name, _ in self._files()})
 
     def entries(self) -> list[Entry]:
         """Every file of the library, by name. A file that cannot be read is listed with its problem."""
-        return [_entry(match["name"], path) for match, path in self._files()]
+        return [_entry(name, path) for name, path in self._files()]
 
     def find(self, name: str, identity: Identity, remedy: str = "notes compile FILE -m MODEL") -> Path:
         """The file of that name for that identity.
@@ -90,7 +90,7 @@ class Library:
         Raise SegmentError if there are none.
         """
         wanted = None if identity is None else self.path(name, identity)
-        files = [path for match, path in self._files() if match["name"] == name and wanted in (None, path)]
+        files = [path for found, path in self._files() if found == name and wanted in (None, path)]
         if not files:
             raise SegmentError(self._unknown(name))
         for path in files:
@@ -107,8 +107,8 @@ class Library:
         """
         if word == "-":
             return Target("text", word, Path("-"))
-        if NAME.fullmatch(word) and word in self.names():
-            return Target("name", word, None)
+        if names.typed(word) in self.names():
+            return Target("name", names.typed(word), None)
         path = Path(word).expanduser()
         if path.is_dir():
             return Target("text", word, path)
@@ -136,20 +136,26 @@ class Library:
         except OSError as error:
             raise SegmentError(f"cannot write to the library {self.folder}: {error.strerror}") from error
         try:
+            known = self.names()
+            objection = None if name in known else names.objection(name, known)
+            if objection:
+                raise SegmentError(f"{objection}. Give this one another: --name NAME")
             for left in leftovers(path):  # of a compile that was killed: nobody else writes this file now
                 left.unlink(missing_ok=True)
             yield path
         finally:
             lock.release()
 
-    def _files(self) -> list[tuple[re.Match[str], Path]]:
+    def _files(self) -> list[tuple[str, Path]]:
+        """Name and path of each file, by the file's name."""
         try:
             paths = sorted(self.folder.iterdir())
         except FileNotFoundError:
             return []
         except OSError as error:
             raise SegmentError(f"cannot read the library {self.folder}: {error.strerror}") from error
-        return [(match, path) for path in paths if (match := FILE.fullmatch(path.name))]
+        found = [(names.typed(match["name"]), path) for path in paths if (match := FILE.fullmatch(path.name))]
+        return [(name, path) for name, path in found if names.is_name(name)]
 
     def _unknown(self, word: str) -> str:
         near = get_close_matches(word, self.names(), n=3)

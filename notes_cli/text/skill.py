@@ -8,7 +8,6 @@ It knows no tokens.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,15 +15,15 @@ from typing import Any, BinaryIO
 
 from notes_cli.documents import parse_yaml
 from notes_cli.errors import SkillError
+from notes_cli.text import names
 from notes_cli.text.fields import FIELD_NAME, Field, Hole, clean_value, fill, find_fields
 
 MAX_BYTES = 64 << 20  # far beyond any context; a model file named by mistake is refused, not read
 MAX_HEADER = 64 << 10  # characters of front matter, which are read slowly
-MAX_NAME = 64
 MAX_DESCRIPTION = 1024
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
-__all__ = ["Field", "Skill", "load_skill", "parse_skill", "slug", "with_values"]
+__all__ = ["Field", "Skill", "load_skill", "parse_skill", "with_values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,9 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
     if not body:
         raise SkillError(f"{source} has no text. A skill needs something to say")
     wanted = name or _string(header, "name", source) or default
-    if slug(wanted) != wanted:
-        warnings.append(f"{source}: the name {wanted!r} is not of the form a-z, 0-9, -; it becomes {slug(wanted)!r}")
+    called = _called(wanted, source)
+    if called != names.typed(wanted):
+        warnings.append(f"{source}: the name {wanted!r} is not of {names.RULE}; it becomes {called!r}")
     description = " ".join(_string(header, "description", source).split())
     if len(description) > MAX_DESCRIPTION:
         warnings.append(f"{source}: the description is longer than {MAX_DESCRIPTION} characters")
@@ -96,7 +96,7 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
     except SkillError as error:
         raise SkillError(f"{source}: {error}") from None
     warnings += [f"{source}: {warning}" for warning in more]
-    return Skill(slug(wanted), description, body, fields, source, tuple(warnings))
+    return Skill(called, description, body, fields, source, tuple(warnings))
 
 
 def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
@@ -114,10 +114,12 @@ def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
     return replace(skill, text=text, fields=fields)
 
 
-def slug(name: str) -> str:
-    """The name by the rule of Agent Skills: 1 to 64 of a-z, 0-9 and -, none at an end and no two in a row."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_NAME].rstrip("-") or "skill"
+def _called(wanted: str, source: str) -> str:
+    """The name of a skill. Raise SkillError where nothing of the word can be one."""
+    name = names.name_of(wanted)
+    if not name:
+        raise SkillError(f"{source}: the name {wanted!r} has no letter and no digit. Give it another: --name NAME")
+    return name
 
 
 def _decode(data: bytes, source: str) -> str:

@@ -47,6 +47,19 @@ def test_standard_input_with_a_name(notes: Notes) -> None:
     assert open_segment(Path(outcome.out.strip())).name == "policy"
 
 
+def test_names_in_any_script(notes: Notes, tmp_path: Path) -> None:
+    """規則.txt and 方針.txt are two skills, as they are called: listed, asked with, inspected and removed by name."""
+    for name in ("規則", "方針", "rückgabe"):
+        (tmp_path / f"{name}.txt").write_text(f"The rule of {name}.")
+        outcome = notes("compile", tmp_path / f"{name}.txt")
+        assert outcome.code == 0 and "warning" not in outcome.err, outcome.err
+    assert notes("ls", "-q").out.split() == ["rückgabe", "方針", "規則"]
+    assert notes("inspect", "規則", "--text").out == "The rule of 規則.\n"
+    assert notes("inspect", "ru\u0308ckgabe", "--text").out == "The rule of rückgabe.\n"
+    assert notes("ask", "x", "-n", 1, "--splice", "規則", "--splice", "方針").code == 0
+    assert notes("rm", "方針").code == 0 and notes("ls", "-q").out.split() == ["rückgabe", "規則"]
+
+
 def test_output_goes_to_a_file_and_not_into_the_library(notes: Notes, skill: Path, tmp_path: Path, home: Path) -> None:
     """-o writes the segment there; the library stays empty."""
     target = tmp_path / "here" / "returns.gguf"

@@ -138,6 +138,20 @@ def test_files_that_no_line_names_go(begun: Stored) -> None:
         begun.undo()
 
 
+def test_names_in_any_script(sessions: Sessions) -> None:
+    """As skills have them; what is none is refused with one that would do, what may be taken for another, too."""
+    with sessions.locked("gru\u0308ße", new=True) as stored:
+        stored.commit(turn(1, rows=""), HEADER)
+    assert sessions.names() == ["grüße"] and sessions.find("gru\u0308ße").name == "grüße"
+    for name, message in (("Mein Tag", "such as mein-tag"), ("../x", "such as x"), ("", "single -$")):
+        with pytest.raises(SessionError, match=message), sessions.locked(name, new=True):
+            pass
+    with pytest.raises(SessionError, match="there is grüße already"), sessions.locked("grüsse", new=True):
+        pass
+    sessions.fork("grüße", "方針")
+    assert sessions.names() == ["grüße", "方針"]
+
+
 def test_whole_rows_are_kept_of_two_turns(sessions: Sessions) -> None:
     """Each file has all rows, so that older ones are only in the way."""
     with sessions.locked("mine", new=True) as stored:

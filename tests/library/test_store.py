@@ -94,11 +94,35 @@ def test_an_unknown_name_gets_suggestions(filled: Library, identity: Identity) -
         filled.resolve("zzz")
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "a--b", ".", "a.b"])
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "a--b", ".", "a.b", "-", "a\u202e", "u\u0308", "規 則"])
 def test_a_name_never_leaves_the_folder(library: Library, identity: Identity, name: str) -> None:
     """Names are words, not paths."""
     with pytest.raises(SegmentError, match="is no name of a skill"):
         library.path(name, identity)
+
+
+def test_names_in_any_script(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
+    """Each has its own file, is listed, and is found in whichever form its letters are typed."""
+    for name in ("規則", "方針", "rückgabe"):
+        with library.compiling(name, identity) as path:
+            write_segment(path, make_segment(name=name))
+    assert library.names() == ["rückgabe", "方針", "規則"]
+    target = library.resolve("r\u0075\u0308ckgabe")
+    assert (target.kind, target.name) == ("name", "rückgabe")
+    with pytest.raises(SegmentError, match="Windows keeps the name nul"), library.compiling("nul", identity):
+        pass
+
+
+def test_names_that_a_file_system_may_take_for_one(
+    library: Library, identity: Identity, make_segment: MakeSegment
+) -> None:
+    """The second is refused before anything is written, with what to do."""
+    write_segment(library.path("maße", identity), make_segment(name="maße"))
+    with (
+        pytest.raises(SegmentError, match=r"there is maße already.*: --name NAME"),
+        library.compiling("masse", identity),
+    ):
+        pass
 
 
 def test_remove(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from notes_cli.config import resource
 from notes_cli.errors import SkillError
-from notes_cli.text.skill import load_skill, parse_skill, slug, with_values
+from notes_cli.text.skill import load_skill, parse_skill, with_values
 
 FRONT = "---\nname: returns\ndescription: About returns.\nfields:\n  date: 2026-06-01\n  amount: 120\n---\n"
 
@@ -151,13 +151,21 @@ def test_with_values_refuses_what_it_cannot_place(values: dict[str, str], messag
         with_values(skill, values)
 
 
-@given(st.text(max_size=200))
-def test_slugs_follow_the_rule(name: str) -> None:
-    """Any name at all becomes one that is a legal file name everywhere; a legal one stays."""
-    short = slug(name)
-    assert 1 <= len(short) <= 64 and set(short) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    assert not short.startswith("-") and not short.endswith("-") and "--" not in short
-    assert slug(short) == short
+@pytest.mark.parametrize("name", ["規則", "方針", "rückgabe", "λόγος"])
+def test_a_name_in_any_script(tmp_path: Path, name: str) -> None:
+    """A file's name is the skill's, without a word; capitals become small letters, and that is said."""
+    skill = load_skill(write(tmp_path, f"{name}.txt", "Text."))
+    assert (skill.name, skill.warnings) == (name, ())
+    (warning,) = load_skill(write(tmp_path, "Rückgabe 2.txt", "Text.")).warnings
+    assert "'Rückgabe 2' is not of letters" in warning and warning.endswith("it becomes 'rückgabe-2'")
+
+
+def test_no_name_is_made_up(tmp_path: Path) -> None:
+    """Where nothing of the word can be a name, one is asked for."""
+    for source in (write(tmp_path, "🙂.txt", "Text."), write(tmp_path, "a.txt", "---\nname: '!'\n---\nText.")):
+        with pytest.raises(SkillError, match=r"has no letter and no digit\. Give it another: --name NAME"):
+            load_skill(source)
+        assert load_skill(source, name="smile").name == "smile"
 
 
 @given(st.text(max_size=300))
