@@ -106,7 +106,7 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
         (("session", "import", "/dev/null", "--name", "new"), "it ends too early. Nothing was changed"),
         (("session", "import", "/dev/zero", "--name", "new"), "does not begin with ledger.jsonl. Nothing was changed"),
         (("session", "import", "/dev/zero", "--name", "A b"), "is no name of a session"),
-        (("session", "import", "x.tar"), "use a-z, 0-9 and - in --name NAME"),
+        (("session", "import", "x.tar"), "small letters, and single - in --name NAME"),
         (("verify", "--session", "nothing"), "there is no session 'nothing'"),
         (("edit", "mien", "--field", "tier=a"), "there is no session 'mien'. Did you mean mine?"),
         (("ask", "x", "--session", "../x"), "is no name of a session"),
