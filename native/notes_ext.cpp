@@ -1,6 +1,7 @@
 // The C interface: every call goes through `guarded`, which turns exceptions into a status and a message.
 #include "notes_ext.h"
 
+#include "notes_guard.h"
 #include "notes_kv.h"
 
 #include <algorithm>
@@ -40,6 +41,10 @@ const char * notes_upstream(void) {
 
 const char * notes_error(void) {
     return last_error;
+}
+
+void notes_guard(const char * before, const char * after) {
+    notes_guard_set(before, after);
 }
 
 bool notes_supports(llama_context * ctx, notes_op op) {

@@ -57,6 +57,10 @@ LLAMA_API const char * notes_error(void);
 // Whether the context can do the operation; if not, the reason is in notes_error().
 LLAMA_API bool notes_supports(struct llama_context * ctx, enum notes_op op);
 
+// From now on, where llama.cpp would end this process with a signal, print `before`, what is known, and `after` on stderr,
+// in one line, and exit with status 1. Signals that somebody handles already are left alone. NULL: no longer.
+LLAMA_API void notes_guard(const char * before, const char * after);
+
 // What a layer keeps.
 enum notes_layer_kind {
     NOTES_ATTENTION = 0,

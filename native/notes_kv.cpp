@@ -4,6 +4,7 @@
 #include "notes_rope.h"
 #include "notes_rows.h"
 
+#include "llama-adapter.h"
 #include "llama-batch.h"
 #include "llama-context.h"
 #include "llama-kv-cache.h"
@@ -17,6 +18,7 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
+#include <cstdio>
 #include <exception>
 #include <iterator>
 #include <mutex>
@@ -36,7 +38,27 @@ static std::string between(llama_pos p0, int64_t n) {
 // what a context can do
 //
 
+std::string notes_kv::adapters(const llama_context & ctx) {
+    std::string res;
+    for (const auto & [lora, scale] : *ctx.loras) {
+        char text[64];
+        snprintf(text, sizeof(text), "%sa LoRA adapter at scale %g", res.empty() ? "" : " and ", scale);
+        res += text;
+    }
+    for (uint32_t il = 0; il < ctx.get_model().hparams.n_layer(); ++il) {
+        if (ctx.cvec->tensor_for(il)) {
+            return res + (res.empty() ? "" : " and ") + "a control vector";
+        }
+    }
+    return res;
+}
+
 std::string notes_kv::refusal(llama_context & ctx, notes_op op) {
+    // Rows belong to the weights that they were computed with, and what we know of those is the digest of a file.
+    if (const std::string added = adapters(ctx); !added.empty()) {
+        return "this context computes with " + added + ", and rows are known by the model's file alone. Take it off the "
+            "context, or merge a LoRA into the model (llama-export-lora)";
+    }
     const notes_memory memory(ctx);
 
     if (!ctx.get_memory() || op != NOTES_APPEND) {

@@ -26,6 +26,9 @@ struct notes_kv {
     // Why the context cannot do `op`, empty if it can.
     static std::string refusal(llama_context & ctx, notes_op op);
 
+    // What this context adds to the weights of the model's file when it computes, empty if nothing.
+    static std::string adapters(const llama_context & ctx);
+
     std::vector<notes_layer> layers() const;
     std::vector<double>      frequencies(int32_t i) const;
 

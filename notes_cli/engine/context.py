@@ -22,7 +22,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import LayerRows, Tokens
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, UnsupportedError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
 THREAD_WEIGHTS = 16 << 20  # bytes that make a thread of its own worth while (docs/LOG.md)
@@ -166,7 +166,13 @@ class Context:
         return digest.hexdigest()
 
     def identity(self, weights: str) -> Identity:
-        """What a segment must have been compiled with to fit here. `weights`: sha256 of the model's file."""
+        """What a segment must have been compiled with to fit here. `weights`: sha256 of the model's file.
+
+        Raise UnsupportedError where rows cannot be read, also while an adapter is applied to the context.
+        """
+        reason = self.supports("read")
+        if reason:
+            raise UnsupportedError(reason)
         first = next((layer for layer in self.layers if layer.rope >= 0), self.layers[0])
         return Identity(
             model=self.model.name,
@@ -178,7 +184,7 @@ class Context:
             if first.rope >= 0
             else "none",
             kv_type=f"{_master(self.options.type_k)}/{_master(self.options.type_v)}",
-            adapters="",
+            adapters="",  # a context with one does not read
         )
 
     # Rows. `sequence` is a sequence id; positions count from 0.

@@ -14,6 +14,7 @@ import numpy as np
 from notes_cli.engine import native
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import Tokens
+from notes_cli.engine.source import open_sources
 from notes_cli.errors import ModelError
 
 # llama_ftype -> the name people know (llama.h, enum llama_ftype)
@@ -64,23 +65,38 @@ class Model:
         """
         self._handle: Any = None
         self.path = path
-        _check_file(path)
-        params = llama.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers if gpu_layers >= 0 else 0x7FFFFFFF
-        params.main_gpu = main_gpu
-        params.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
-        native.log_lines.clear()
-        self._handle = llama.llama_model_load_from_file(os.fsencode(path), params)
-        native.raise_interrupt()
-        if not self._handle:
-            reason = next((line for line in native.log_lines if "error" in line.lower()), "llama.cpp gives no reason")
-            raise ModelError(f"{path}: llama.cpp cannot load this model ({reason.strip()})")
+        self.sources = open_sources(path)  # all files of the model
+        try:
+            self._load(gpu_layers, main_gpu, mmap)
+        except BaseException:
+            self.close()
+            raise
         self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
         self.n_ctx_train = int(llama.llama_model_n_ctx_train(self._handle))
         self.architecture = self.metadata("general.architecture") or "unknown"
         self.name = self.metadata("general.name") or path.stem
         file_type = int(llama.llama_model_ftype(self._handle)) & ~1024  # the bit says "guessed"
         self.quantization = _FILE_TYPES.get(file_type, f"type {file_type}")
+
+    def _load(self, gpu_layers: int, main_gpu: int, mmap: bool) -> None:
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers if gpu_layers >= 0 else 0x7FFFFFFF
+        params.main_gpu = main_gpu
+        params.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
+        names = [source.loadable for source in self.sources]
+        paths = (ctypes.c_char_p * len(names))(*map(os.fsencode, names))
+        native.log_lines.clear()
+        native.guard(str(self.path))
+        self._handle = llama.llama_model_load_from_splits(paths, len(names), params)
+        native.raise_interrupt()
+        if not self._handle:
+            reason = next((line for line in native.log_lines if "error" in line.lower()), "llama.cpp gives no reason")
+            for name, source in zip(names, self.sources, strict=True):
+                reason = reason.replace(name, str(source.path))
+            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({reason.strip()})")
+        for source in self.sources:
+            if source.changed:
+                raise ModelError(f"{source.path} changed while it was being loaded. Try again when it is complete")
 
     @property
     def handle(self) -> Any:
@@ -96,6 +112,11 @@ class Model:
         if self._handle is not None:
             llama.llama_model_free(self._handle)
             self._handle = None
+        if self.sources:
+            native.unguard(str(self.path))
+        for source in self.sources:
+            source.close()
+        self.sources = []
 
     def __enter__(self) -> Model:
         return self
@@ -116,15 +137,6 @@ class Model:
     def recurrent(self) -> bool:
         """Whether some layers keep a state instead of rows: they cannot go back to an earlier position."""
         return bool(llama.llama_model_is_recurrent(self.handle) or llama.llama_model_is_hybrid(self.handle))
-
-    @property
-    def files(self) -> list[Path]:
-        """All files of the model: a split one (name-00001-of-00003.gguf) has several."""
-        count = int(self.metadata("split.count") or 0)
-        if count < 2:
-            return [self.path]
-        stem = self.path.name.rsplit("-", 3)[0]
-        return [self.path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
 
     @property
     def chat_template(self) -> str | None:
@@ -179,18 +191,3 @@ class Model:
     def ends(self, token: int) -> bool:
         """Whether the token ends an answer (end of turn, end of text)."""
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
-
-
-def _check_file(path: Path) -> None:
-    """The mistakes that people make, before llama.cpp says something longer about them."""
-    if not path.exists():
-        raise ModelError(f"{path}: no such model. Name a GGUF file with -m or NOTES_MODEL")
-    if path.is_dir():
-        raise ModelError(f"{path}: is a folder. Name the GGUF file in it")
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
-    if magic != b"GGUF":
-        raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r}). Name a model in GGUF format")

@@ -116,6 +116,7 @@ for _name, _types in _signatures.items():
     _function.argtypes = _types
     _function.restype = ctypes.c_bool if _name in ("notes_supports", "notes_can_move") else ctypes.c_int32
 _library.notes_error.restype = ctypes.c_char_p
+_library.notes_guard.argtypes, _library.notes_guard.restype = [ctypes.c_char_p, ctypes.c_char_p], None
 
 
 def last_error() -> str:
@@ -131,6 +132,33 @@ def call(name: str, *arguments: Any) -> int:
     if result < OK:
         raise EngineError(last_error())
     return result
+
+
+_CRASHED = ". The file is damaged, or llama.cpp has a bug: compare its SHA-256 with the one it was published with"
+_guarded: list[str] = []  # what llama.cpp works on, the latest last
+
+
+def guard(what: str) -> None:
+    """From now on, a crash of llama.cpp ends the process with one line about `what` and status 1: a damaged model makes
+    it run into assertions and bad memory, from which nothing can go on. Whoever handles such signals keeps them, and
+    with NOTES_DEBUG nothing is changed."""
+    _guarded.append(what)
+    _set_guard()
+
+
+def unguard(what: str) -> None:
+    """`what` is no longer worked on."""
+    if what in _guarded:
+        _guarded.remove(what)
+        _set_guard()
+
+
+def _set_guard() -> None:
+    if not _guarded or os.environ.get("NOTES_DEBUG"):
+        _library.notes_guard(None, None)
+    else:
+        before = f"notes: {_guarded[-1]}: llama.cpp failed on this model"
+        _library.notes_guard(before.encode(errors="replace"), _CRASHED.encode())
 
 
 def supports(context: Any, operation: str) -> str | None:

@@ -1,8 +1,8 @@
 """Digests of model files, remembered, because hashing gigabytes takes seconds.
 
-A digest is believed again while path, size, file number and both times stand (the modification time alone can be set
-to anything; the change time cannot). The memory is a small JSON file;
-lost or damaged it costs time, never correctness. It knows nothing of models.
+A digest is believed again while path, device, file number, size and both times are the same (the modification time
+alone can be set to anything; the change time cannot). The memory is a small JSON file; lost or damaged it costs time,
+never correctness. It knows nothing of models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
+from notes_cli.engine.source import stamp
 from notes_cli.errors import ModelError
 from notes_cli.library.atomic import replacing
 
@@ -25,45 +27,41 @@ SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse cl
 Progress = Callable[[int, int], None]
 
 
-def file_sha256(path: Path, memory: Path, progress: Progress | None = None) -> str:
-    """SHA-256 of a file as hex, from `memory` (a JSON file) where it is known.
+def file_sha256(path: Path, file: BinaryIO, memory: Path, progress: Progress | None = None) -> str:
+    """SHA-256 of an open file as hex, from `memory` (a JSON file) where it is known by its `path`.
 
-    `progress` gets bytes done and bytes in all while the file is read. Raise ModelError if it cannot be read.
+    What is read is `file`, whatever the path names by now. `progress` gets bytes done and bytes in all meanwhile.
+    Raise ModelError if it cannot be read.
     """
     try:
-        path = path.resolve(strict=True)
-        stat = path.stat()
-        stamp = _stamp(stat)
+        path = path.resolve()
+        before = list(stamp(file))
         known = _load(memory)
         entry = known.get(str(path))
-        if entry is not None and entry[:-1] == stamp:
+        if entry is not None and entry[:-1] == before:
             return str(entry[-1])
-        digest = _hash(path, stat.st_size, progress)
-        after = path.stat()
+        digest = _hash(file, progress)
+        after = list(stamp(file))
+        settled = time.time() - os.fstat(file.fileno()).st_mtime > SETTLED
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}") from error
-    settled = time.time() - stat.st_mtime > SETTLED
-    if settled and _stamp(after) == stamp:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    if settled and after == before:
         known.pop(str(path), None)
-        known[str(path)] = [*stamp, digest]
+        known[str(path)] = [*before, digest]
         _store(memory, dict(list(known.items())[-KEPT:]))
     return digest
 
 
-def _stamp(stat: os.stat_result) -> list[int]:
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _hash(path: Path, size: int, progress: Progress | None) -> str:
+def _hash(file: BinaryIO, progress: Progress | None) -> str:
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK))
-    done = 0
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            done += count
-            if progress is not None:
-                progress(done, size)
+    size, done = os.fstat(file.fileno()).st_size, 0
+    file.seek(0)
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]  # raw or buffered, both have it
+        digest.update(buffer[:count])
+        done += count
+        if progress is not None:
+            progress(done, size)
     return digest.hexdigest()
 
 
@@ -79,7 +77,7 @@ def _load(memory: Path) -> dict[str, list[int | str]]:
 def _sound(entry: object) -> bool:
     return (
         isinstance(entry, list)
-        and [type(part) for part in entry] == [int, int, int, int, str]
+        and [type(part) for part in entry] == [int, int, int, int, int, str]
         and len(entry[-1]) == 64
         and set(entry[-1]) <= set("0123456789abcdef")
     )

@@ -21,7 +21,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import SegmentError
+from notes_cli.errors import ModelError, SegmentError
 from notes_cli.library.container import open_segment
 from notes_cli.library.digest import file_sha256
 from notes_cli.library.store import Library
@@ -52,6 +52,7 @@ class Workspace:
         self._fixed_size = fixed_size
         self._hashing = hashing
         self._context: Context | None = None
+        self._weights: str | None = None
         self.model = Model(model, gpu_layers=gpu_layers)
 
     def close(self) -> None:
@@ -100,11 +101,33 @@ class Workspace:
             self.context.clear()
         return Notebook(self.context, dry=dry)
 
-    @cached_property
+    @property
     def weights(self) -> str:
-        """SHA-256 of the model's file (of the digests of its files, if it is split), remembered between runs."""
+        """SHA-256 of the model's file (of the digests of its files, if it is split), remembered between runs.
+
+        It is that of what was loaded: raise ModelError if a file has been changed since.
+        """
+        sources = self.model.sources
+        if self._weights is None:
+            digest = self._hash()
+            found = [source for source in sources if source.changed]
+        else:
+            found = [source for source in sources if source.changed]
+            digest = self._hash() if found else self._weights
+            if digest == self._weights:  # moved, linked or touched
+                for source in found:
+                    source.settle()
+                found = []
+        if found:
+            raise ModelError(
+                f"{found[0].path} was changed after it was loaded: what was computed belongs to no file. Run this again"
+            )
+        self._weights = digest
+        return digest
+
+    def _hash(self) -> str:
         memory = self.paths.models / "digests.json"
-        digests = [file_sha256(path, memory, self._hashing) for path in self.model.files]
+        digests = [file_sha256(source.path, source.file, memory, self._hashing) for source in self.model.sources]
         return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
     @property

@@ -12,7 +12,12 @@ import pytest
 
 from notes_cli.errors import ModelError
 from notes_cli.library import digest
-from notes_cli.library.digest import file_sha256
+from notes_cli.library.digest import Progress
+
+
+def file_sha256(path: Path, memory: Path, progress: Progress | None = None) -> str:
+    with path.open("rb") as file:
+        return digest.file_sha256(path, file, memory, progress)
 
 
 @pytest.fixture
@@ -91,7 +96,21 @@ def test_the_memory_stays_small(model: Path, tmp_path: Path, monkeypatch: pytest
     assert list(json.loads(memory.read_text())) == [str(other)]
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_what_is_open_is_hashed_and_not_what_the_path_names_by_then(model: Path, tmp_path: Path) -> None:
+    """A model that is replaced between load and digest would give its rows the identity of another file."""
+    memory = tmp_path / "digests.json"
+    expected = hashlib.sha256(model.read_bytes()).hexdigest()
+    with model.open("rb") as file:
+        other = tmp_path / "other"
+        other.write_bytes(b"WEIGHTS" * 1000)
+        os.utime(other, (1, 1))
+        os.replace(other, model)
+        assert digest.file_sha256(model, file, memory) == expected
+    assert file_sha256(model, memory) == hashlib.sha256(b"WEIGHTS" * 1000).hexdigest()
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     """One line, with the path."""
-    with pytest.raises(ModelError, match=r"cannot read .*none"):
-        file_sha256(tmp_path / "none", tmp_path / "digests.json")
+    (tmp_path / "none").touch()
+    with (tmp_path / "none").open("wb") as file, pytest.raises(ModelError, match=r"cannot read .*none"):
+        digest.file_sha256(tmp_path / "none", file, tmp_path / "digests.json")

@@ -1,0 +1,92 @@
+"""Rows belong to weights: a context that adds something to those of the model's file neither reads nor places any."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import OPERATIONS, llama
+from notes_cli.errors import SegmentError, UnsupportedError
+from notes_cli.text.skill import Skill
+from notes_cli.work.compiling import compile_skill, compile_to_library
+from notes_cli.work.workspace import Workspace
+
+TOKENS = np.arange(20, 40, dtype=np.int32)
+
+
+def write_lora(path: Path, arch: str = "llama", embd: int = 64, out: int = 32) -> Path:
+    """An adapter of rank 2 that changes the keys of the first layer."""
+    random = np.random.default_rng(5)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 2.0)
+    writer.add_tensor("blk.0.attn_k.weight.lora_a", random.standard_normal((2, embd)).astype(np.float32))
+    writer.add_tensor("blk.0.attn_k.weight.lora_b", random.standard_normal((out, 2)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def apply_lora(context: Context, path: Path, scale: float = 0.5) -> None:
+    adapter = llama.llama_adapter_lora_init(context.model.handle, str(path).encode())
+    assert adapter
+    adapters = (ctypes.POINTER(ctypes.c_void_p) * 1)(ctypes.cast(adapter, ctypes.POINTER(ctypes.c_void_p)))
+    llama.llama_set_adapters_lora(context.handle, adapters, 1, (ctypes.c_float * 1)(scale))
+
+
+def apply_control_vector(context: Context, first: int = 1) -> None:
+    data = np.ones(64 * 2, np.float32)
+    pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    assert llama.llama_set_adapter_cvec(context.handle, pointer, data.size, 64, first, 2) == 0
+
+
+@pytest.fixture
+def context(make_model: Callable[..., Path]) -> Iterator[Context]:
+    with Model(make_model()) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
+        yield context
+
+
+def test_a_lora_is_seen(context: Context, tmp_path: Path) -> None:
+    """All that touches rows is refused, saying with what scale it is applied, and works again when it is taken off."""
+    context.append({0: TOKENS})
+    apply_lora(context, write_lora(tmp_path / "lora.gguf"))
+    for operation in OPERATIONS:
+        assert "a LoRA adapter at scale 0.5" in (context.supports(operation) or "")
+    with pytest.raises(UnsupportedError, match="LoRA"):
+        context.append({0: TOKENS})
+    with pytest.raises(UnsupportedError, match="LoRA"):
+        context.rewrite(0, [3], TOKENS[:1])
+    apply_lora(context, tmp_path / "lora.gguf", 0.0)
+    rows = context.read(0, 0, 8, base=0)
+    context.clear()
+    context.splice(0, 5, TOKENS[:8], rows, 0)
+
+
+def test_a_control_vector_is_seen(context: Context) -> None:
+    """Likewise; one that was switched off again changes nothing."""
+    apply_control_vector(context)
+    assert "a control vector" in (context.supports("splice") or "")
+    assert "a control vector" in (context.can_move(0, 5, 8) or "")
+    llama.llama_set_adapter_cvec(context.handle, None, 0, 64, 0, 0)
+    assert context.supports("splice") is None
+
+
+def test_no_segment_fits_a_context_with_an_adapter(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
+    """Neither is one compiled there, nor one from before accepted."""
+    path = compile_to_library(workspace, skill).path
+    segment = workspace.open(path)
+    apply_lora(workspace.context, write_lora(tmp_path / "lora.gguf"))
+    with pytest.raises((SegmentError, UnsupportedError), match="LoRA"):
+        workspace.check(segment)
+    with pytest.raises(UnsupportedError, match="LoRA"):
+        compile_skill(workspace, skill)
