@@ -110,13 +110,16 @@ _signatures: dict[str, list[Any]] = {
     ],
     "notes_rewrite": [ctypes.c_void_p, ctypes.c_int32, _int32_p, _int32_p, ctypes.c_int32, ctypes.c_int],
     "notes_append": [ctypes.c_void_p, _int32_p, _int32_p, ctypes.c_int32, _int32_p, ctypes.c_int],
+    "notes_guard": [ctypes.c_char_p, ctypes.c_char_p],
 }
+_results: dict[str, Any] = {"notes_supports": ctypes.c_bool, "notes_can_move": ctypes.c_bool, "notes_guard": None}
 for _name, _types in _signatures.items():
-    _function = getattr(_library, _name)
+    _function = getattr(_library, _name, None)
+    if _function is None:
+        raise EngineError(f"the native library has no {_name}: it is older than this notes. {_MEND}")
     _function.argtypes = _types
-    _function.restype = ctypes.c_bool if _name in ("notes_supports", "notes_can_move") else ctypes.c_int32
+    _function.restype = _results.get(_name, ctypes.c_int32)
 _library.notes_error.restype = ctypes.c_char_p
-_library.notes_guard.argtypes, _library.notes_guard.restype = [ctypes.c_char_p, ctypes.c_char_p], None
 
 
 def last_error() -> str:
