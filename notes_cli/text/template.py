@@ -1,27 +1,19 @@
 """Chat templates: messages rendered as the model was trained on them, and cut where our own texts stand.
 
-Jinja in a sandbox, with what llama.cpp and Hugging Face give to templates. `cut` renders markers in the
-place of texts and cuts the result at them: what is left is the template's own. So no text of a user ever
-passes through Jinja, is trimmed by it, or is mistaken for a special token. It knows no tokens and no
+`cut` renders markers in the place of texts and cuts the result at them: what is left is the template's own. So no text
+of a user ever passes through Jinja, is trimmed by it, or is mistaken for a special token. It knows no tokens and no
 skills.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from notes_cli.errors import ModelError
+from notes_cli.text.rendering import RenderError, render
 
 Message = Mapping[str, str]  # role and content
 
@@ -37,22 +29,15 @@ PLAIN = (
 JOIN = "\n\n"  # between system content and question where a template has no system role
 
 
-class _Generation(Extension):
-    """`{% generation %}`: marks what a model said, for training. Here its body is simply shown."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance variable)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 class ChatTemplate:
     """The chat template of one model.
 
     `source` is the Jinja text, empty for a model without one (then PLAIN); `bos` and `eos` are the texts of
     those tokens; `options` are variables a template may know (such as enable_thinking); `now` fixes the
-    date that some templates print. Raise ModelError if the source is not valid Jinja.
+    date that some templates print; `name` is what errors call it.
+
+    What renders raises ModelError, in one line, where the source is not valid Jinja, fails, or takes more than
+    rendering.py allows.
     """
 
     def __init__(
@@ -63,13 +48,10 @@ class ChatTemplate:
         *,
         options: Mapping[str, object] | None = None,
         now: datetime | None = None,
+        name: str = "the model's chat template",
     ) -> None:
-        env = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-        )
-        env.filters["tojson"] = _tojson
-        env.globals["raise_exception"] = _raise
-        env.globals["strftime_now"] = lambda form: (now or datetime.now()).strftime(form)
+        self.name = name
+        self._source, self._now = source or PLAIN, now
         self._known = {
             "tools": None,
             "documents": None,
@@ -80,10 +62,6 @@ class ChatTemplate:
         self.cue = ""  # stands behind the question
         self.reply = ""  # opens the answer, behind the template's own words
         self.earlier = self  # how the answers of earlier turns are opened
-        try:
-            self._template = env.from_string(source or PLAIN)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise ModelError(f"the model's chat template cannot be read: {_one_line(error)}") from error
 
     def with_options(self, options: Mapping[str, object]) -> ChatTemplate:
         """The same template with other variables."""
@@ -116,7 +94,7 @@ class ChatTemplate:
         The result has one entry more than `markers`. Raise ModelError if the template drops, changes,
         repeats or reorders a marker.
         """
-        return _cut(self.render(messages), markers)
+        return self._cut(self.render(messages), markers)
 
     @cached_property
     def folds_system(self) -> bool:
@@ -130,37 +108,35 @@ class ChatTemplate:
         roles = ("system", "user", "assistant", "user")
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         try:
-            _cut(self._render(messages, True), contents)
+            self._cut(self._render(messages, True), contents)
         except ModelError:
             # Only a fault of the system message is mended by folding it: any other is raised from here.
-            _cut(self._render(_folded(messages), True), contents)
+            self._cut(self._render(_folded(messages), True), contents)
             return True
         return False
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        talk = {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(
-                self._known, messages=[dict(m) for m in messages], add_generation_prompt=add_generation_prompt
-            )
-        except Exception as error:  # a template is a program of others: whatever it raises is its own error
-            raise ModelError(f"the model's chat template failed: {_one_line(error)}") from error
+            return render(self._source, self._known | talk, self._now)
+        except RenderError as error:
+            raise ModelError(f"{self.name} {error}") from error
+
+    def _cut(self, rendered: str, markers: Sequence[str]) -> list[str]:
+        chunks: list[str] = []
+        rest = rendered
+        for mark in markers:
+            if rendered.count(mark) != 1 or mark not in rest:
+                fault = {0: "drops or changes", 1: "reorders"}.get(rendered.count(mark), "repeats")
+                raise ModelError(f"{self.name} {fault} the content of a message, so no skill can stand in it")
+            before, _, rest = rest.partition(mark)
+            chunks.append(before)
+        return [*chunks, rest]
 
 
 def marker(number: int) -> str:
     """Stands for a text inside a message: letters and digits only, which no template takes apart."""
     return f"NOTESx7Qf{number:03d}x9Zk"
-
-
-def _cut(rendered: str, markers: Sequence[str]) -> list[str]:
-    chunks: list[str] = []
-    rest = rendered
-    for mark in markers:
-        if rendered.count(mark) != 1 or mark not in rest:
-            fault = {0: "drops or changes", 1: "reorders"}.get(rendered.count(mark), "repeats")
-            raise ModelError(f"the model's chat template {fault} the content of a message, so no skill can stand in it")
-        before, _, rest = rest.partition(mark)
-        chunks.append(before)
-    return [*chunks, rest]
 
 
 def _folded(messages: Sequence[Message]) -> Sequence[Message]:
@@ -171,16 +147,3 @@ def _folded(messages: Sequence[Message]) -> Sequence[Message]:
     if not rest or rest[0]["role"] != "user":
         return [{"role": "user", "content": head["content"]}, *rest]
     return [{"role": "user", "content": head["content"] + JOIN + rest[0]["content"]}, *rest[1:]]
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    """Jinja's own tojson escapes HTML, which models were not trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

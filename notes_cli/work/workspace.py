@@ -27,6 +27,7 @@ from notes_cli.library.digest import file_sha256
 from notes_cli.library.store import Library
 from notes_cli.text.prompt import Piece, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
+from notes_cli.text.rendering import start_rendering
 from notes_cli.text.template import ChatTemplate
 
 DEFAULT_CONTEXT = 4096
@@ -53,6 +54,7 @@ class Workspace:
         self._hashing = hashing
         self._context: Context | None = None
         self._weights: str | None = None
+        start_rendering()  # it gets ready while the model is loaded
         self.model = Model(model, gpu_layers=gpu_layers)
 
     def close(self) -> None:
@@ -161,7 +163,8 @@ class Workspace:
 
     def _template(self, *, now: datetime | None = None, think: bool = False) -> ChatTemplate:
         bos, eos = self.model.special_text("bos"), self.model.special_text("eos")
-        template = ChatTemplate(self.model.chat_template or "", bos, eos, now=now)
+        name = f"the chat template of {self.model.path.name}"
+        template = ChatTemplate(self.model.chat_template or "", bos, eos, now=now, name=name)
         return self.reasoning.template(template, think)
 
     def tokenize(self, piece: Piece) -> Tokens:

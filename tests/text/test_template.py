@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from notes_cli.errors import ModelError
+from notes_cli.text import rendering
 from notes_cli.text.template import ChatTemplate, marker
 
 TALK = [
@@ -125,6 +127,93 @@ def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
     """A model file is data from strangers; its template reaches nothing but the messages."""
     with pytest.raises(ModelError):
         ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}").render(TALK)
+
+
+WILD = sorted((Path(__file__).parents[2] / "build/zoo/llama.cpp/models/templates").glob("*.jinja"))
+
+
+def plainly(source: str, messages: list[dict[str, str]], prompt: bool) -> str | None:
+    """The text by Jinja alone, in this process and without bounds; None where the template refuses."""
+    known = {"tools": None, "documents": None, "bos_token": "<s>", "eos_token": "</s>"}
+    try:
+        template = rendering._template(source, DAY.isoformat())
+        return template.render(known, messages=messages, add_generation_prompt=prompt)
+    except Exception:
+        return None
+
+
+def test_all_templates_of_llama_cpp_render_as_ever() -> None:
+    """The bounds take nothing from a template that means well: the same text, or the same refusal."""
+    assert len(WILD) >= 60, "run: make test"
+    rendered = 0
+    for path in WILD:
+        source = path.read_text()
+        for talk in (TALK, TALK[1:], TALK[:1], TALK[1:2]):
+            for prompt in (True, False):
+                expected = plainly(source, talk, prompt)
+                rendered += expected is not None
+                try:
+                    found = ChatTemplate(source, "<s>", "</s>", now=DAY)._render(talk, prompt)
+                except ModelError:
+                    found = None
+                assert found == expected, path.name
+    assert rendered > 300
+
+
+def doubled(start: str, double: str, times: int = 60) -> str:
+    return (
+        f"{{% set ns = namespace(x={start}) %}}{{% for i in range({times}) %}}{{% set ns.x = {double} %}}{{% endfor %}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{{ 10**(10**7) }}", "seconds"),
+        (doubled("[1]", "[ns.x, ns.x]") + "{{ ns.x }}", "seconds"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "seconds"),
+        ("{{ 'x' * 10**9 }}", "MiB of memory"),
+        ("{{ 'x' | center(10**10) }}", "MiB of memory"),
+        ("{{ '%9999999999d' % 1 }}", "MiB of memory"),
+        ("{{ '{:9999999999}'.format(1) }}", "MiB of memory"),
+        (doubled("'xy'", "ns.x ~ ns.x"), "MiB of memory"),
+        ("{% for a in range(9999) %}{{ 'x' * 999 }}{% endfor %}", "makes more than"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested too deeply"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "nested too deeply"),
+        ("{{ " + "-" * 99_999 + "1 }}", "nested too deeply"),
+        ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "too many statically nested blocks"),
+        ("{% if 1 %}" * 900 + "{% endif %}" * 900, "nested too deeply"),
+        ("x" * 2_000_000, "cannot be read: it is longer than"),
+    ],
+)
+def test_a_template_that_takes_too_much_is_said(source: str, says: str) -> None:
+    """One line that names it, whichever instruction takes the time or the memory; the next is rendered as ever."""
+    with pytest.raises(ModelError, match=r"^the template of x") as caught:
+        ChatTemplate(source + "{{ messages[0].content }}", name="the template of x").render(TALK)
+    assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 300
+    assert ChatTemplate("").render(TALK[1:2]) == "Question: U1\nAnswer:"
+
+
+def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is not lost, and what was still to come is not taken for the text of the next template."""
+    child = rendering._started()
+
+    class Interrupted:
+        """A child whose answer does not come before Ctrl-C does."""
+
+        stdin, poll, wait, kill = child.stdin, child.poll, child.wait, child.kill
+
+        class stdout:
+            close = child.stdout.close  # type: ignore[union-attr]
+
+            @staticmethod
+            def readline() -> bytes:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(rendering, "_child", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        rendering.render("a", {})
+    assert rendering.render("b", {}) == "b" and child.poll() is not None
 
 
 def test_words_around_an_answer(chatml: ChatTemplate, templates: SimpleNamespace) -> None:

@@ -1,0 +1,228 @@
+"""Rendering Jinja in a process of its own, within bounds of time, memory and length.
+
+A chat template is a program that comes with a model, so it may be anybody's. Jinja's sandbox keeps it from reaching
+anything; it does not keep `10**(10**7)`, nested loops or a list of lists of lists from taking all time and memory that
+there is, some of it in one instruction that nothing interrupts. So a child renders: the system holds it to its bounds,
+and ends it beyond them. It is started with the first template and serves all that follow, a line of JSON each way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
+
+SECONDS = 2  # of processor time, for one text; llama.cpp's own templates take milliseconds
+PATIENCE = 120  # seconds that pass meanwhile, on a machine however busy
+MEMORY = 512 << 20  # bytes that the child may have in all
+MAX_SOURCE = 1 << 20  # characters of a template
+MAX_TEXT = 4 << 20  # characters of what it renders
+_CHILD = "import sys; sys.path[:] = {!r}; from notes_cli.text.rendering import serve; serve()"
+
+
+class RenderError(Exception):
+    """A template that cannot be read, that fails, or that takes too much; the message is a clause of one line."""
+
+
+def render(source: str, variables: Mapping[str, Any], now: datetime | None = None) -> str:
+    """The text of a template. `variables` are such as JSON has; `now`: what it prints as the date, else that of today.
+
+    Raise RenderError.
+    """
+    if len(source) > MAX_SOURCE:
+        raise RenderError(f"cannot be read: it is longer than {MAX_SOURCE:,} characters")
+    request = {"source": source, "variables": variables, "now": now.isoformat() if now else None}
+    with _lock:
+        reply = _ask(json.dumps(request).encode() + b"\n")
+    if "error" in reply:
+        raise RenderError(reply["error"])
+    return str(reply["text"])
+
+
+# ---- the parent's side
+
+_lock = threading.Lock()
+_child: subprocess.Popen[bytes] | None = None
+_owner = 0  # the process that started it: after a fork it is another's
+
+
+def start_rendering() -> None:
+    """Start the child without waiting for it. Where that fails, `render` says so."""
+    with _lock, contextlib.suppress(RenderError):
+        _started()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    """The child, which is started if there is none. Raise RenderError where the system has no process for it."""
+    global _child, _owner
+    if _child is not None and _owner == os.getpid() and _child.poll() is None:
+        return _child
+    command = [sys.executable, "-I", "-c", _CHILD.format(sys.path)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    try:
+        # A session of its own: Ctrl-C is for the parent, which ends it.
+        _child = subprocess.Popen(command, **pipes, start_new_session=True)
+    except OSError as error:
+        raise RenderError(f"cannot be rendered: {sys.executable} does not start ({error.strerror})") from error
+    _owner = os.getpid()
+    return _child
+
+
+def _ask(request: bytes) -> dict[str, str]:
+    child = _started()
+    assert child.stdin is not None and child.stdout is not None
+    late = threading.Timer(PATIENCE, child.kill)
+    late.daemon = True
+    late.start()
+    try:
+        with contextlib.suppress(BrokenPipeError):  # then there is no line either
+            child.stdin.write(request)
+            child.stdin.flush()
+        line = child.stdout.readline()
+    except BaseException:  # an interrupt: the line that is still to come must not be taken for that of the next
+        _end(child)
+        raise
+    finally:
+        late.cancel()
+    if line.endswith(b"\n"):
+        reply: dict[str, str] = json.loads(line)
+        return reply
+    return {"error": f"failed: {_why(_end(child))}"}
+
+
+def _end(child: subprocess.Popen[bytes]) -> int:
+    """End the child; its status, or less than 0 the signal that ended it before."""
+    global _child
+    _child = None
+    assert child.stdin is not None and child.stdout is not None
+    with contextlib.suppress(OSError):
+        child.stdin.close()
+    child.stdout.close()
+    try:
+        return child.wait(0.2)  # it has ended already, unless it was interrupted
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
+
+
+def _why(status: int) -> str:
+    if status == -getattr(signal, "SIGXCPU", 0):
+        return f"it takes more than {SECONDS} seconds"
+    if status == -getattr(signal, "SIGKILL", 0):
+        return f"it takes more than {PATIENCE} seconds, or more memory than there is"
+    return f"the process that renders it ended ({signal.Signals(-status).name if status < 0 else f'status {status}'})"
+
+
+@atexit.register
+def _stop() -> None:
+    if _child is not None and _owner == os.getpid():
+        _end(_child)
+
+
+# ---- the child's side
+
+
+def serve() -> None:
+    """Answer until the parent is gone."""
+    grant = _bounds()
+    for line in sys.stdin.buffer:
+        grant()
+        try:
+            reply = _reply(json.loads(line))
+        except MemoryError:
+            reply = {"error": f"failed: it takes more than {MEMORY >> 20} MiB of memory"}
+        except RecursionError:
+            reply = {"error": "failed: it is nested too deeply"}
+        sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _bounds() -> Callable[[], None]:
+    """Bound the memory of this process; return what grants SECONDS more of the processor."""
+    try:
+        import resource
+    except ImportError:  # Windows: the parent's patience is the bound
+        return lambda: None
+    for kind, bound in (("RLIMIT_AS", MEMORY), ("RLIMIT_CORE", 0)):
+        with contextlib.suppress(ValueError, OSError):  # a Mac has no bound of memory
+            resource.setrlimit(getattr(resource, kind), (bound, resource.getrlimit(getattr(resource, kind))[1]))
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+
+    def grant() -> None:
+        seconds = int(time.process_time()) + 1 + SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds if most < 0 else min(seconds, most), most))
+
+    return grant
+
+
+def _reply(request: dict[str, Any]) -> dict[str, str]:
+    try:
+        template = _template(request["source"], request["now"])
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # jinja2's, or Python's of what Jinja made of it
+        return {"error": f"cannot be read: {_line(error)}"}
+    try:
+        text = template.render(request["variables"])
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # it is a program of others: whatever it raises is its own error
+        return {"error": f"failed: {_line(error)}"}
+    if len(text) > MAX_TEXT:
+        return {"error": f"failed: it makes more than {MAX_TEXT:,} characters"}
+    return {"text": text}
+
+
+@lru_cache(maxsize=8)
+def _template(source: str, now: str | None) -> jinja2.Template:
+    """The template, with what llama.cpp and Hugging Face give to it."""
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}`: marks what a model said, for training. Here its body is simply shown."""
+
+        tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance variable)
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def fail(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def strftime_now(form: str) -> str:
+        return (datetime.fromisoformat(now) if now else datetime.now()).strftime(form)
+
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    env.filters["tojson"] = _tojson
+    env.globals["raise_exception"] = fail
+    env.globals["strftime_now"] = strftime_now
+    return env.from_string(source)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
+    """Jinja's own tojson escapes HTML, which models were not trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
