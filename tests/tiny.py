@@ -17,7 +17,7 @@ TEMPLATE = (  # ChatML
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-N_CTX = 2048
+N_CTX = 8192
 
 # What differs between the architectures. head: elements a head, else what the heads share; bias, norm: extra tensors on
 # Q and K.
@@ -91,15 +91,17 @@ def write_model(
     template: str | None = TEMPLATE,
     bos: bool = False,
     quantization: gguf.GGMLQuantizationType | None = None,
+    trained: int = N_CTX,
 ) -> Path:
-    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`."""
+    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`. `trained`: the
+    context that it says it was trained for."""
     spec = ARCHITECTURES[kind]
     arch, head, ff = spec.get("arch", kind), spec.get("head", embd // heads), 2 * embd
     layers = layers or spec.get("layers", 3)
     attention = spec.get("attention", range(layers))  # which layers have it; the others are recurrent
     writer = gguf.GGUFWriter(path, arch)
     writer.add_name(name or f"tiny {kind}")
-    writer.add_context_length(N_CTX)
+    writer.add_context_length(max(trained, 4 * spec.get("long", 0)))
     writer.add_embedding_length(embd)
     writer.add_block_count(layers)
     writer.add_layer_norm_rms_eps(1e-6)
@@ -127,7 +129,7 @@ def write_model(
     if not tied:
         make.matrix("output.weight", n_vocab, embd, scale=4.0)
     if "learned" in spec:
-        make.matrix("position_embd.weight", N_CTX, embd, scale=8.0)
+        make.matrix("position_embd.weight", trained, embd, scale=8.0)
     if "long" in spec:
         writer.add_tensor("rope_factors_short.weight", np.linspace(1, 2, head // 2, dtype=np.float32))
         writer.add_tensor("rope_factors_long.weight", np.linspace(2, 9, head // 2, dtype=np.float32))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import platform
 import sys
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import click
 
 from notes_cli import __version__, output
 from notes_cli.errors import NotesError
+
+if TYPE_CHECKING:
+    from notes_cli.engine.model import Model
 
 
 @click.command()
@@ -66,15 +70,31 @@ def _model(given: str | None) -> dict[str, str]:
     from notes_cli.engine.model import Model
 
     path = Path(given).expanduser() if given else config.shipped_model()
-    with Model(path) as model, Context(model, ContextOptions(n_ctx=256)) as context:
+    with Model(path) as model, Context(model, ContextOptions(n_ctx=min(256, model.n_ctx_train or 256))) as context:
         can = {
             operation: context.supports(operation) for operation in ("splice", "rewrite", "append", "read", "restore")
         }
         return {
             "model": f"{path} ({model.name}, {model.architecture}, {model.quantization})",
+            **_context(model),
             "model can": ", ".join(operation for operation, reason in can.items() if reason is None),
             **{f"no {operation}": reason for operation, reason in can.items() if reason is not None},
         }
+
+
+def _context(model: Model) -> dict[str, str]:
+    """How long a context may be, and what it takes."""
+    from notes_cli.engine import limits
+    from notes_cli.engine.context import ContextOptions
+    from notes_cli.work.workspace import DEFAULT_CONTEXT
+
+    trained, there = limits.trained(model, ContextOptions()), limits.available()
+    sizes = sorted({min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT), trained or DEFAULT_CONTEXT})
+    needs = [f"{size:,} tokens take {limits.memory(model, ContextOptions(n_ctx=size))}" for size in sizes]
+    return {
+        "trained for": f"{trained:,} tokens" if trained else "any number of tokens",
+        "context": "; ".join(needs) + (f"; {limits.size(there)} are available" if there is not None else ""),
+    }
 
 
 def _files(_model: str | None) -> dict[str, str]:

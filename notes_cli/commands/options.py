@@ -127,7 +127,12 @@ _MODEL_OPTIONS = [
     click.option(
         "--yarn-orig-ctx", type=Number(0), default=0, help="Context YaRN starts from.  [default: the model's]"
     ),
-    click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."),
+    click.option(
+        "--beyond-trained",
+        is_flag=True,
+        help="Allow more tokens than the model was trained for, RoPE scaling included.",
+    ),
+    click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log, and what a context takes, on stderr."),
 ]
 
 
@@ -183,6 +188,8 @@ def open_workspace(*, quiet: bool = False, **given: Any) -> Workspace:
         Path(path).expanduser(),
         options,
         fixed_size=bool(given["ctx_size"]),
+        beyond_trained=given["beyond_trained"],
         gpu_layers=given["gpu_layers"],
         hashing=hashing,
+        log=output.say if given["verbose"] else None,
     )

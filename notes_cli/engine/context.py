@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine import native
+from notes_cli.engine import limits, native
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
@@ -66,6 +66,7 @@ class Context:
     """One llama_context. Use it from one thread at a time; close it before its model."""
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
+        """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
         self._handle: Any = None
         self.cleared = 0  # times: rows from before are gone, whatever stands in their place
         self.model = model
@@ -91,12 +92,21 @@ class Context:
         params.yarn_orig_ctx = options.yarn_orig_ctx
         if options.yarn_attn_factor is not None:
             params.yarn_attn_factor = options.yarn_attn_factor
+        bound = limits.trained(model, options)
+        if limits.learned(model) and options.n_ctx > model.n_ctx_train:
+            raise EngineError(
+                f"{model.name} learned a vector for each of {model.n_ctx_train:,} positions and has no more: a context "
+                f"of {options.n_ctx:,} tokens is not possible. Give it -c {model.n_ctx_train} or fewer"
+            )
+        limits.check_memory(model, options)
         native.log_lines.clear()
         self._handle = llama.llama_init_from_model(model.handle, params)
         if not self._handle:
             reason = native.log_lines[-1].split(": ", 1)[-1].strip() if native.log_lines else "no reason given"
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
         self.n_ctx = int(llama.llama_n_ctx_seq(self._handle))
+        if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to go beyond
+            self.n_ctx = min(self.n_ctx, bound)
 
     @property
     def handle(self) -> Any:

@@ -96,6 +96,7 @@ def verify_session(
     if session.empty:
         raise NotesError(f"there is nothing to verify: session {session.stored.name} has no turn")
     workspace, state = session.workspace, session.state
+    workspace.make_room(len(state.tokens), 1 + ANSWER)  # for all that follows: a larger context would begin again
     ending = int(workspace.tokenize(next_turn(workspace.template, "?")[0])[0])  # what ends the last answer
     ours = [_end(session.notebook, ending)]
     rows = _rows(session.notebook)

@@ -51,7 +51,10 @@ class Rows:
 
     def restored(self) -> Notebook:
         """The notebook as the ledger has it. Raise SessionError for rows that are not its."""
-        notebook, count = self._workspace.notebook(), len(self._stored.state.tokens)
+        count = len(self._stored.state.tokens)
+        self._workspace.make_room(count)
+        self.check()  # a larger context may rotate otherwise (LongRoPE)
+        notebook = self._workspace.notebook()
         if self._header.whole:
             self._restore_whole(notebook)
         else:

@@ -303,7 +303,8 @@ class Session:
         """Bring the patches into the notebook; return the positions whose rows are others now."""
         shift = shifted(patches)
         grown = sum(patch.grows for patch in patches)
-        self.workspace.make_room(len(self.state.tokens) + max(0, grown))
+        rewritten = sum(len(patch.tokens) for patch in patches) + len(also)  # needs as many free cells meanwhile
+        self.workspace.make_room(len(self.state.tokens) + max(0, grown) + rewritten * (method.name != "suffix"))
         if method.name == "suffix":
             return self._decode_from(patches)
         notebook = self.notebook
@@ -392,7 +393,6 @@ class Session:
         found = self._notebook
         at_hand = found is not None and found.context is self.workspace.context
         if found is None or not at_hand or not found.stands or found.tokens.tolist() != self.state.tokens:
-            self._rows.check()  # a larger context may rotate otherwise (LongRoPE)
             found = self._notebook = self._rows.restored()
         return found
 

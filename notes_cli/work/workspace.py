@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from notes_cli import config
+from notes_cli.engine import limits
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import ModelError, SegmentError
+from notes_cli.errors import EngineError, ModelError, SegmentError
 from notes_cli.library.container import open_segment
 from notes_cli.library.digest import file_sha256
 from notes_cli.library.store import Library
@@ -42,20 +43,35 @@ class Workspace:
         options: ContextOptions | None = None,
         *,
         fixed_size: bool = False,
+        beyond_trained: bool = False,
         gpu_layers: int = -1,
         hashing: Callable[[int, int], None] | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
-        """`fixed_size`: the user chose n_ctx, a prompt that does not fit is an error. `hashing` gets the progress of
-        reading the model's file for its digest (bytes done, bytes in all), which happens once a file."""
+        """`fixed_size`: the user chose n_ctx, a prompt that does not fit is an error. `beyond_trained`: more tokens
+        than the model was trained for are allowed. `hashing` gets the progress of reading the model's file for its
+        digest (bytes done, bytes in all), which happens once a file. `log` is told what each context takes. Raise
+        EngineError for an n_ctx that was chosen beyond what the model was trained for."""
         self.options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self.paths = config.paths()
         self.library = Library(self.paths.library)
         self._fixed_size = fixed_size
         self._hashing = hashing
+        self._log = log
         self._context: Context | None = None
         self._weights: str | None = None
         start_rendering()  # it gets ready while the model is loaded
         self.model = Model(model, gpu_layers=gpu_layers)
+        try:
+            trained = limits.trained(self.model, self.options)
+            self._most = None if beyond_trained and not limits.learned(self.model) else trained
+            if fixed_size:
+                self._check_trained(self.options.n_ctx, "a context of {:,} tokens was asked for (-c)")
+            elif self._most is not None:
+                self.options = replace(self.options, n_ctx=min(self.options.n_ctx, self._most))
+        except BaseException:
+            self.model.close()
+            raise
 
     def close(self) -> None:
         if self._context is not None:
@@ -73,6 +89,8 @@ class Workspace:
     def context(self) -> Context:
         if self._context is None:
             self._context = Context(self.model, self.options)
+            if self._log:
+                self._log(f"a context of {self._context.n_ctx:,} tokens: {limits.memory(self.model, self.options)}")
         return self._context
 
     @contextmanager
@@ -88,14 +106,31 @@ class Workspace:
     def make_room(self, tokens: int, spare: int = 0) -> None:
         """See to a context of at least so many tokens. One that holds rows is replaced by an empty one.
 
-        `spare` tokens more are for an answer, as far as the model was made for contexts of that size.
+        `spare` tokens more are for an answer, as many as there is room for, at least one. Raise EngineError where that
+        is more than the model was trained for.
         """
-        tokens += min(spare, max(256, self.model.n_ctx_train - tokens))
-        if tokens > self.options.n_ctx and not self._fixed_size:
+        self._check_trained(tokens + min(spare, 1), "{:,} tokens are to be read and written")
+        wanted = tokens + spare if self._most is None else min(tokens + spare, self._most)
+        if wanted > self.options.n_ctx and not self._fixed_size:
             if self._context is not None:
                 self._context.close()
                 self._context = None
-            self.options = replace(self.options, n_ctx=-(-tokens // 256) * 256)
+            size = -(-wanted // 256) * 256
+            self.options = replace(self.options, n_ctx=size if self._most is None else min(size, self._most))
+
+    def _check_trained(self, tokens: int, what: str) -> None:
+        """Raise EngineError for more tokens than the model was trained for, RoPE scaling counted in."""
+        if self._most is None or tokens <= self._most:
+            return
+        why = f"{what.format(tokens)}, but {self.model.name} was trained for {self._most:,}"
+        if limits.learned(self.model):
+            raise EngineError(f"{why}, and has no position beyond. Take fewer")
+        scales = (1 / factor for factor in (2, 4, 8, 16, 32))
+        yarn = (replace(self.options, rope_scaling="yarn", rope_freq_scale=scale) for scale in scales)
+        reach = (one.rope_freq_scale for one in yarn if (limits.trained(self.model, one) or 0) >= tokens)
+        scale = next(reach, None)
+        extend = f", extend that (--rope-scaling yarn --rope-freq-scale {scale:g})" if scale else ""
+        raise EngineError(f"{why}. Take fewer{extend}, or allow it with --beyond-trained")
 
     def notebook(self, *, dry: bool = False) -> Notebook:
         """An empty notebook in the context; what the context held is gone."""

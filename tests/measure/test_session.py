@@ -20,6 +20,8 @@ from notes_cli.work.rows import Rows
 from notes_cli.work.session import Session
 from notes_cli.work.workspace import Workspace
 
+from ..conftest import MakeWorkspace
+
 END = Point(None, 1.0, 0.0, True, None, None)
 ASKED = Point("Why?", 1.0, 0.0, True, "a", "a")
 ERROR = LayerError(0, "attention", 0.1, 0.2, 3)
@@ -116,3 +118,12 @@ def test_a_session_without_a_turn(session: Session) -> None:
     session.undo()
     with pytest.raises(NotesError, match="session mine has no turn"):
         verify_session(session, ["When?"])
+
+
+def test_a_session_longer_than_a_fresh_context(make_workspace: MakeWorkspace, session: Session) -> None:
+    """It is verified in one that fits."""
+    session.follow("x" * (512 - len(session.state.tokens) - 40))
+    session.keep("no")
+    workspace = make_workspace(n_ctx=256)
+    report = verify_session(Session(workspace, session.stored), ["When?"], choices=["a", "b"])
+    assert report.passed and report.tokens == len(session.state.tokens) > 256 and workspace.context.n_ctx > 256

@@ -514,6 +514,26 @@ def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str)
         assert same(rows(session.notebook), after) and len(after[0]) > CHUNK
 
 
+@pytest.mark.parametrize("method", ["erratum", "field", "field+erratum", "selective@4", "blend@4", "suffix"])
+@pytest.mark.parametrize(("kind", "cache"), [("llama", "f16"), ("qwen3", "q8_0"), ("gpt2", "f16")])
+def test_a_long_session_is_edited_in_a_context_that_fits(
+    make: Open, skill: Skill, kind: str, cache: str, method: str
+) -> None:
+    """Longer than a fresh context is: put back, ranked and rewritten it grows with the session, as a turn's does. What
+    fills the context to the last token leaves no room to rewrite in: it gets that, too."""
+    with held(make(kind, cache, n_ctx=256)) as session:
+        turn(session, skill, "x" * 400, limit=2)
+        turn(session, skill, "x" * (-len(session.state.tokens) % 256 + 256 - 59), limit=2)
+    with held(make(kind, cache, n_ctx=256)) as session:
+        assert len(session.state.tokens) > 512
+        value = "2026-07-01" if kind in WHOLE else "2026-07-01 or so"  # their rows cannot be moved for a longer one
+        assert session.edit("date", value, Method.parse(method)).method == method
+        after = rows(session.notebook)
+    with held(make(kind, cache, n_ctx=256)) as session:
+        assert same(rows(session.notebook), after)
+        turn(session, skill, "So?", limit=2)
+
+
 @pytest.mark.parametrize("kind", WHOLE)
 def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> None:
     """One undo is exact, after two the text is decoded anew; a fork works; what a model cannot do is refused."""

@@ -6,25 +6,65 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from notes_cli.engine.context import ContextOptions
+from notes_cli.errors import EngineError
 from notes_cli.work.workspace import Workspace
 
-from ..conftest import MakeWorkspace
+from ..conftest import MakeModel, MakeWorkspace
 
 
 def test_the_context_grows_as_far_as_needed(make_workspace: MakeWorkspace) -> None:
-    """Room for the prompt always, for the answer as far as the model was trained (2048 here); never smaller again."""
-    workspace = make_workspace(n_ctx=256)
+    """Room for the prompt, and for the answer as far as the model was trained (2048 here); never smaller again."""
+    workspace = make_workspace(n_ctx=256, trained=2048)
     workspace.make_room(100)
     assert workspace.context.n_ctx == 256
-    workspace.make_room(100, 100_000)
+    workspace.make_room(100, 300)
+    assert workspace.context.n_ctx == 512
+    workspace.make_room(1000, 100_000)
     assert workspace.context.n_ctx == 2048
-    workspace.make_room(3000, 100_000)
-    assert 3000 < workspace.context.n_ctx <= 3584
-    grown = workspace.context.n_ctx
     workspace.make_room(10)
-    assert workspace.context.n_ctx == grown
+    assert workspace.context.n_ctx == 2048
+
+
+def test_nothing_goes_beyond_the_trained_context(make_workspace: MakeWorkspace) -> None:
+    """Neither a text, nor an answer behind one that fills it, nor a chosen size; and the roundings of llama.cpp do not.
+
+    The line says how many, how many there may be, and options that do when they are given."""
+    workspace = make_workspace(n_ctx=4096, trained=1000)
+    assert workspace.context.n_ctx == 1000
+    workspace.make_room(1000)
+    for tokens, room in ((1001, 0), (1000, 1), (3_000_000, 0)):
+        with pytest.raises(EngineError, match=r"but tiny llama was trained for 1,000\. Take fewer.*--beyond-trained"):
+            workspace.make_room(tokens, room)
+    with pytest.raises(EngineError, match=r"--rope-scaling yarn --rope-freq-scale 0\.25"):
+        workspace.make_room(3000)
+    with pytest.raises(EngineError, match=r"4,096 tokens was asked for \(-c\), but tiny llama was trained for 1,000"):
+        make_workspace(n_ctx=4096, fixed_size=True, trained=1000)
+
+
+def test_what_was_allowed_goes_beyond(make_model: MakeModel, home: Path) -> None:
+    """By the flag, and as far as RoPE scaling reaches."""
+    path = make_model("llama", trained=1000)
+    with Workspace(path, ContextOptions(n_ctx=4096, n_threads=1), beyond_trained=True) as workspace:
+        workspace.make_room(5000)
+        assert workspace.context.n_ctx == 5120
+    scaled = ContextOptions(n_ctx=4096, n_threads=1, rope_scaling="yarn", rope_freq_scale=0.25)
+    with Workspace(path, scaled) as workspace:
+        workspace.make_room(4000)
+        assert workspace.context.n_ctx == 4000
+        with pytest.raises(EngineError, match="trained for 4,000"):
+            workspace.make_room(4001)
+
+
+def test_a_learned_position_is_not_made_up(make_model: MakeModel, home: Path) -> None:
+    """No flag gives a model a vector that it never learned: llama.cpp aborts there."""
+    path = make_model("gpt2", trained=512)
+    with Workspace(path, ContextOptions(n_ctx=4096, n_threads=1), beyond_trained=True) as workspace:
+        assert workspace.context.n_ctx == 512
+        with pytest.raises(EngineError, match="has no position beyond"):
+            workspace.make_room(513)
 
 
 def test_a_fixed_size_stays(make_workspace: MakeWorkspace) -> None:

@@ -1,0 +1,259 @@
+"""What a model and a machine allow: the positions that a model was trained for, and the memory that a context takes.
+
+Both are told from the model's header before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
+from notes_cli.errors import EngineError
+
+if TYPE_CHECKING:
+    from notes_cli.engine.context import ContextOptions
+
+# Bytes of one element of the cache.
+ELEMENT = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
+}
+PAD = 256  # llama.cpp makes a context a multiple of so many tokens
+# Layers of which one sees all positions, the others a window, where the file does not say how many.
+FULL_OF = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2}
+FULL = 4  # of any other architecture
+
+
+# The trained length.
+
+
+def trained(model: Model, options: ContextOptions) -> int | None:
+    """Tokens that the model was trained for, RoPE scaling in effect counted in; None where nothing bounds them.
+
+    A file with its own scaling names the length after it, or the one before it with the factor; the longer one counts.
+    Scaling that the user asks for starts from the length before any. Recurrent models have no positions to run out of.
+    What ALiBi allows beyond the length that it was trained for is in no file: such a model is bounded like others.
+    """
+    length = model.n_ctx_train
+    if length <= 0 or llama.llama_model_is_recurrent(model.handle):
+        return None
+    if int(llama.llama_model_rope_type(model.handle)) < 0:
+        return length
+    own = _Scaling.of(model)
+    kind = options.rope_scaling or own.kind
+    scale = 1.0 if kind == "none" else options.rope_freq_scale or own.scale
+    before = own.before or length * own.scale
+    if kind == "yarn" and options.yarn_orig_ctx:
+        before = min(before, options.yarn_orig_ctx)
+    after = int(before / scale + 0.5)
+    if (kind, scale) == (own.kind, own.scale) and not options.yarn_orig_ctx:
+        return max(length, after) if scale < 1 else length
+    return after
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaling:
+    """RoPE scaling as the model's file has it."""
+
+    kind: str
+    scale: float  # what positions are multiplied by
+    before: int  # the length before scaling, 0 where the file does not say
+
+    @classmethod
+    def of(cls, model: Model) -> _Scaling:
+        factor = _number(model, "rope.scaling.factor") or _number(model, "rope.scale_linear")
+        kind = model.metadata(f"{model.architecture}.rope.scaling.type") or "linear"
+        scale = 1 / factor if factor and kind != "none" else 1.0
+        before = int(_number(model, "rope.scaling.original_context_length")) if scale < 1 else 0
+        return cls(kind, scale, before)
+
+
+def learned(model: Model) -> bool:
+    """Whether the model has a vector for each position that it was trained for, and none for any other."""
+    if model.architecture == "mpt":
+        return not _number(model, "attention.max_alibi_bias")
+    return model.architecture in ("gpt2", "starcoder")
+
+
+# Memory.
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a context takes, about."""
+
+    tokens: int
+    kv: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.kv + self.compute
+
+    def __str__(self) -> str:
+        return f"{size(self.total)} ({size(self.kv)} of K/V, {size(self.compute)} to compute in)"
+
+
+def memory(model: Model, options: ContextOptions) -> Memory:
+    """What a context takes: its K/V to a few percent where the header says all, its compute buffers roughly. A
+    recurrent state, which does not grow with the context, is left out."""
+    tokens = _padded(options.n_ctx or model.n_ctx_train)
+    batch = min(options.n_batch, options.n_ubatch, tokens)
+    window = 0 if options.swa_full else int(llama.llama_model_n_swa(model.handle))
+    windowed = min(tokens, _padded(window * options.n_sequences + batch))
+    kv = 0.0
+    for full, k, v in _layers(model):
+        cells = tokens if full or not window else windowed
+        kv += cells * (k * ELEMENT[options.type_k] + v * ELEMENT[options.type_v])
+    heads, width = (int(f(model.handle)) for f in (llama.llama_model_n_head, llama.llama_model_n_embd))
+    scores = tokens * (heads if options.flash_attention == "off" else 1)  # of attention; with it on, its mask alone
+    feed = max(_integers(model, "feed_forward_length"), default=0)
+    return Memory(tokens, int(kv), 4 * batch * (model.n_vocab + 4 * width + feed + scores))
+
+
+def check_memory(model: Model, options: ContextOptions) -> None:
+    """Raise EngineError where a context would take more than there is, as far as that can be told: rows that a GPU
+    keeps are not counted against this machine's memory."""
+    if options.offload_kv and llama.llama_supports_gpu_offload():
+        return
+    needed, there = memory(model, options), available()
+    if there is None or needed.total <= there:
+        return
+    smaller = (
+        "" if (options.type_k, options.type_v) != ("f16", "f16") else ", or a smaller type of K/V (-ctk q8_0 -ctv q8_0)"
+    )
+    raise EngineError(
+        f"a context of {needed.tokens:,} tokens needs about {needed}, and {size(there)} of memory are available. "
+        f"Give it fewer tokens (-c, a shorter text){smaller}"
+    )
+
+
+def available() -> int | None:
+    """Bytes of memory that can be had without swapping; None where the system does not say."""
+    found = [amount for amount in (_meminfo(), _control_group()) if amount is not None]
+    if found:
+        return min(found)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # what the machine has: better than nothing
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _meminfo() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def _control_group(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container has left: its limit less what is in use and cannot be dropped."""
+    try:
+        limit, used = (int((root / name).read_text()) for name in ("memory.max", "memory.current"))
+        kept = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(kept["inactive_file"]) + int(kept["active_file"]))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
+# The header.
+
+
+def _layers(model: Model) -> list[tuple[bool, int, int]]:
+    """Of each layer that has rows of its own: whether it sees all positions, and the elements of a row of K and of V.
+    Where the file does not say which layers see a window, how many do is right, not which."""
+    if llama.llama_model_is_recurrent(model.handle):
+        return []
+    count = int(llama.llama_model_n_layer(model.handle)) - int(_number(model, "attention.shared_kv_layers"))
+    heads = max(1, int(llama.llama_model_n_head(model.handle)))
+    head = int(llama.llama_model_n_embd(model.handle)) // heads
+    k, v = (int(_number(model, f"attention.{part}_length")) or head for part in ("key", "value"))
+    k_window, v_window = (
+        int(_number(model, f"attention.{part}_length_swa")) or same for part, same in (("key", k), ("value", v))
+    )
+    if _number(model, "attention.key_length_mla"):
+        v = v_window = 0  # V is a part of K
+    kv_heads = _integers(model, "attention.head_count_kv") or [heads]
+    pattern = _integers(model, "attention.sliding_window_pattern") or [FULL_OF.get(model.architecture, FULL)]
+    attends = int(_number(model, "full_attention_interval")) or 1  # of so many layers one; the others are recurrent
+    windows = bool(_number(model, "attention.sliding_window"))
+    found = []
+    for layer in range(count):
+        rows = kv_heads[layer] if len(kv_heads) > layer else kv_heads[0]
+        if (layer + 1) % attends or not rows:
+            continue
+        listed = len(pattern) > max(1, layer)
+        full = not windows or (not pattern[layer] if listed else (layer + 1) % (pattern[0] or 1) == 0)
+        found.append((full, rows * (k if full else k_window), rows * (v if full else v_window)))
+    return found
+
+
+def _number(model: Model, key: str) -> float:
+    """A number of the header, 0 where it has none of that name."""
+    text = model.metadata(f"{model.architecture}.{key}")
+    try:
+        return float(text) if text else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _integers(model: Model, key: str) -> list[int]:
+    """A number of the header that may be one a layer; [] where it has none of that name."""
+    number = model.metadata(f"{model.architecture}.{key}")
+    if number is not None:
+        return [int(float(number))] if number.replace(".", "", 1).isdigit() else []
+    with model.path.open("rb") as file:  # llama.cpp does not tell lists
+        return _list(file, f"{model.architecture}.{key}")
+
+
+_SIZES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+def _list(file: BinaryIO, wanted: str) -> list[int]:
+    """A list of integers in a GGUF's metadata, which llama.cpp has read before; [] where there is none of that name."""
+
+    def number(kind: str) -> int:
+        return int(struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0])
+
+    def skip(kind: int, count: int) -> None:
+        if kind == _STRING:
+            for _ in range(count):
+                file.seek(number("Q"), os.SEEK_CUR)
+        else:
+            file.seek(count * struct.calcsize(f"<{_SIZES[kind]}"), os.SEEK_CUR)
+
+    try:
+        file.seek(16)  # magic, version, number of tensors
+        for _ in range(number("Q")):
+            key, kind = file.read(number("Q")), number("I")
+            if kind != _ARRAY:
+                skip(kind, 1)
+                continue
+            element, count = number("I"), number("Q")
+            if key == wanted.encode():
+                return [number(_SIZES[element]) for _ in range(count)]
+            skip(element, count)
+    except (struct.error, KeyError, OverflowError):
+        pass  # of a big-endian file, say: then the estimate does without
+    return []
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // PAD) * PAD

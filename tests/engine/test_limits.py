@@ -1,0 +1,139 @@
+"""What a model and a machine allow, told before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import tiny
+
+from notes_cli.config import shipped_model
+from notes_cli.engine import limits
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.errors import EngineError
+
+OPTIONS = ContextOptions(n_ctx=1024, n_threads=1)
+
+
+def stated(path: Path, length: int, **scaling: Any) -> Path:
+    """A model whose file says this of its context and its RoPE scaling."""
+    source = tiny.write_model(path.with_suffix(".source"), "llama", layers=1)
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in ("general.architecture", "llama.context_length"):
+            more = {"sub_type": field.types[-1]} if field.types[0] == gguf.GGUFValueType.ARRAY else {}
+            writer.add_key_value(key, field.contents(), field.types[0], **more)
+    writer.add_context_length(length)
+    if "kind" in scaling:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling["kind"]))
+    if "factor" in scaling:
+        writer.add_rope_scaling_factor(scaling["factor"])
+    if "before" in scaling:
+        writer.add_rope_scaling_orig_ctx_len(scaling["before"])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+YARN = {"kind": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("file", "asked", "trained"),
+    [
+        ({}, {}, 4096),
+        ({}, {"rope_scaling": "yarn", "rope_freq_scale": 0.25}, 16384),
+        ({}, {"rope_scaling": "linear", "rope_freq_scale": 0.5}, 8192),
+        ({}, {"rope_freq_scale": 0.5}, 8192),  # linear, as llama.cpp has it
+        ({}, {"rope_scaling": "none", "rope_freq_scale": 0.5}, 4096),
+        ({}, {"rope_scaling": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 2048}, 8192),
+        ({}, {"rope_scaling": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 100_000}, 16384),
+        ({}, {"rope_freq_base": 1e6}, 4096),  # another base says nothing of how far it reaches
+        ({**YARN, "before": 4096}, {}, 16384),  # the length before scaling
+        ({**YARN, "before": 1024}, {}, 4096),  # the length after it
+        ({**YARN, "before": 1024}, {"rope_scaling": "none"}, 1024),
+        ({**YARN, "before": 1024}, {"rope_freq_scale": 1 / 8}, 8192),
+        ({"kind": "linear", "factor": 4.0}, {}, 4096),  # of which it is not said
+        ({"kind": "linear", "factor": 4.0}, {"rope_freq_scale": 1 / 8}, 8192),
+        ({"kind": "longrope", "before": 1024}, {}, 4096),
+    ],
+)
+def test_the_trained_length(tmp_path: Path, file: dict[str, Any], asked: dict[str, Any], trained: int) -> None:
+    """What the file says, extended by the factor of the scaling in effect, and never by more."""
+    with Model(stated(tmp_path / "model.gguf", 4096, **file)) as model:
+        assert limits.trained(model, replace(OPTIONS, **asked)) == trained
+
+
+def test_what_has_no_positions_has_no_end(make_model: Callable[..., Path]) -> None:
+    """A recurrent model has none; a hybrid has layers of attention, and a learned position is one of so many."""
+    for kind, trained, learned in (("mamba", None, False), ("lfm2", 8192, False), ("gpt2", 8192, True)):
+        with Model(make_model(kind)) as model:
+            assert (limits.trained(model, OPTIONS), limits.learned(model)) == (trained, learned)
+
+
+@pytest.mark.parametrize("cache", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "mistral", "qwen3", "gemma3", "lfm2", "mamba", "gpt2", "mistral3", "shipped"]
+)
+def test_the_estimate_is_what_is_allocated(make_model: Callable[..., Path], kind: str, cache: str) -> None:
+    """K/V to the byte, by the shapes of the cache that is made then; with windows that keep less, no more than that."""
+    options = replace(OPTIONS, type_k=cache, type_v=cache, flash_attention="on")
+    with Model(shipped_model() if kind == "shipped" else make_model(kind, heads=2, kv_heads=2, embd=128)) as model:
+        found = limits.memory(model, options)
+        with Context(model, replace(options, type_k="f16", type_v="f16")) as context:
+            rows = [layer for layer in context.layers if layer.part != "state"]
+            each = sum(layer.n_embd_k + layer.n_embd_v for layer in rows) * limits.ELEMENT[cache]
+        assert found.kv == 1024 * each and found.tokens == 1024
+        assert limits.memory(model, replace(options, n_ctx=2000)).kv == 2 * found.kv  # rounded up, as llama.cpp does
+        assert limits.memory(model, replace(options, swa_full=False)).kv <= found.kv
+        assert found.compute > 512 * 4 * model.n_vocab
+
+
+def test_a_list_in_the_header(make_model: Callable[..., Path]) -> None:
+    """Heads that differ from layer to layer are read from the file, behind keys of every type."""
+    with Model(make_model("lfm2")) as model:
+        assert limits._integers(model, "attention.head_count_kv") == [0, 2, 0]
+        assert limits._integers(model, "attention.nothing") == []
+    with make_model("lfm2").open("rb") as file:
+        assert limits._list(file, "tokenizer.ggml.token_type")[-3:] == [3, 3, 3]
+
+
+def test_no_memory_is_a_line_and_no_attempt(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what is needed, what there is and what to do; llama.cpp is not asked. Just enough is enough."""
+    with Model(make_model()) as model:
+        needed = limits.memory(model, OPTIONS).total
+        monkeypatch.setattr(limits, "available", lambda: needed)
+        Context(model, OPTIONS).close()
+        monkeypatch.setattr(limits, "available", lambda: needed - 1)
+        with pytest.raises(EngineError) as refused:
+            Context(model, OPTIONS)
+        said = str(refused.value)
+        assert said.startswith("a context of 1,024 tokens needs about ") and f"{limits.size(needed - 1)} of mem" in said
+        assert "-c" in said and "-ctk q8_0" in said and "\n" not in said
+        with pytest.raises(EngineError) as refused:
+            Context(model, replace(OPTIONS, type_k="q8_0", type_v="q8_0"))
+        assert "-ctk" not in str(refused.value)
+        monkeypatch.setattr(limits, "available", lambda: None)  # a system that does not say: try
+        Context(model, OPTIONS).close()
+
+
+def test_what_a_container_has_left(tmp_path: Path) -> None:
+    """Its limit less what is used and cannot be dropped; no limit, or nothing to read, says nothing."""
+    assert limits._control_group(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 100\ninactive_file 150\nactive_file 50\n")
+    assert limits._control_group(tmp_path) == 500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert limits._control_group(tmp_path) is None
+    assert (limits.available() or 1) > 0
