@@ -16,6 +16,14 @@ class SegmentError(NotesError):
     """A compiled segment that must not be used: damaged, of another format, or of another model."""
 
 
+class TakenError(SegmentError):
+    """A name, or a file, that holds a skill whose text came from elsewhere; it would be lost."""
+
+
+class UnwritableError(SegmentError):
+    """A segment that cannot be written: the disk is full, or the folder not ours to write in."""
+
+
 class SessionError(NotesError):
     """A session that is not there, in use, damaged, or of another model."""
 

@@ -34,7 +34,9 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library."
 )
-@click.option("-f", "--force", is_flag=True, help="Compile even if nothing has changed.")
+@click.option(
+    "-f", "--force", is_flag=True, help="Compile even if nothing has changed, or in place of what came from elsewhere."
+)
 @click.option(
     "--influence", is_flag=True, help="Also measure which tokens each field's value changes: for selective edits."
 )
@@ -58,6 +60,9 @@ def command(
     SOURCE is a text, a SKILL.md with front matter, a folder that holds one, or - for standard input. Its fields are
     `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to stdout. A
     skill that has not changed is not compiled again.
+
+    A name belongs to where its text came from: the text of another file takes another --name, or the place of what is
+    there with --force.
 
     In blocks, a part has not seen those before it, but a change is a prefill of the parts that it is in: of the text
     here, of a field with `notes ask --field NAME=VALUE --method block`.

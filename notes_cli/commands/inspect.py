@@ -38,11 +38,7 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     target = library.resolve(name)
     if target.kind == "text":
         raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {name}")
-    files = (
-        [entry.path for entry in library.entries() if entry.name == target.name]
-        if target.path is None
-        else [target.path]
-    )
+    files = [entry.path for entry in library.entries(target.name)] if target.path is None else [target.path]
     shown = []
     for path in files:
         open_segment(path)  # checks every byte
@@ -51,10 +47,11 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             output.result(card.text)
         elif tokens:
             output.result("\n".join(str(int(token)) for token in card.tokens))
-        facts = {
+        facts: dict[str, object] = {
             "name": card.name,
             "description": card.description,
             "path": str(path),
+            "source": card.source or None,
             "bytes": card.nbytes,
             "rows": _rows(card),
             "tokens": len(card.tokens),
@@ -100,6 +97,6 @@ def _print(facts: dict[str, object], text: str) -> None:
             assert isinstance(value, list)
             if value:
                 output.result(f"{key:<12} {len(value)}, from tokens {', '.join(map(str, value))} on")
-        elif value != "":
+        elif value not in ("", None):
             output.result(f"{key:<12} {value}")
     output.result(f"\n{text}")

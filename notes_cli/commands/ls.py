@@ -40,6 +40,7 @@ def command(quiet: bool, json_: bool) -> None:
                             "fields": {span.name: span.value for span in entry.card.fields},
                             "bytes": entry.card.nbytes,
                             "created": entry.card.created,
+                            "source": entry.card.source or None,
                             "identity": entry.card.identity.as_dict(),
                         }
                         if entry.card

@@ -76,6 +76,8 @@ class Segment:
     blocks: tuple[int, ...] = ()
     # Of each block: how often its rows have been moved and rounded anew since they were put in their first place.
     moves: tuple[int, ...] = ()
+    # Where the text came from: the absolute path of a file, "-" for standard input; empty: it is not known.
+    source: str = ""
 
     @property
     def first(self) -> int:

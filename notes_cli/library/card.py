@@ -45,6 +45,7 @@ class Card:
     nbytes: int  # size of the file
     created: str  # UTC, ISO 8601
     writer: str  # the program that wrote it, with its version
+    source: str = ""  # where the text came from: a path, "-" for standard input; "" of a file that does not say
 
 
 def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
@@ -61,6 +62,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         **({"first": 0} if segment.whole else {}),
         **({"blocks": json.dumps(segment.blocks)} if segment.blocks else {}),
         **({"moves": json.dumps(segment.moves)} if any(segment.moves) else {}),
+        **({"source": segment.source} if segment.source else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -109,6 +111,7 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         nbytes=nbytes,
         created=text("created"),
         writer=text("writer"),
+        source=text("source") if "notes.source" in head.metadata else "",
     )
 
 

@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.errors import SegmentError
+from notes_cli.errors import SegmentError, UnwritableError
 from notes_cli.library.atomic import replacing
 from notes_cli.library.card import FORMAT, INFLUENCE, KIND, Card, field_names, metadata, read_card
 from notes_cli.library.gguf import MAGIC, FormatError, Head, TensorPlace, padded, read_head
@@ -58,7 +58,7 @@ def write_segment(path: Path, segment: Segment, *, writer: str = "notes", create
                 out.close()
             _seal(temporary)
     except OSError as error:
-        raise SegmentError(f"cannot write {path}: {error.strerror}. Nothing was changed") from error
+        raise UnwritableError(f"cannot write {path}: {error.strerror}. Nothing was changed") from error
 
 
 def open_segment(path: Path) -> Segment:
@@ -87,6 +87,7 @@ def open_segment(path: Path) -> Segment:
             influence=_influence(data, head, card),
             blocks=card.blocks,
             moves=card.moves,
+            source=card.source,
         )
 
 

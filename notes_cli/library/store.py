@@ -6,6 +6,7 @@ through its card, and no model.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import numpy as np
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Tokens
-from notes_cli.errors import SegmentError
+from notes_cli.errors import SegmentError, UnwritableError
 from notes_cli.library.atomic import leftovers
 from notes_cli.library.container import Card, peek
 from notes_cli.text import names
@@ -62,9 +63,9 @@ class Library:
         """Names of all compiled skills."""
         return sorted({name for name, _ in self._files()})
 
-    def entries(self) -> list[Entry]:
-        """Every file of the library, by name. A file that cannot be read is listed with its problem."""
-        return [_entry(name, path) for name, path in self._files()]
+    def entries(self, name: str | None = None) -> list[Entry]:
+        """Every file of the library (of one name), by name. A file that cannot be read is listed with its problem."""
+        return [_entry(found, path) for found, path in self._files() if name in (None, found)]
 
     def find(self, name: str, identity: Identity, remedy: str = "notes compile FILE -m MODEL") -> Path:
         """The file of that name for that identity.
@@ -74,7 +75,7 @@ class Library:
         path = self.path(name, identity)
         if path.is_file():
             return path
-        others = [entry for entry in self.entries() if entry.name == name]
+        others = self.entries(name)
         if not others:
             raise SegmentError(self._unknown(name))
         # The nearest file first: the one with the fewest differences.
@@ -134,7 +135,7 @@ class Library:
         except filelock.Timeout:
             raise SegmentError(f"another process is compiling {name}. Wait for it, or end it") from None
         except OSError as error:
-            raise SegmentError(f"cannot write to the library {self.folder}: {error.strerror}") from error
+            raise UnwritableError(f"cannot write to the library {self.folder}: {error.strerror}") from error
         try:
             known = self.names()
             objection = None if name in known else names.objection(name, known)
@@ -161,6 +162,22 @@ class Library:
         near = get_close_matches(word, self.names(), n=3)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         return f"no compiled skill and no file {word!r}.{hint} See: notes ls"
+
+
+def came_from(card: Card, source: str) -> bool:
+    """Whether the segment's text came from this source: the same path, or another one of the same file. Of standard
+    input nothing is known twice, nor of files that do not say."""
+    if card.source in ("", "-"):
+        return False
+    try:
+        return card.source == source or (source != "-" and os.path.samefile(card.source, source))
+    except (OSError, ValueError):
+        return False
+
+
+def source_text(source: str) -> str:
+    """A source for people."""
+    return {"": "where its writer did not say", "-": "standard input"}.get(source, source)
 
 
 def _entry(name: str, path: Path) -> Entry:

@@ -11,7 +11,9 @@ the block before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,9 +27,9 @@ from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import LayerRows, Segment
-from notes_cli.errors import SegmentError, SkillError, UnsupportedError
-from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.library.store import changes
+from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
+from notes_cli.library.container import Card, open_segment, peek, write_segment
+from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.skill import Skill
 from notes_cli.work.workspace import Workspace
@@ -151,6 +153,7 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Se
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
         whole=_whole(workspace),
+        source=origin(skill),
     )
     return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
 
@@ -214,15 +217,23 @@ def compile_to_library(
     """Compile the skill into the library (or to `output`) unless what is there is up to date.
 
     `blocks`: 1 for one block; None for as many as there are, or one.
-    Raise SegmentError if `output` is a file that is no segment, unless `force` says to write over it.
+    Raise SegmentError if `output` is a file that is no segment, TakenError if what is there holds the text of another
+    source, unless `force` says to write over it.
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
     if output is not None:
         if output.exists() and not force:
-            _check_is_segment(output)
+            _check_output(skill, output)
         return _compile_to(workspace, skill, output, force, progress, measure, blocks)
     check_support(workspace, skill.name)
-    with workspace.library.compiling(skill.name, workspace.identity) as path:
+    path = workspace.library.path(skill.name, workspace.identity)
+    if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks):
+        _move_along(workspace, skill, path)  # else nothing is written: the library may be read-only
+        return _up_to_date(path)
+    with workspace.library.compiling(skill.name, workspace.identity):
+        why = None if force else taken(workspace, skill)
+        if why:
+            raise TakenError(f"{why}. Give this one another name (--name NAME), or replace that one (--force)")
         return _compile_to(workspace, skill, path, force, progress, measure, blocks)
 
 
@@ -238,8 +249,7 @@ def _compile_to(
     measured = measure is not None
     reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measured, blocks=blocks)
     if not reasons:
-        card = peek(path)
-        return Compiled(path, len(card.tokens), (), max(1, len(card.blocks)))
+        return _up_to_date(path)
     known = None if force or blocks == 1 else _known(path)
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
@@ -247,6 +257,11 @@ def _compile_to(
     fresh = _reused(workspace.context, segment, known)[0].count(None)
     write_segment(path, segment, writer=f"notes {notes_cli.__version__}")
     return Compiled(path, len(segment), tuple(reasons), max(1, len(segment.blocks)), fresh if segment.blocks else 1)
+
+
+def _up_to_date(path: Path) -> Compiled:
+    card = peek(path)
+    return Compiled(path, len(card.tokens), (), max(1, len(card.blocks)))
 
 
 def _known(path: Path) -> Segment | None:
@@ -257,14 +272,55 @@ def _known(path: Path) -> Segment | None:
         return None
 
 
-def _check_is_segment(path: Path) -> None:
-    """A model or a text that is named as the output by mistake must not be lost."""
+def origin(skill: Skill) -> str:
+    """Where the skill's text came from, as a segment keeps it: an absolute path (one that is not UTF-8 is spelt), or
+    "-" for standard input."""
+    if skill.source == "-":
+        return "-"
+    return os.path.abspath(skill.source).encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def taken(workspace: Workspace, skill: Skill) -> str | None:
+    """Why the skill's name is not its: the library has another text of that name, and it came from elsewhere. None if
+    it may have it. The file for this model decides; where there is none, those for others."""
+    path = workspace.library.path(skill.name, workspace.identity)
+    cards = [entry.card for entry in workspace.library.entries(skill.name) if entry.card]
+    cards = [card for card in cards if card.path == path] or cards
+    if not cards or _belongs(skill, cards):
+        return None
+    there, here = source_text(cards[0].source), source_text(origin(skill))
+    return f"the library has a skill {skill.name} already, from {there}; this one is from {here}"
+
+
+def _belongs(skill: Skill, cards: Iterable[Card]) -> bool:
+    """Whether nothing of another source is lost if the skill takes the place of these."""
+    return any(card.text == skill.text or came_from(card, origin(skill)) for card in cards)
+
+
+def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
+    """Where the same text is now that its file is gone, or if it is not known where it was, it came from."""
+    source, old = origin(skill), peek(path).source
+    if source in ("-", old) or (old not in ("", "-") and os.path.lexists(old)):
+        return
+    with suppress(SegmentError), workspace.library.compiling(skill.name, workspace.identity, wait=0):
+        card, segment = peek(path), open_segment(path)
+        if segment.text == skill.text:
+            write_segment(path, replace(segment, source=source), writer=card.writer, created=card.created)
+
+
+def _check_output(skill: Skill, path: Path) -> None:
+    """What is named as the output by mistake must not be lost: a model, a text, another skill."""
     try:
-        peek(path)
+        card = peek(path)
     except SegmentError as error:
         raise SegmentError(
             f"{path} is there and is no sound segment. Choose another file, or write over it with -f"
         ) from error
+    if not _belongs(skill, [card]):
+        raise TakenError(
+            f"{path} holds the skill {card.name}, from {source_text(card.source)}; this one is from "
+            f"{source_text(origin(skill))}. Choose another file, or write over it with -f"
+        )
 
 
 def stale(

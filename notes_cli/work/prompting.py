@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -13,13 +13,13 @@ from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, lay_changed, prepare, rewritten
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import NotesError, SkillError
+from notes_cli.errors import NotesError, SkillError, UnwritableError
 from notes_cli.text.erratum import Erratum, parse_erratum, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.prompt import build
-from notes_cli.text.skill import Skill, load_skill
+from notes_cli.text.skill import load_skill
 from notes_cli.work.choosing import DEFAULT_SEAM, choose
-from notes_cli.work.compiling import compile_to_library, plan, stale
+from notes_cli.work.compiling import compile_skill, compile_to_library, plan, stale, taken
 from notes_cli.work.workspace import Workspace
 
 
@@ -57,18 +57,12 @@ def open_segments(
         target = workspace.library.resolve(given)
         if target.kind == "name":
             remedy = f"notes compile FILE --name {target.name} -m {workspace.model.path}{_cache_options(workspace)}"
-            path = workspace.library.find(target.name, workspace.identity, remedy)
+            segments.append(workspace.open(workspace.library.find(target.name, workspace.identity, remedy)))
         elif target.kind == "segment":
             assert target.path is not None
-            path = target.path
+            segments.append(workspace.open(target.path))
         else:
-            skill = _read_text(given, say)
-            if dry and stale(workspace, skill, workspace.library.path(skill.name, workspace.identity)):
-                say(f"{given} would be compiled first, as {skill.name}")
-                segments.append(plan(workspace, skill))
-                continue
-            path = _compile_text(workspace, given, skill, say)
-        segments.append(workspace.open(path))
+            segments.append(_open_text(workspace, given, say, dry=dry))
     return segments
 
 
@@ -78,20 +72,31 @@ def _cache_options(workspace: Workspace) -> str:
     return f" -ctk {master.type_k} -ctv {master.type_v}" if "f32" in (master.type_k, master.type_v) else ""
 
 
-def _read_text(given: str, say: Callable[[str], None]) -> Skill:
+def _open_text(workspace: Workspace, given: str, say: Callable[[str], None], *, dry: bool) -> Segment:
+    """A text's segment: that of the library if it is up to date, else compiled now. It is kept where its name is free
+    and the library can be written to; what came from elsewhere is never replaced."""
     if given == "-":
         raise NotesError("a skill cannot be spliced from standard input. Compile it first: notes compile - --name NAME")
     skill = load_skill(given)
     for warning in skill.warnings:
         say(f"warning: {warning}")
-    return skill
-
-
-def _compile_text(workspace: Workspace, given: str, skill: Skill, say: Callable[[str], None]) -> Path:
-    compiled = compile_to_library(workspace, skill)
-    if compiled.reasons:
-        say(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
-    return compiled.path
+    if dry and stale(workspace, skill, workspace.library.path(skill.name, workspace.identity)):
+        say(f"{given} would be compiled first, as {skill.name}")
+        return plan(workspace, skill)
+    why = taken(workspace, skill)
+    if why:
+        why += f". To keep it: notes compile {quote(given)} --name NAME"
+    else:
+        try:
+            compiled = compile_to_library(workspace, skill)
+        except UnwritableError as error:
+            why = str(error)
+        else:
+            if compiled.reasons:
+                say(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
+            return workspace.open(compiled.path)
+    say(f"{given} is compiled for this once: {why}")
+    return compile_skill(workspace, skill)
 
 
 def parse_errata(given: Sequence[str], segments: Sequence[Segment]) -> list[Erratum]:

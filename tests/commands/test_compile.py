@@ -60,6 +60,27 @@ def test_names_in_any_script(notes: Notes, tmp_path: Path) -> None:
     assert notes("rm", "方針").code == 0 and notes("ls", "-q").out.split() == ["rückgabe", "規則"]
 
 
+def test_another_text_of_the_same_name(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:
+    """Refused in one line that names both files and what to do; with --name it is another skill."""
+    (tmp_path / "b").mkdir()
+    other = tmp_path / "b" / "policy.md"
+    other.write_text("---\nname: returns\ndescription: x\n---\nfee: 12\n")
+    before = compiled.read_bytes()
+    for arguments in ((other,), ("-", "--name", "returns")):
+        outcome = notes("compile", *arguments, stdin="fee: 12")
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1), outcome.err
+        assert str(skill) in outcome.err and "--name NAME" in outcome.err and "--force" in outcome.err
+        assert (str(other) if other in arguments else "this one is from standard input") in outcome.err
+    assert compiled.read_bytes() == before
+    assert notes("ask", "x", "-n", 1, "--splice", other).code == 0 and compiled.read_bytes() == before
+    assert notes("compile", other, "--name", "fees").code == 0 and compiled.read_bytes() == before
+    assert notes("compile", other, "--force").out == f"{compiled}\n"
+    (entry,) = notes("inspect", "returns", "--json").json
+    assert (entry["text"], entry["source"]) == ("fee: 12", str(other))
+    assert f"source       {other}\n" in notes("inspect", "returns").out
+    assert [entry["source"] for entry in notes("ls", "--json").json] == [str(other)] * 2
+
+
 def test_output_goes_to_a_file_and_not_into_the_library(notes: Notes, skill: Path, tmp_path: Path, home: Path) -> None:
     """-o writes the segment there; the library stays empty."""
     target = tmp_path / "here" / "returns.gguf"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import SegmentError, SkillError, UnsupportedError
-from notes_cli.library.container import open_segment
+from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
+from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.text.blocks import Blocks
-from notes_cli.text.skill import Skill, parse_skill
+from notes_cli.text.skill import Skill, load_skill, parse_skill
 from notes_cli.work.compiling import MOVES, block_warnings, compile_skill, compile_to_library, plan
 from notes_cli.work.workspace import Workspace
 
@@ -227,3 +229,105 @@ def test_a_text_in_blocks_stays_so(workspace: Workspace) -> None:
     compile_to_library(workspace, of(*PARTS), blocks=3)
     found = compile_to_library(workspace, of(*PARTS[:2], "# Three\n\nOther words."))
     assert (found.blocks, found.fresh) == (3, 1)
+
+
+# ---- whose a name is
+
+
+def written(path: Path, text: str) -> Skill:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return load_skill(path)
+
+
+def test_a_name_belongs_to_where_its_text_came_from(workspace: Workspace, tmp_path: Path) -> None:
+    """Another file's text of the same name is refused, saying which is which; the file's own new text is not."""
+    mine, other = tmp_path / "a" / "returns.txt", tmp_path / "b" / "other.txt"
+    path = compile_to_library(workspace, written(mine, "date: 1")).path
+    assert peek(path).source == str(mine)
+    assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)
+    skill = written(other, "---\nname: returns\ndescription: x\n---\ndate: 3")
+    with pytest.raises(TakenError) as caught:
+        compile_to_library(workspace, skill)
+    said = str(caught.value)
+    assert str(mine) in said and str(other) in said and "--name NAME" in said and "--force" in said
+    assert open_segment(path).text == "date: 2" and "\n" not in said
+    assert compile_to_library(workspace, skill, force=True).path == path
+    assert (open_segment(path).text, peek(path).source) == ("date: 3", str(other))
+    assert compile_to_library(workspace, written(other, "---\nname: returns\n---\ndate: 4")).reasons
+
+
+def test_other_words_on_standard_input_are_another_source(workspace: Workspace) -> None:
+    """Nobody knows whether they are the same text's: the same words are up to date, others are refused."""
+    first = parse_skill("date: 1", source="-", default="stdin")
+    path = compile_to_library(workspace, first).path
+    assert compile_to_library(workspace, first).reasons == ()
+    with pytest.raises(TakenError, match="from standard input; this one is from standard input"):
+        compile_to_library(workspace, parse_skill("date: 2", source="-", default="stdin"))
+    assert open_segment(path).text == "date: 1"
+
+
+def test_the_same_file_by_another_path(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative, by way of .., by a link to its folder or to itself: one source."""
+    mine = tmp_path / "a" / "returns.txt"
+    path = compile_to_library(workspace, written(mine, "date: 1")).path
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "returns.txt").symlink_to(mine)
+    monkeypatch.chdir(tmp_path)
+    named = ("a/returns.txt", "./a/../a/returns.txt", "link/returns.txt", "returns.txt")
+    for number, name in enumerate(named):
+        mine.write_text(f"date: 1{number}")
+        assert compile_to_library(workspace, load_skill(name)).reasons == ("the text has changed",), name
+    assert open_segment(path).text == "date: 13"
+
+
+def test_a_moved_text_is_no_surprise(workspace: Workspace, tmp_path: Path) -> None:
+    """The same words at another path are up to date, and its own from then on where the old file is gone."""
+    old, new = tmp_path / "old" / "returns.txt", tmp_path / "new" / "returns.txt"
+    path = compile_to_library(workspace, written(old, "date: 1")).path
+    assert compile_to_library(workspace, written(new, "date: 1")).reasons == ()  # a copy: it stays the old one's
+    with pytest.raises(TakenError):
+        compile_to_library(workspace, written(new, "date: 2"))
+    old.unlink()
+    before = open_segment(path)
+    assert compile_to_library(workspace, written(new, "date: 1")).reasons == ()
+    assert peek(path).source == str(new) and open_segment(path).tokens.tolist() == before.tokens.tolist()
+    assert compile_to_library(workspace, written(new, "date: 2")).reasons == ("the text has changed",)
+
+
+def test_a_segment_of_an_earlier_notes(workspace: Workspace, tmp_path: Path) -> None:
+    """It does not say where its text came from: it opens, and is the source's that has the same words."""
+    mine = tmp_path / "returns.txt"
+    path = compile_to_library(workspace, written(mine, "date: 1")).path
+    write_segment(path, replace(open_segment(path), source=""))
+    assert open_segment(path).source == "" and b"notes.source" not in path.read_bytes()
+    with pytest.raises(TakenError, match="from where its writer did not say"):
+        compile_to_library(workspace, written(mine, "date: 2"))
+    assert compile_to_library(workspace, written(mine, "date: 1")).reasons == ()
+    assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)
+
+
+def test_a_name_is_one_for_all_models(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
+    """Two texts of one name, a model each, would be told apart by nothing."""
+    compile_to_library(make_workspace(), written(tmp_path / "a" / "returns.txt", "date: 1"))
+    with pytest.raises(TakenError):
+        compile_to_library(make_workspace("qwen2"), written(tmp_path / "b" / "returns.txt", "date: 2"))
+    compile_to_library(make_workspace("qwen2"), written(tmp_path / "a" / "returns.txt", "date: 3"))
+
+
+def test_an_output_keeps_what_came_from_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
+    """-o over another skill's segment is refused; over its own it is not."""
+    target = tmp_path / "out.gguf"
+    compile_to_library(workspace, written(tmp_path / "a.txt", "date: 1"), output=target)
+    compile_to_library(workspace, written(tmp_path / "a.txt", "date: 2"), output=target)
+    with pytest.raises(TakenError, match=r"holds the skill a, from .*a\.txt; this one is from .*b\.txt"):
+        compile_to_library(workspace, written(tmp_path / "b.txt", "date: 3"), output=target)
+    assert open_segment(target).text == "date: 2"
+
+
+def test_a_path_that_is_not_utf8(workspace: Workspace, tmp_path: Path) -> None:
+    """It is kept as it can be spelt, and is the same source again."""
+    mine = Path(os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9.txt"))
+    path = compile_to_library(workspace, written(mine, "date: 1")).path
+    assert peek(path).source.endswith("caf\\xe9.txt")
+    assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)

@@ -11,7 +11,7 @@ import pytest
 
 from notes_cli.errors import NotesError, SegmentError
 from notes_cli.text.erratum import Erratum
-from notes_cli.text.skill import Skill, parse_skill
+from notes_cli.text.skill import Skill, load_skill, parse_skill
 from notes_cli.work.choosing import DEFAULT_SEAM
 from notes_cli.work.compiling import compile_skill, compile_to_library
 from notes_cli.work.prompting import Prompt, lay, method_for, open_segments, parse_errata
@@ -192,6 +192,23 @@ def test_words_become_segments(workspace: Workspace, skill: Skill, tmp_path: Pat
     assert len(said) == 2 and said[1].startswith(f"compiled {text} as fees")
     assert open_segments(workspace, [str(text)], said.append, dry=True)[0].layers != ()
     assert len(said) == 2
+
+
+def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
+    """It is asked with all the same, by its own rows; the library keeps the other, and both are said."""
+    for folder, words in (("a", "date: 1"), ("b", "date: 2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "returns.txt").write_text(words)
+    mine, other = (str(tmp_path / folder / "returns.txt") for folder in ("a", "b"))
+    path = compile_to_library(workspace, load_skill(mine)).path
+    before, said = path.read_bytes(), list[str]()
+    (segment,) = open_segments(workspace, [other], said.append)
+    assert segment.text == "date: 2" and segment.layers and path.read_bytes() == before
+    (line,) = said
+    assert mine in line and "for this once" in line and line.endswith(f"notes compile {other} --name NAME")
+    (own,) = open_segments(workspace, [mine], said.append)
+    assert own.text == "date: 1" and len(said) == 1
+    assert np.array_equal(segment.layers[0].k, compile_skill(workspace, load_skill(other)).layers[0].k)
 
 
 def test_errata_know_the_fields_of_all_skills(workspace: Workspace, skill: Skill) -> None:
