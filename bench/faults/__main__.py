@@ -2,12 +2,13 @@
 
     python -m bench.faults [KIND ...] [--full | --seconds N] [--seed S] [--case N] [--write docs/reliability.md]
 
-Exits 1 if anything fails. Whatever it makes goes to build/faults; nothing of yours is touched.
+Exits 1 if anything fails. Files that made a case fail are kept in build/faults; nothing of yours is touched.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
 import os
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from bench.faults import KINDS
-from bench.faults.frame import SCRATCH, Budget, Row
+from bench.faults.frame import FOUND, SCRATCH, Budget, Row
 from bench.faults.report import sentence, write
 
 SLICE = 120  # seconds, without --full
@@ -64,8 +65,10 @@ def campaign(kind: str, module: ModuleType, budget: Budget, seed: int) -> Row:
 
 def _settle() -> None:
     """A scratch folder that is nobody's own, and one thread a model."""
-    shutil.rmtree(SCRATCH, ignore_errors=True)
-    SCRATCH.mkdir(parents=True, mode=0o700)
+    shutil.rmtree(FOUND, ignore_errors=True)
+    FOUND.mkdir(parents=True)
+    SCRATCH.mkdir(mode=0o700)
+    atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
     for name in [name for name in os.environ if name.startswith("NOTES_") and name != "NOTES_LIBRARY"]:
         del os.environ[name]
     os.environ.update(NOTES_HOME=str(SCRATCH / "home"), NOTES_THREADS="1", OMP_NUM_THREADS="1", NO_COLOR="1")

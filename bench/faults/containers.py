@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.faults.frame import ACCEPTED, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
+from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
 from bench.faults.mutate import bytes_changed, text_changed
 from bench.faults.parts import HEAD, Key, Parts, Tensor, UnreadableError, apart, vouched
 from notes_cli.engine.identity import Identity
@@ -67,7 +67,7 @@ class Containers:
         path.write_bytes(data)
         verdict = judged(path, data, self.sound if way < 2 else None) if way < 4 else self._guided(path, data)
         if verdict.outcome in ("crash", "wrong"):
-            (self.folder / f"failed-{number}.gguf").write_bytes(data)
+            (FOUND / f"container-{number}.gguf").write_bytes(data)
         return verdict
 
     def _lie(self, rng: random.Random, parts: Parts) -> bytes:

@@ -1,6 +1,7 @@
 """Writing a file all or nothing: a temporary file beside it, synced, then renamed over it.
 
-A reader sees the old file or the new one, whatever happens in between. It knows nothing of what is written.
+A reader sees the old file or the new one, whatever happens in between. A temporary file is locked for as long as it is
+written, so that one without a lock is known to be of a process that was killed. It knows nothing of what is written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # a system without it; there nothing is swept
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
@@ -21,32 +27,62 @@ def replacing(path: Path) -> Iterator[Path]:
     it and leaves `path` as it was. Raise OSError.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_folder(path.parent)
+    sweep(path)
+    with _temporary(path) as temporary:
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+    sync_folder(path.parent)
 
 
-def leftovers(path: Path) -> list[Path]:
-    """Temporary files for `path` that a killed process left behind. Only while no other process writes it."""
+def sweep(path: Path) -> None:
+    """Remove temporary files for `path` that killed processes left. Those that are being written stay."""
     prefix = f".{path.name}."
-    return [found for found in path.parent.glob(".*.tmp") if found.name.startswith(prefix)]
+    with contextlib.suppress(OSError):
+        for found in [found for found in path.parent.iterdir() if found.name.startswith(prefix)]:
+            if found.suffix == ".tmp" and not found.is_symlink():
+                _remove_unlocked(found)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable. Not every system can; the file is whole without it."""
+def sync_folder(folder: Path) -> None:
+    """Make a rename itself durable. Not every system can; the file is whole without it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A new file, locked until the block is left."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        try:
+            if fcntl is not None:
+                with contextlib.suppress(OSError):  # not every file system has locks; nothing is swept there
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.path.exists(name):  # else another process swept it before it was locked
+                yield Path(name)
+                return
+        finally:
+            os.close(handle)
+
+
+def _remove_unlocked(path: Path) -> None:
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError):  # held by the process that writes it, or gone
+        handle = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
         finally:
             os.close(handle)

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from difflib import get_close_matches
@@ -329,16 +329,26 @@ class Stored:
                 with replacing(self.ledger) as temporary:
                     temporary.write_bytes(data)
             else:
-                with self.ledger.open("r+b") as file:
-                    file.seek(self.end)
-                    file.truncate()  # a line that a crash tore
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
+                self._append(data)
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {error.strerror}. Nothing was changed") from error
         self._read()
         self._sweep()
+
+    def _append(self, data: bytes) -> None:
+        """All of it or nothing: what fails half-way, or cannot be synced, is cut off again."""
+        with self.ledger.open("r+b", buffering=0) as file:
+            file.truncate(self.end)  # a line that a crash tore
+            file.seek(self.end)
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                with suppress(OSError):
+                    file.truncate(self.end)
+                raise
 
     def undo(self) -> Line:
         """Take back the last turn, edit or compaction and return it. Raise SessionError if there is none."""

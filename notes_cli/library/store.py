@@ -21,7 +21,7 @@ import numpy as np
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Tokens
 from notes_cli.errors import SegmentError, UnwritableError
-from notes_cli.library.atomic import leftovers
+from notes_cli.library.atomic import sweep
 from notes_cli.library.container import Card, peek
 from notes_cli.text import names
 
@@ -141,8 +141,7 @@ class Library:
             objection = None if name in known else names.objection(name, known)
             if objection:
                 raise SegmentError(f"{objection}. Give this one another: --name NAME")
-            for left in leftovers(path):  # of a compile that was killed: nobody else writes this file now
-                left.unlink(missing_ok=True)
+            sweep(path)
             yield path
         finally:
             lock.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -116,6 +117,25 @@ def test_a_damaged_ledger_is_refused_in_one_line(begun: Stored, sessions: Sessio
     assert "\n" not in str(found.value) and sessions.names() == ["mine"]
     sessions.remove("mine")
     assert sessions.names() == [] and not begun.folder.exists()
+
+
+def test_a_line_that_cannot_be_synced_has_not_happened(
+    begun: Stored, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is said that nothing was changed, nothing was: a whole line that was written is taken away again."""
+    before = begun.ledger.read_bytes()
+
+    def fsync(handle: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, sessions.locked("mine") as stored:
+        patch.setattr("os.fsync", fsync)
+        with pytest.raises(SessionError, match=r"Input/output error. Nothing was changed"):
+            stored.commit(turn(4, rows="0002.gguf"))
+    assert begun.ledger.read_bytes() == before
+    with sessions.locked("mine") as stored:
+        stored.commit(turn(4, rows="0002.gguf"))
+        assert stored.state.tokens == [1, 2, 3, 4]
 
 
 def test_a_newer_ledger_is_refused(begun: Stored, sessions: Sessions) -> None:
