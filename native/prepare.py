@@ -3,7 +3,8 @@
 Run by CMakeLists.txt at configure time: `python prepare.py DESTINATION`. Prints one sentence and exits 1 when it
 cannot. The sdist of llama-cpp-python is looked for in NOTES_SDIST (the file, or a folder holding it), else
 `pip download` fetches the exact version from the user's index. What was prepared once from the same sdist and
-patches is left as it is.
+patches is left as it is. In the end the graphs at hand are compared with those that notes_graph.cpp was written for
+(graphs.py); `python prepare.py DESTINATION --accept` says that they have been read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+
+import graphs
 
 HERE = Path(__file__).parent
 VERSION, SHA256 = (HERE / "LLAMA_CPP_PYTHON").read_text().split()
@@ -78,11 +81,20 @@ def patch(target: Path) -> None:
             fail(f"{path.name} does not apply to llama-cpp-python {VERSION}. Regenerate it: see native/README.md.")
 
 
-def main(target: Path) -> None:
+def main(target: Path, accept: bool = False) -> None:
     stamp = target / ".notes-prepared"
     state = SHA256 + "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in PATCHES)
-    if stamp.is_file() and stamp.read_text() == state:
-        return
+    if not (stamp.is_file() and stamp.read_text() == state):
+        make(target)
+        stamp.write_text(state)
+    if accept:
+        graphs.accept(target)
+    elif why := graphs.refusal(target):
+        fail(why)
+
+
+def make(target: Path) -> None:
+    """Unpacked and patched, in place of what was there."""
     shutil.rmtree(target, ignore_errors=True)
     scratch = target.with_name(target.name + ".download")
     scratch.mkdir(parents=True, exist_ok=True)
@@ -91,8 +103,7 @@ def main(target: Path) -> None:
     unpack(sdist, target)
     patch(target)
     shutil.rmtree(scratch, ignore_errors=True)
-    stamp.write_text(state)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] == ["--accept"])

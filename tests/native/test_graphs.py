@@ -1,0 +1,63 @@
+"""A graph of llama.cpp that is not the one that native/notes_graph.cpp was written for stops the build."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LLAMA_CPP = ROOT / "build" / "zoo" / "llama.cpp"  # as `make zoo` and `make test` prepare it
+
+
+@pytest.fixture
+def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """native/graphs.py, with a list of its own."""
+    spec = importlib.util.spec_from_file_location("graphs", ROOT / "native/graphs.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "LIST", shutil.copy(module.LIST, tmp_path / "GRAPHS.sha256"))
+    return module
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "llama.cpp"
+    shutil.copytree(LLAMA_CPP / "src", folder / "src")
+    return folder
+
+
+def test_the_pinned_sources_are_those_that_were_read(graphs: ModuleType) -> None:
+    """All architectures that notes_graph.cpp names are on the list."""
+    assert graphs.refusal(LLAMA_CPP) == ""
+
+
+def test_a_changed_graph_is_named(graphs: ModuleType, source: Path) -> None:
+    """With what to do, and how to accept it; after that the build goes on."""
+    path = source / "src/models/qwen3.cpp"
+    path.write_text(path.read_text() + "// another\n")
+    why = graphs.refusal(source)
+    assert "src/models/qwen3.cpp has changed" in why and why.count("has changed") == 1
+    assert "native/prepare.py build/llama.cpp --accept" in why and "\n" not in why
+    graphs.accept(source)
+    assert graphs.refusal(source) == ""
+
+
+def test_a_graph_that_is_gone_or_new(graphs: ModuleType, source: Path) -> None:
+    """One cannot be found; one is named by notes_graph.cpp and has not been read."""
+    lines = graphs.LIST.read_text().splitlines()
+    graphs.LIST.write_text("\n".join(line for line in lines if "gemma3.cpp" not in line) + "\n")
+    assert "src/models/gemma3.cpp is new to the list" in graphs.refusal(source)
+    (source / "src/models/llama.cpp").unlink()
+    assert "llama.cpp" in graphs.refusal(source)
+
+
+def test_a_graph_that_nobody_relies_on_may_change(graphs: ModuleType, source: Path) -> None:
+    """An architecture whose rows are never moved."""
+    path = source / "src/models/rwkv7.cpp"
+    path.write_text(path.read_text() + "// another\n")
+    assert graphs.refusal(source) == ""
