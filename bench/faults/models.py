@@ -40,8 +40,8 @@ MEMORY = 4 << 30  # bytes that a model of half a megabyte may make us take
 
 KINDS: tuple[tuple[str, dict[str, object]], ...] = (
     *(("llama", {}), ("llama", {"scaling": "yarn"}), ("llama", {"quantization": gguf.GGMLQuantizationType.Q8_0})),
-    *((kind, {}) for kind in ("qwen2", "qwen3", "smollm3", "gemma", "phi3", "gemma3", "mistral3", "lfm2", "mamba")),
-    *(("gpt2", {}), ("llama", {"bos": True, "spm": True})),
+    *((kind, {}) for kind in ("qwen2", "qwen3", "smollm3", "gemma", "gemma3", "mistral3", "lfm2", "mamba")),
+    *(("gpt2", {}), ("phi3", {"name": "long"}), ("llama", {"bos": True, "spm": True})),
 )
 # What a number may be, that ought to be another.
 NUMBERS = (0, 1, 2, 3, 7, 64, 255, 256, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1)

@@ -69,6 +69,7 @@ class Context:
         """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
         self._handle: Any = None
         self.cleared = 0  # times: rows from before are gone, whatever stands in their place
+        self.unmovable: str | None = None  # why no rows may be moved, where that was measured (engine/turning.py)
         self.model = model
         self.options = options = options or ContextOptions()
         params = llama.llama_context_default_params()
@@ -131,7 +132,7 @@ class Context:
 
     def supports(self, operation: str) -> str | None:
         """None if this context can `splice`, `rewrite`, `append`, `read` or `restore`, else the reason it cannot."""
-        return native.supports(self.handle, operation)
+        return native.supports(self.handle, operation) or (self.unmovable if operation == "splice" else None)
 
     @property
     def master(self) -> ContextOptions:
@@ -141,7 +142,7 @@ class Context:
 
     def can_move(self, base: int, position: int, count: int) -> str | None:
         """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
-        return native.can_move(self.handle, base, position, count)
+        return native.can_move(self.handle, base, position, count) or (self.unmovable if position != base else None)
 
     @property
     def exact(self) -> str:
@@ -213,6 +214,21 @@ class Context:
             _OUTPUT[output],
         )
 
+    def decode_at(self, sequence: int, position: int, tokens: Tokens) -> None:
+        """Decode tokens from any position on, in a sequence that is empty. Raise EngineError if that fails."""
+        batch = llama.llama_batch_init(len(tokens), 0, 1)
+        try:
+            batch.n_tokens = len(tokens)
+            for index, token in enumerate(tokens):
+                batch.token[index], batch.pos[index] = int(token), position + index
+                batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, sequence, 0
+            status = llama.llama_decode(self.handle, batch)
+        finally:
+            llama.llama_batch_free(batch)
+        native.raise_interrupt()
+        if status:
+            raise EngineError(f"llama.cpp cannot decode at position {position} (status {status})")
+
     def rewrite(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at positions that already hold rows, ascending, scattered or not, in their place."""
         where, what = (np.ascontiguousarray(part, np.int32) for part in (positions, tokens))
@@ -237,6 +253,8 @@ class Context:
         `axes`, [n, 3], says where rows stand that are not one a position, as `read_axes` gave it (an image).
         """
         self._check_layers(layers, len(tokens))
+        if self.unmovable and position != base:
+            raise UnsupportedError(self.unmovable)
         what = np.ascontiguousarray(tokens, np.int32)
         base = base if rotate else position
         native.call(

@@ -62,6 +62,9 @@ def compile_skill(
     `measure`: also measure the influence of each field, a prefill a field; it is told how many are done. `blocks`: in
     so many parts, or one a heading, each on its own; those that `known` has are taken from there.
     """
+    workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
+    if workspace.context.supports("read") is None:
+        workspace.measure_turn()
     if measure is not None:  # another value may be longer
         tokens = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
         workspace.make_room(tokens + 8 * len(skill.fields))

@@ -16,16 +16,18 @@ from pathlib import Path
 import numpy as np
 
 from notes_cli import config
-from notes_cli.engine import limits
+from notes_cli.engine import limits, native
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.turning import Turned, measure_turn
 from notes_cli.errors import EngineError, ModelError, SegmentError
 from notes_cli.library.container import open_segment
 from notes_cli.library.digest import file_sha256
 from notes_cli.library.store import Library
+from notes_cli.library.turns import keep_turn, load_turns
 from notes_cli.text.prompt import Piece, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
 from notes_cli.text.rendering import start_rendering
@@ -101,6 +103,7 @@ class Workspace:
             yield self.context
         else:
             with Context(self.model, self.context.master) as context:
+                context.unmovable = self.context.unmovable
                 yield context
 
     def make_room(self, tokens: int, spare: int = 0) -> None:
@@ -170,7 +173,35 @@ class Workspace:
     @property
     def identity(self) -> Identity:
         """Identity of this model in this context. Raise UnsupportedError where its rows cannot be read."""
-        return self.context.identity(self.weights)
+        identity = self.context.identity(self.weights)
+        turned = self._turns.get(self._turn_key(identity))
+        self.context.unmovable = None if turned is None or turned.right else turned.reason
+        return identity
+
+    def measure_turn(self) -> None:
+        """See, once an identity, whether keys turn as we think; if not, rows of it will not be moved.
+
+        What the context held is gone.
+        """
+        key = self._turn_key(self.identity)
+        if key in self._turns:
+            return
+        with self.compiler() as context:
+            self._turns[key] = measure_turn(context)
+        keep_turn(self._turn_memory, key, self._turns[key])
+        _ = self.identity  # and with it what was found
+
+    @cached_property
+    def _turns(self) -> dict[str, Turned | None]:
+        return load_turns(self._turn_memory)
+
+    @property
+    def _turn_memory(self) -> Path:
+        return self.paths.models / "turns.json"
+
+    def _turn_key(self, identity: Identity) -> str:
+        """The same model and rotation under the same native library, which is rebuilt with other graphs."""
+        return f"{identity.key} {native.UPSTREAM} {native.LIBRARY_PATH.stat().st_mtime_ns}"
 
     @cached_property
     def reasoning(self) -> Reasoning:

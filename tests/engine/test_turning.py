@@ -1,0 +1,203 @@
+"""Keys that do not turn as notes thinks are found on the model itself, once, and its rows are not moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import notes_cli.work.workspace as work
+from notes_cli.engine import native
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.segment import LayerRows
+from notes_cli.engine.turning import Turned, measure_turn
+from notes_cli.errors import UnsupportedError
+from notes_cli.text.skill import Skill
+from notes_cli.work.compiling import compile_skill, compile_to_library
+from notes_cli.work.prompting import Prompt, lay
+from notes_cli.work.workspace import Workspace
+
+MakeModel = Callable[..., Path]
+LoadZoo = Callable[..., Model]
+Read = Callable[..., tuple[LayerRows, ...]]
+
+
+def measured(model: Path | Model, n_ctx: int = 1024, **options: Any) -> Turned | None:
+    loaded = model if isinstance(model, Model) else Model(model)
+    try:
+        with Context(loaded, ContextOptions(n_ctx=n_ctx, n_threads=1, **options)) as context:
+            turned = measure_turn(context)
+            assert context.length(0) == 0
+            return turned
+    finally:
+        if not isinstance(model, Model):
+            loaded.close()
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "phi3", "gemma3", "mistral3"]
+)
+def test_what_is_right_is_found_right(make_model: MakeModel, kind: str) -> None:
+    """Norms and biases on K, layers without rotation, windows with a base of their own, stretches."""
+    turned = measured(make_model(kind, name="tiny"))  # llama.cpp knows "phi3" in a name
+    assert turned and turned.right and turned.distance == (128 if kind == "mistral3" else 512)
+
+
+@pytest.mark.parametrize("name", ["bloom-dense", "deepseek2-moe", "qwen2vl-dense", "llama4-moe", "gpt-oss-moe"])
+def test_other_ways_to_hold_positions(load_zoo: LoadZoo, name: str) -> None:
+    """ALiBi, MLA, M-RoPE, chunks of positions, YaRN in every layer: right."""
+    turned = measured(load_zoo(name))
+    assert turned and turned.right
+
+
+@pytest.mark.parametrize("options", [{"scaling": "yarn"}, {"scaling": "linear"}, {"kind": "phi3", "name": "long"}])
+def test_scaled_rotations(make_model: MakeModel, options: dict[str, str]) -> None:
+    """Also by a magnitude, and by factors that go by the size of the context (LongRoPE)."""
+    turned = measured(make_model(**options), n_ctx=8192)
+    assert turned and turned.right and turned.distance == 4096
+
+
+def test_small_windows_and_small_contexts(make_model: MakeModel) -> None:
+    """Eight tokens fit the window; a context of 16 has room for them, a smaller one is not measured."""
+    turned = measured(make_model("gemma3"), swa_full=False)
+    assert turned and turned.right
+    turned = measured(make_model(), n_ctx=16)
+    assert turned and turned.right and turned.distance >= 8
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "mamba", "gpt2", "llama-embed"])
+def test_what_is_never_moved_is_not_measured(make_model: MakeModel, kind: str) -> None:
+    assert measured(make_model(kind)) is None
+
+
+# What a turn may get wrong, as a change of its angles (by position and frequencies) or of the keys.
+WRONG = {
+    "base": lambda freq: freq ** np.float64(1.02) - freq,
+    "scale": lambda freq: -0.25 * freq,
+    "one pair": lambda freq: np.where(np.arange(len(freq)) == len(freq) // 2, freq / 50, 0.0),
+}
+
+
+def wrong(read: Read, what: str, layer_of: int | None = None) -> Read:
+    """Read rows with a turn that is not the one that the model makes."""
+
+    def reading(context: Context, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> Any:
+        rows = read(context, sequence, position, count, base=base, dtype=dtype)
+        distance = base - position
+        if not distance:
+            return rows
+        found = []
+        for index, (layer, one) in enumerate(zip(context.layers, rows, strict=True)):
+            if layer_of is not None and index != layer_of:
+                found.append(one)
+            elif what == "magnitude":
+                found.append(replace(one, k=one.k * np.float32(1.02)))
+            else:
+                angles = WRONG[what](context.frequencies(index)) * distance
+                heads = one.k.reshape(count, -1, layer.n_rot).astype(np.float64)
+                even, odd = heads[..., 0::2], heads[..., 1::2]
+                turned = np.empty_like(heads)
+                turned[..., 0::2] = even * np.cos(angles) - odd * np.sin(angles)
+                turned[..., 1::2] = even * np.sin(angles) + odd * np.cos(angles)
+                found.append(replace(one, k=turned.reshape(one.k.shape).astype(np.float32)))
+        return tuple(found)
+
+    return reading
+
+
+@pytest.mark.parametrize("what", [*WRONG, "magnitude"])
+@pytest.mark.parametrize("layer", [None, 0, 2])
+def test_a_wrong_turn_is_caught(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, what: str, layer: int | None
+) -> None:
+    """In all layers or in one, and the layer is named."""
+    monkeypatch.setattr(Context, "read", wrong(Context.read, what, layer))
+    turned = measured(make_model())
+    assert turned and not turned.right
+    assert layer is None or turned.layer == layer
+
+
+def test_nan_is_not_right() -> None:
+    assert not Turned(512, 0, float("nan"), 1e-5).right
+
+
+@pytest.fixture
+def turned_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if notes knew another base than the model's graph."""
+    monkeypatch.setattr(Context, "read", wrong(Context.read, "base"))
+
+
+def test_rows_that_turn_wrongly_are_not_moved(turned_wrong: None, workspace: Workspace, skill: Skill) -> None:
+    """They are kept to be put back, nothing is spliced elsewhere, and it is said why and by how much."""
+    segment = compile_skill(workspace, skill)
+    assert segment.whole
+    reason = workspace.context.supports("splice")
+    assert reason and "do not turn as notes expects" in reason and "512 positions" in reason and "put back" in reason
+    assert workspace.context.can_move(0, 0, 8) is None
+    rows = workspace.context.read(0, 0, 4, base=0)
+    workspace.context.clear()
+    with pytest.raises(UnsupportedError, match="do not turn"):
+        workspace.context.splice(0, 7, segment.tokens[:4], rows, 0)
+    elsewhere = lay(workspace, Prompt("Why?", [segment], system="Be brief."))
+    assert elsewhere.count("spliced") == 0 and any("do not turn" in piece.why for piece in elsewhere.pieces)
+    back = workspace.notebook()
+    back.append(segment.context)
+    back.restore(segment)
+    assert back.count("spliced")
+
+
+def test_the_measurement_is_remembered(
+    workspace: Workspace, skill: Skill, make_workspace: Callable[..., Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once an identity: not for the next skill, nor the next run; again with another rotation or another library."""
+    calls: list[int] = []
+    monkeypatch.setattr(work, "measure_turn", lambda context: calls.append(1) or measure_turn(context))
+    compile_to_library(workspace, skill)
+    compile_to_library(workspace, skill, force=True)
+    assert len(calls) == 1
+    again = make_workspace()
+    compile_to_library(again, skill, force=True)
+    assert len(calls) == 1
+    other = make_workspace(scaling="yarn")
+    compile_to_library(other, skill)
+    assert len(calls) == 2
+    monkeypatch.setattr(native, "UPSTREAM", "0.0.0")
+    compile_to_library(make_workspace(), skill, force=True)
+    assert len(calls) == 3
+
+
+def test_a_failure_is_remembered_and_holds_for_segments_from_before(
+    workspace: Workspace, skill: Skill, make_workspace: Callable[..., Workspace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that was compiled to be moved is not moved any more."""
+    segment = compile_skill(workspace, skill)
+    (workspace.paths.models / "turns.json").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(Context, "read", wrong(Context.read, "scale"))
+        compile_skill(make_workspace(), skill)
+    later = make_workspace()
+    later.check(segment)
+    notebook = lay(later, Prompt("Why?", [segment], system="Be brief."))
+    assert notebook.count("spliced") == 0
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"KEY": [1]}', '{"KEY": {"distance": 1}}', "[" * 100_000])
+def test_a_damaged_memory_costs_a_measurement(workspace: Workspace, skill: Skill, text: str) -> None:
+    workspace.paths.models.mkdir(parents=True)
+    memory = workspace.paths.models / "turns.json"
+    memory.write_text(text.replace("KEY", workspace._turn_key(workspace.identity)))
+    assert not compile_skill(workspace, skill).whole
+    assert "distance" in memory.read_text()
+
+
+def test_a_quantized_cache_is_measured_where_its_rows_are_computed(make_model: MakeModel, skill: Skill) -> None:
+    """In f16: rows are quantized on the way into the cache only."""
+    options = ContextOptions(n_ctx=1024, n_threads=1, type_k="q8_0", type_v="q8_0")
+    with Workspace(make_model("qwen3"), options) as workspace:
+        assert not compile_skill(workspace, skill).whole
+        assert workspace.context.unmovable is None and (workspace.paths.models / "turns.json").is_file()
