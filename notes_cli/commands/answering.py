@@ -14,8 +14,8 @@ from notes_cli import output
 if TYPE_CHECKING:
     from notes_cli.commands.request import Request
     from notes_cli.engine.decision import Decision
-    from notes_cli.engine.notebook import Notebook
-    from notes_cli.work.thinking import Thought
+    from notes_cli.engine.notebook import Notebook, Stopped
+    from notes_cli.work.thinking import Reply, Thought
     from notes_cli.work.workspace import Workspace
 
 
@@ -28,6 +28,7 @@ class Answer:
     at: float  # when the first of them, or the choice, was there (time.perf_counter)
     thought: Thought | None = None
     decision: Decision | None = None
+    stopped: Stopped | None = None  # why it ends; None for a choice
 
     @property
     def unwritten(self) -> str:
@@ -83,6 +84,7 @@ def _think(workspace: Workspace, notebook: Notebook, request: Request) -> Though
             voice.say(thought.text)
     finally:
         voice.end()
+    _tell_cut("reasoning", thought, "--max-think", request.max_think, workspace)
     return thought
 
 
@@ -116,4 +118,19 @@ def _write(workspace: Workspace, notebook: Notebook, request: Request, thought: 
         raise
     if not request.json:
         output.result("" if streams else found.text)
-    return Answer(found.text, found.tokens, voice.first or time.perf_counter(), found.thought)
+    if thought is None and found.thought:  # one that nobody had asked for
+        _tell_cut("reasoning", found.thought, "--max-think", request.max_think, workspace)
+    _tell_cut("answer", found, "-n", request.limit, workspace)
+    return Answer(found.text, found.tokens, voice.first or time.perf_counter(), found.thought, stopped=found.stopped)
+
+
+def _tell_cut(what: str, said: Thought | Reply, option: str, limit: int, workspace: Workspace) -> None:
+    """Say that something was cut, and what to do."""
+    if said.stopped == "limit" and limit:
+        output.say(f"the {what} was cut after {limit:,} tokens. Let it have more: {option} {2 * limit}")
+    elif said.stopped == "context":
+        size = workspace.context.n_ctx
+        full = f"the {what} was cut: the context of {size:,} tokens is full"
+        at_most = workspace.longest is not None and size >= workspace.longest
+        told = "the model was trained for no more (--beyond-trained)" if at_most else f"give it more: -c {2 * size}"
+        output.say(f"{full}; {told}")

@@ -289,6 +289,8 @@ def _as_json(
         "answer": answered.text,
         "reasoning": thought.text if thought else None,
         "thought_whole": thought.whole if thought else None,
+        "thought_stopped": thought.stopped if thought else None,
+        "stopped": answered.stopped,
         "choice": decision.choice if decision else None,
         "probabilities": decision.probabilities if decision else None,
         "tokens": {**tokens, "reasoning": thought.tokens if thought else 0, "answer": answered.tokens},

@@ -21,6 +21,7 @@ from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import EngineError, UnsupportedError
 
 How = Literal["decoded", "spliced", "seam"]
+Stopped = Literal["end", "limit", "context"]  # why an answer ends: by itself, cut at its limit, or by the context's end
 Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 # Tokens decoded between two looks at the keyboard and the progress bar.
@@ -79,6 +80,7 @@ class Notebook:
         self.sequence = sequence
         self.pieces: list[Piece] = []
         self.seconds = {"splice": 0.0, "decode": 0.0}
+        self.stopped: Stopped = "end"  # why the last answer ends
         self._tokens: list[int] = []
         self._done = 0  # tokens that have rows; the rest waits to be decoded
         self._cleared = context.cleared  # when the first of them was computed
@@ -306,20 +308,27 @@ class Notebook:
             return np.stack([self.context.logits(index) for index in range(len(tokens))])
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
-        """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token."""
-        start = len(self)
+        """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token, and
+        where the context is full: `stopped` says why. Raise EngineError where there is no room for the first one."""
+        start, model = len(self), self.context.model
+        self.stopped = "limit"
         for _ in range(limit):
             token = sampler.next(self.logits())
-            if self.context.model.ends(token):
-                break
+            if model.ends(token):
+                self.stopped = "end"
+                return
             if len(self) == start:
                 self.append([token], "answer")
+            elif len(self) == self.context.n_ctx:
+                self.stopped = "context"
+                return
             else:
-                self._check_room(1)
                 self._tokens.append(token)
                 self.pieces[-1] = replace(self.pieces[-1], tokens=len(self) - start)
             yield token
             self.flush()
+        if limit and model.ends(int(self.logits().argmax())):
+            self.stopped = "end"  # it has said all
 
     def _step_back(self) -> None:
         """Decode the last token once more."""

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from notes_cli.engine.decision import Decision, decide
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import EngineError
 from notes_cli.text.reasoning import Begins, Reasoning, Until
@@ -30,7 +30,7 @@ class Thought:
     """A chain of thought: its text without marks, how many tokens it takes, and whether it ended by itself.
 
     `answer`: what it ends with, where the model puts its answer into the chain (else empty, and the answer follows).
-    `rest`: the beginning of an answer that came in one token with the closing mark.
+    `rest`: the beginning of an answer that came in one token with the closing mark. `stopped`: why it ended.
     """
 
     text: str
@@ -38,15 +38,17 @@ class Thought:
     whole: bool
     answer: str = ""
     rest: str = ""
+    stopped: Stopped = "end"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model said: the answer, its tokens, and the chain before it, if there was one."""
+    """What the model said: the answer, its tokens, the chain before it, if there was one, and why the answer ends."""
 
     text: str
     tokens: int
     thought: Thought | None = None
+    stopped: Stopped = "end"
 
 
 def think(
@@ -74,7 +76,7 @@ def think(
             say(text)
 
     add(chain.feed(begun))
-    limit = 0 if chain.found else _within(notebook, limit)
+    asked, limit = limit, 0 if chain.found else _within(notebook, limit)
     with closing(_written(workspace, notebook, options, limit)) as written:
         for text in written:
             add(chain.feed(text))
@@ -88,11 +90,16 @@ def think(
     if reasoning.inside:
         whole |= reasoning.found("".join(parts)) is not None
         answer = _conclude(workspace, notebook, options, parts, add)
-        return Thought("".join(parts).strip(), len(notebook) - start, whole, answer)
+        return Thought("".join(parts).strip(), len(notebook) - start, whole, answer, stopped=_why(whole, limit, asked))
     missing, rest = _missing(reasoning, chain)
     why = "end of the chain" if whole else f"end of the chain, after {count} tokens"
     notebook.append(workspace.model.tokenize(missing, special=True), "answer", why=why)
-    return Thought("".join(parts).strip(), len(notebook) - start, whole, rest=rest)
+    return Thought("".join(parts).strip(), len(notebook) - start, whole, rest=rest, stopped=_why(whole, limit, asked))
+
+
+def _why(whole: bool, limit: int, asked: int) -> Stopped:
+    """Why a chain ended that had `limit` tokens of the `asked` ones: the context had room for no more."""
+    return "end" if whole else "limit" if limit == asked else "context"
 
 
 def _within(notebook: Notebook, limit: int) -> int:
@@ -195,7 +202,8 @@ def reply(
         thought = replace(thought, tokens=len(notebook) - start)
         return reply(workspace, notebook, options, limit, say=say, thought=thought)
     add(begins.flush() + end.flush())
-    return Reply("".join(parts).strip(), len(notebook) - start, thought)
+    stopped = "end" if end.found else notebook.stopped
+    return Reply("".join(parts).strip(), len(notebook) - start, thought, stopped)
 
 
 def _written(

@@ -66,11 +66,12 @@ class Workspace:
         self.model = Model(model, gpu_layers=gpu_layers)
         try:
             trained = limits.trained(self.model, self.options)
-            self._most = None if beyond_trained and not limits.learned(self.model) else trained
+            # The most tokens that a context may have, None for any number.
+            self.longest = None if beyond_trained and not limits.learned(self.model) else trained
             if fixed_size:
                 self._check_trained(self.options.n_ctx, "a context of {:,} tokens was asked for (-c)")
-            elif self._most is not None:
-                self.options = replace(self.options, n_ctx=min(self.options.n_ctx, self._most))
+            elif self.longest is not None:
+                self.options = replace(self.options, n_ctx=min(self.options.n_ctx, self.longest))
         except BaseException:
             self.model.close()
             raise
@@ -113,19 +114,19 @@ class Workspace:
         is more than the model was trained for.
         """
         self._check_trained(tokens + min(spare, 1), "{:,} tokens are to be read and written")
-        wanted = tokens + spare if self._most is None else min(tokens + spare, self._most)
+        wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
         if wanted > self.options.n_ctx and not self._fixed_size:
             if self._context is not None:
                 self._context.close()
                 self._context = None
             size = -(-wanted // 256) * 256
-            self.options = replace(self.options, n_ctx=size if self._most is None else min(size, self._most))
+            self.options = replace(self.options, n_ctx=size if self.longest is None else min(size, self.longest))
 
     def _check_trained(self, tokens: int, what: str) -> None:
         """Raise EngineError for more tokens than the model was trained for, RoPE scaling counted in."""
-        if self._most is None or tokens <= self._most:
+        if self.longest is None or tokens <= self.longest:
             return
-        why = f"{what.format(tokens)}, but {self.model.name} was trained for {self._most:,}"
+        why = f"{what.format(tokens)}, but {self.model.name} was trained for {self.longest:,}"
         if limits.learned(self.model):
             raise EngineError(f"{why}, and has no position beyond. Take fewer")
         scales = (1 / factor for factor in (2, 4, 8, 16, 32))

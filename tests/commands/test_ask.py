@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from notes_cli.config import resource
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.library.container import open_segment, peek
@@ -17,13 +18,14 @@ from notes_cli.work.workspace import Workspace
 
 from .conftest import TEXT, Notes, snapshot
 
+CUT = "the answer was cut after {} tokens. Let it have more: -n {}\n"
 SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
 
 
 def test_question_from_the_argument(notes: Notes) -> None:
-    """The answer stands alone on stdout, the same as in the JSON; stderr is silent."""
+    """The answer stands alone on stdout, the same as in the JSON; stderr says no more than that it was cut."""
     plain, js = notes("ask", "Why?", "-n", 8), notes("ask", "Why?", "-n", 8, "--json")
-    assert (plain.code, plain.err, js.err) == (0, "", "")
+    assert (plain.code, plain.err) == (0, js.err) and plain.err == CUT.format(8, 16)
     assert plain.out.strip() == js.json["answer"] != ""
     assert plain.out.endswith("\n")
 
@@ -301,6 +303,23 @@ def test_a_huge_limit_makes_no_huge_context(notes: Notes, monkeypatch: pytest.Mo
     assert max(sizes) <= 8192  # that of the tiny model
 
 
+def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By -n, by a chosen context, by the end of what the model was trained for: in a line that says what to do,
+    and in the JSON. One that ended by itself, and a choice, are not."""
+    limited = notes("ask", "Why?", "-n", 3, "--json")
+    assert limited.json["stopped"] == "limit" and limited.err == CUT.format(3, 6)
+    full = notes("ask", "Why? " * 40, "-n", 500, "-c", 256, "--json")
+    assert full.json["stopped"] == "context" and full.code == 0
+    assert full.err == "the answer was cut: the context of 256 tokens is full; give it more: -c 512\n"
+    end = notes("ask", "Why? " * 1630, "-n", 500, "--json")
+    assert end.json["stopped"] == "context" and "trained for no more (--beyond-trained)" in end.err
+    chosen = notes("ask", "Why?", "--choices", "a,b", "--json")
+    assert (chosen.json["stopped"], chosen.err) == (None, "")
+    monkeypatch.delenv("NOTES_MODEL")
+    done = notes("ask", "May I return this?", "--splice", resource("skills") / "returns", "--json")
+    assert done.json["stopped"] == "end" and "cut" not in done.err
+
+
 def test_context_too_small(notes: Notes, compiled: Path) -> None:
     """A prompt that does not fit the size asked for: one line with a size that would do."""
     outcome = notes("ask", "Why? " * 60, "--splice", "returns", "-c", 256)
@@ -322,7 +341,7 @@ def test_a_text_is_compiled_on_the_way(notes: Notes, skill: Path, home: Path) ->
     assert first.code == 0 and "compiled" in first.err and "as returns" in first.err
     assert "compiled" not in first.out and notes("ls", "-q").out == "returns\n"
     second = notes("ask", "Why?", "--splice", skill, "-n", 4)
-    assert (second.out, second.err) == (first.out, "")
+    assert (second.out, second.err) == (first.out, CUT.format(4, 8))
 
 
 def test_a_segment_file_is_spliced(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_a_second_process_is_told(notes: Notes, begun: Path) -> None:
 def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signal.Signals) -> None:
     """Interrupted or killed while it answers: the session is as before, and goes on."""
     before = snapshot(begun)
-    endless = ("ask", "And then?", "--session", "mine", "-n", 100_000, "-c", 110_000)
+    endless = ("ask", "And then?", "--session", "mine", "-n", 100_000, "-c", 110_000, "--beyond-trained")
     process = subprocess.Popen(command_line(*endless), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=-3)
     assert process.stdout and process.stdout.read(1)
     process.send_signal(ending)

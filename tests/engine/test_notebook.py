@@ -174,13 +174,17 @@ def test_a_full_context_is_refused_before_anything_happens(notebook: Notebook, s
 
 
 def test_an_answer_ends_where_the_context_does(notebook: Notebook) -> None:
-    """Generating into a full context raises; what was said stands in the ledger and in the cache."""
+    """What was said stands in the ledger and in the cache, and that it was cut is known. One that could not even begin
+    raises."""
     notebook.append(np.zeros(510, np.int32))
-    said = []
+    assert list(notebook.generate(Script(65, 66, 67), 3)) == [65, 66]  # type: ignore[arg-type]
+    assert notebook.stopped == "context" and len(notebook) == notebook.context.length(0) == 512
+    notebook.truncate(511)
+    end = notebook.context.model.end_tokens[0]
+    assert list(notebook.generate(Script(66, end), 3)) == [66]  # type: ignore[arg-type]
+    assert notebook.stopped == "end"  # with the last token that there is room for
     with pytest.raises(EngineError, match="too small"):
-        for token in notebook.generate(Script(65, 66, 67), 3):  # type: ignore[arg-type]
-            said.append(token)
-    assert said == [65, 66] and len(notebook) == notebook.context.length(0) == 512
+        list(notebook.generate(Script(65), 3))  # type: ignore[arg-type]
 
 
 def test_failed_decoding_keeps_what_waits(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +226,7 @@ def test_generate_stops_before_an_end_token(notebook: Notebook) -> None:
     end = notebook.context.model.end_tokens[0]
     notebook.append(ASK)
     assert list(notebook.generate(Script(65, 66, end, 67), 10)) == [65, 66]  # type: ignore[arg-type]
-    assert notebook.tokens.tolist() == [*ASK, 65, 66]
+    assert notebook.stopped == "end" and notebook.tokens.tolist() == [*ASK, 65, 66]
     assert [(p.kind, p.position, p.tokens) for p in notebook.pieces] == [("text", 0, 3), ("answer", 3, 2)]
     assert notebook.context.length(0) == 5
 
@@ -231,6 +235,7 @@ def test_generate_stops_at_the_limit(notebook: Notebook) -> None:
     """Never a token more than asked for, and none of an empty answer."""
     notebook.append(ASK)
     assert list(notebook.generate(Script(65, 66, 67), 2)) == [65, 66]  # type: ignore[arg-type]
+    assert notebook.stopped == "limit"
     end = notebook.context.model.end_tokens[0]
     assert list(notebook.generate(Script(end), 2)) == []  # type: ignore[arg-type]
     assert [piece.kind for piece in notebook.pieces] == ["text", "answer"]
