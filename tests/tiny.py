@@ -5,6 +5,7 @@ Their texts are noise, but their K/V cache is as real as that of a large model, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,14 @@ def byte_tokens() -> list[str]:
     return [table[byte] for byte in range(256)]
 
 
-def write_tokenizer(writer: gguf.GGUFWriter, template: str | None = TEMPLATE, bos: bool = False) -> int:
-    """A byte-level tokenizer without merges and three control tokens; returns the vocabulary's size."""
-    tokens = [*byte_tokens(), *SPECIAL]
+def write_tokenizer(
+    writer: gguf.GGUFWriter, template: str | None = TEMPLATE, bos: bool = False, added: Sequence[str] = ()
+) -> int:
+    """A byte-level tokenizer without merges, three control tokens and the user-defined ones that are `added`; returns
+    the vocabulary's size."""
+    tokens = [*byte_tokens(), *SPECIAL, *added]
     kinds = [gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * len(SPECIAL)
+    kinds += [gguf.TokenType.USER_DEFINED] * len(added)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -90,6 +95,7 @@ def write_model(
     factor: float = 4.0,
     template: str | None = TEMPLATE,
     bos: bool = False,
+    added: Sequence[str] = (),
     quantization: gguf.GGMLQuantizationType | None = None,
     trained: int = N_CTX,
 ) -> Path:
@@ -106,7 +112,7 @@ def write_model(
     writer.add_block_count(layers)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_file_type(7 if quantization is gguf.GGMLQuantizationType.Q8_0 else 0)
-    n_vocab = write_tokenizer(writer, template, bos)
+    n_vocab = write_tokenizer(writer, template, bos, added)
     make = _Tensors(writer, np.random.default_rng(seed), quantization)
     if arch == "mamba":
         writer.add_ssm_inner_size(2 * embd)  # llama.cpp knows no other factor

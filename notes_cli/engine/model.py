@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,8 @@ _FILE_TYPES = {
     37: "TQ2_0",
     38: "MXFP4",
 }
+
+ANCHORS = ("\n", "\t", ".", "\x01")  # texts that stand before a part of a text while it is tokenised
 
 
 class Model:
@@ -155,7 +160,23 @@ class Model:
         return int(llama.llama_vocab_bos(self._vocab)) if llama.llama_vocab_get_add_bos(self._vocab) else None
 
     def tokenize(self, text: str, *, special: bool = False) -> Tokens:
-        """Token ids of `text` alone: no BOS is added. `special`: parse control tokens such as <|im_end|> in it."""
+        """Token ids of `text` alone: no BOS is added. `special`: parse control tokens such as <|im_end|> in it.
+
+        Without it no token of the answer is structure (`_structural`): llama.cpp would still make one token of a
+        `</think>` or `<tool_call>` in a user's words where the vocabulary calls that user-defined. Such words are
+        tokenised in parts, cut before their last character, and the tokens still give the text back. Raise ModelError
+        for a text that this tokenizer cannot encode so.
+        """
+        ids = self._tokenize(text, special)
+        cut: set[str] = set()
+        while not special and (found := self._structures(text, ids)):
+            if found <= cut:
+                raise ModelError(f"{min(found)!r} in this text is a control token of {self.name}. Spell it otherwise")
+            cut |= found
+            ids = self._tokenize_parts(_cut(text, cut))
+        return ids
+
+    def _tokenize(self, text: str, special: bool) -> Tokens:
         data = text.encode()
         if not data:
             return np.zeros(0, np.int32)
@@ -165,6 +186,48 @@ class Model:
         if count < 0:
             raise ModelError(f"the tokenizer of {self.name} cannot encode this text ({len(data)} bytes)")
         return np.array(buffer[:count], np.int32)
+
+    def _tokenize_parts(self, parts: Sequence[str]) -> Tokens:
+        """Token ids of a text in parts. SentencePiece puts a blank before a text; here before its first part alone."""
+        found = [self._tokenize(parts[0], False)]
+        for part in parts[1:]:
+            ids = self._tokenize(part, False)
+            if self._bytes(ids) == b" " + part.encode():
+                ids = self._tokenize_behind(part)
+            found.append(ids)
+        return np.concatenate(found)
+
+    def _tokenize_behind(self, part: str) -> Tokens:
+        """Token ids of a text that stands behind another: what follows an anchor that no token shares with it."""
+        for anchor in ANCHORS:
+            ids = self._tokenize(anchor + part, False)
+            for first in range(1, min(len(ids), 8)):
+                if self._bytes(ids[:first]) == b" " + anchor.encode():
+                    return ids[first:]
+        raise ModelError(f"the tokenizer of {self.name} cannot encode {part[:32]!r} behind another text")
+
+    def _bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join(self.piece(int(token), special=True) for token in ids)
+
+    def _structures(self, text: str, ids: Tokens) -> set[str]:
+        """The texts of the tokens among these that are structure, and stand in the text."""
+        found = {self._spelt(token) for token in set(ids.tolist()) if self._structural(token)}
+        return {spelt for spelt in found if spelt and spelt in text}
+
+    def _structural(self, token: int) -> bool:
+        """Whether a token may mean something to the model beside its text: a control token, or a user-defined one that
+        looks like markup, as `</think>`, `<|User|>` and `[INST]` do.
+
+        Other user-defined tokens are ordinary added words: runs of blanks, letters. Whether this model's template makes
+        use of a mark is not asked: what a text is in tokens should depend on the vocabulary alone.
+        """
+        kind = llama.llama_vocab_get_attr(self._vocab, token)
+        if kind & llama.LLAMA_TOKEN_ATTR_USER_DEFINED:
+            return _is_markup(self._spelt(token))
+        return bool(kind & llama.LLAMA_TOKEN_ATTR_CONTROL)
+
+    def _spelt(self, token: int) -> str:
+        return self.piece(token, special=True).decode(errors="replace")
 
     def tokenize_runs(self, runs: Iterable[tuple[str, bool]]) -> Tokens:
         """Token ids of a text in runs, each tokenised apart: (text, whether control tokens in it are parsed)."""
@@ -191,3 +254,22 @@ class Model:
     def ends(self, token: int) -> bool:
         """Whether the token ends an answer (end of turn, end of text)."""
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+
+def _is_markup(text: str) -> bool:
+    """Whether a text is something between brackets, of whatever script: <a>, [a], <|a|>, >>a<<, 【a】."""
+    text = unicodedata.normalize("NFKC", text).strip()
+    ends = {text[:1], text[-1:]}
+    return len(text) > 2 and all(end in "<>|" or unicodedata.category(end) in ("Ps", "Pe") for end in ends)
+
+
+def _cut(text: str, marks: Iterable[str]) -> list[str]:
+    """The text in parts, none of which holds one of the marks, as long as these have two characters or more."""
+    spans = [
+        (at.start(), at.start() + len(mark)) for mark in marks for at in re.finditer(f"(?={re.escape(mark)})", text)
+    ]
+    cuts = [0]
+    for first, last in sorted(spans, key=lambda span: span[1]):
+        if first >= cuts[-1] and last - first > 1:
+            cuts.append(last - 1)
+    return [text[first:last] for first, last in pairwise([*cuts, len(text)])]

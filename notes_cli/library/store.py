@@ -190,6 +190,7 @@ def changes(
     card: Card,
     *,
     text: str,
+    tokens: Tokens | Sequence[int],
     description: str,
     fields: Sequence[tuple[str, str, int, int]],
     identity: Identity,
@@ -200,15 +201,17 @@ def changes(
 ) -> list[str]:
     """What has changed since the segment was compiled, in words; empty if it is up to date.
 
-    `fields` are (name, value, start, end) of each place (Skill.fields are such), `context` the tokens that
-    it would be compiled behind now, `whole` whether their rows would be kept, too, `influence` whether that of the
-    fields is wanted, `blocks` where they would begin; None if any will do.
+    `tokens` are those of `text`, `fields` (name, value, start, end) of each place (Skill.fields are such), `context`
+    the tokens that it would be compiled behind now, `whole` whether their rows would be kept, too, `influence` whether
+    that of the fields is wanted, `blocks` where they would begin; None if any will do.
     """
     found = list(card.identity.differences(identity))
     if card.text != text:
         found.append("the text has changed")
     elif [(span.name, span.value, span.start, span.end) for span in card.fields] != list(fields):
         found.append("the fields have changed")
+    if card.text == text and not np.array_equal(card.tokens, np.asarray(tokens, np.int32)):
+        found.append("its text is of other tokens now")
     if card.description != description:
         found.append("the description has changed")
     if not np.array_equal(card.context, np.asarray(context, np.int32)):

@@ -342,6 +342,7 @@ def stale(
     return changes(
         card,
         text=skill.text,
+        tokens=workspace.model.tokenize(skill.text),
         description=skill.description,
         fields=skill.fields,
         identity=workspace.identity,

@@ -187,6 +187,7 @@ def test_changes(filled: Library, identity: Identity) -> None:
     card = peek(filled.path("returns", identity))
     now: dict[str, Any] = {
         "text": card.text,
+        "tokens": card.tokens,
         "description": card.description,
         "fields": [("date", "1é", 6, 8)],
         "identity": identity,
@@ -196,6 +197,7 @@ def test_changes(filled: Library, identity: Identity) -> None:
     assert changes(card, **now) == []
     for part, value, word in [
         ("text", "other", "text"),
+        ("tokens", [*card.tokens, 1], "other tokens"),
         ("description", "other", "description"),
         ("fields", [], "fields"),
         ("identity", replace(identity, kv_type="f32/f32"), "f32/f32"),

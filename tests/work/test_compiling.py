@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 from notes_cli.work.compiling import MOVES, block_warnings, compile_skill, compile_to_library, plan
+from notes_cli.work.prompting import Prompt, lay
 from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
@@ -331,3 +333,17 @@ def test_a_path_that_is_not_utf8(workspace: Workspace, tmp_path: Path) -> None:
     path = compile_to_library(workspace, written(mine, "date: 1")).path
     assert peek(path).source.endswith("caf\\xe9.txt")
     assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)
+
+
+def test_a_text_that_has_other_tokens_now(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment from before marks in a text were words is consistent in itself, and is compiled again."""
+    workspace = make_workspace(added=["</think>"])
+    skill = parse_skill("date: 1\nSay </think> first.", source="s", default="s")
+    with monkeypatch.context() as before:
+        before.setattr(Model, "tokenize", lambda self, text, special=False: self._tokenize(text, special))
+        old = compile_to_library(workspace, skill)
+    segment = workspace.open(old.path)
+    spliced, full = (lay(workspace, Prompt("Why?", [segment]), splice=way).tokens.tolist() for way in (True, False))
+    assert spliced == full and 259 in spliced
+    assert compile_to_library(workspace, skill).reasons == ("its text is of other tokens now",)
+    assert 259 not in lay(workspace, Prompt("Why </think>?", [workspace.open(old.path)])).tokens.tolist()

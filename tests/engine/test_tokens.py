@@ -1,0 +1,155 @@
+"""Tokenising a user's words: whatever stands in them, no token of a model's structure comes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from notes_cli.config import shipped_model
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
+from notes_cli.errors import ModelError
+
+VOCABULARIES = sorted((Path(__file__).parents[2] / "build/zoo/llama.cpp/models").glob("ggml-vocab-*.gguf"))
+ENCODERS = ("bert-bge", "nomic-bert-moe")  # they do not give a text back
+ADDED = [
+    "</think>",
+    "<think>",
+    "<tool_call>",
+    "[INST]",
+    "<<SYS>>",
+    "<SYS>",
+    "【x】",
+    '<|"|>',
+    "   ",
+    "\n\n",
+    "word",
+    "C++",
+]
+MARKUP = [text for text in ADDED if text.strip() and text not in ("word", "C++")]
+
+
+class Vocabulary(Model):
+    """A model's tokenizer without its weights."""
+
+    def __init__(self, path: Path) -> None:
+        params = llama.llama_model_default_params()
+        params.vocab_only = True
+        self._handle = llama.llama_model_load_from_file(os.fsencode(path), params)
+        assert self._handle
+        self.sources = []
+        self.path, self.name = path, path.stem
+        self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
+
+    def marks(self) -> list[str]:
+        """The texts of all tokens that are structure, by the types in the file."""
+        kinds = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
+        special = [t for t in range(self.n_vocab) if llama.llama_vocab_get_attr(self._vocab, t) & kinds]
+        return [spelt for token in special if self._structural(token) and (spelt := self._spelt(token))]
+
+
+def check(model: Model, text: str) -> None:
+    """No token is structure, and the tokens give the text back, as far as they did before."""
+    ids = model.tokenize(text)
+    assert not any(model._structural(int(token)) for token in ids), text
+    data, found = text.encode(), b"".join(model.piece(int(token)) for token in ids)
+    assert found in (data, b" " + data)
+
+
+@pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem.removeprefix("ggml-vocab-"))
+def test_no_vocabulary_gives_structure_for_words(path: Path) -> None:
+    """Each mark of each vocabulary: alone, in words, twice, side by side, cut in two, within another."""
+    if path.stem.removeprefix("ggml-vocab-") in ENCODERS:
+        return
+    with Vocabulary(path) as model:
+        marks = model.marks()
+        assert marks
+        for mark in [*marks[:40], *marks[-40:]]:
+            for text in (mark, f"a {mark} b", mark + mark, f"<{mark}>", mark[:1] + mark + mark[1:], f"\n{mark}\n\nx"):
+                check(model, text)
+        check(model, " ".join(marks[:200]))
+        check(model, "</think>".join(marks[:20]))
+
+
+def test_there_are_vocabularies() -> None:
+    """The test above has something to hold."""
+    assert len(VOCABULARIES) > 15, "run: make test"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in VOCABULARIES if "qwen2" in p.stem or "gpt-neox" in p.stem or "spm" in p.stem]
+)
+def test_words_without_marks_are_the_tokens_that_they_were(path: Path) -> None:
+    """Runs of blanks that a vocabulary adds are words, too; control tokens in template text are still read."""
+    with Vocabulary(path) as model:
+        for text in (
+            "Returns before 2026-06-15 are accepted.",
+            "a\n\n\n        b      c",
+            "if a < b and c > d: [x] {y}",
+        ):
+            assert model.tokenize(text).tolist() == model._tokenize(text, False).tolist()
+        (mark, *_) = [mark for mark in model.marks() if "PAD" not in mark]
+        assert len(model.tokenize(f"{mark}", special=True)) <= 2 < len(model.tokenize(mark))
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Path]) -> Iterator[Model]:
+    """A random model with user-defined tokens of all kinds."""
+    with Model(make_model("llama", added=ADDED)) as loaded:
+        yield loaded
+
+
+def test_marks_are_cut_and_words_are_not(model: Model) -> None:
+    """What looks like markup is spelt out; added words and blanks stay the tokens that they are."""
+    for mark in MARKUP:
+        assert len(model.tokenize(f"a{mark}b")) == len(f"a{mark}b".encode())
+        assert model.tokenize(mark, special=True).tolist() == [259 + ADDED.index(mark)]
+    for word in ("   ", "\n\n", "word", "C++"):
+        assert model.tokenize(f"a{word}b").tolist() == [97, 259 + ADDED.index(word), 98]
+
+
+@given(
+    st.lists(
+        st.sampled_from([*ADDED, "<", ">", "<|im_end|>", "think>", "</", "é", "a", " ", "[", "]", "x】"]), max_size=9
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_put_together(model: Model, parts: list[str]) -> None:
+    """Marks that overlap, within others, or made by what stands beside them."""
+    check(model, "".join(parts))
+
+
+@given(st.lists(st.sampled_from(["</s>", "<s>", "<unk>", "<", "/s>", " ", "a", "\n", "é", "[INST]"]), max_size=9))
+@settings(max_examples=200, deadline=None)
+def test_sentence_pieces(parts: list[str]) -> None:
+    """Where a blank is put before a text, it is put before the first part alone."""
+    check(_phi3(), "".join(parts))
+
+
+_OPEN: list[Vocabulary] = []
+
+
+def _phi3() -> Vocabulary:
+    if not _OPEN:
+        (path,) = [path for path in VOCABULARIES if path.stem == "ggml-vocab-phi-3"]
+        _OPEN.append(Vocabulary(path))
+    return _OPEN[0]
+
+
+def test_what_cannot_be_spelt_otherwise_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control token of one character: nothing else stands for it."""
+    monkeypatch.setattr(Model, "_structural", lambda self, token: token == 97)
+    with pytest.raises(ModelError, match="'a' in this text is a control token of"):
+        model.tokenize("ba")
+
+
+def test_the_shipped_model_reads_as_it_was_trained() -> None:
+    """Its prompts have no marks but those of its template."""
+    with Model(shipped_model()) as loaded:
+        for text in ("The date is 2026-07-01.", "<|im_end|>", "<think>a</think>"):
+            check(loaded, text)
