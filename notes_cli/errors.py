@@ -16,6 +16,10 @@ class SegmentError(NotesError):
     """A compiled segment that must not be used: damaged, of another format, or of another model."""
 
 
+class DamagedError(SegmentError):
+    """Bytes that are no sound segment. Not: a file that the system did not let us read now."""
+
+
 class TakenError(SegmentError):
     """A name, or a file, that holds a skill whose text came from elsewhere; it would be lost."""
 
@@ -38,3 +42,8 @@ class EngineError(NotesError):
 
 class UnsupportedError(EngineError):
     """This model or context cannot do the operation; the message holds the reason."""
+
+
+def reason(error: OSError) -> str:
+    """What the system says of an error; some say it in another place, or nothing."""
+    return error.strerror or str(error) or type(error).__name__

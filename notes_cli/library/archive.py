@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import SegmentError, SessionError
+from notes_cli.errors import DamagedError, SegmentError, SessionError, reason
 from notes_cli.library.atomic import replacing
 from notes_cli.library.container import open_segment
 from notes_cli.library.sessions import (
@@ -59,10 +59,12 @@ def save(stored: Stored, out: BinaryIO) -> int:
         _check_complete(ledger, set(here))
         for path in here.values():
             _check_rows(path, ledger)
-    except (ArchiveError, SegmentError) as error:
+    except ArchiveError as error:
         raise SessionError(
             f"session {stored.name} is damaged: {error}. See: notes session undo {stored.name}"
         ) from error
+    except SegmentError as error:
+        raise SessionError(f"cannot export session {stored.name}: {error}") from error
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive:
         archive.addfile(_member(LEDGER, len(data)), io.BytesIO(data))
         for name, path in here.items():
@@ -87,10 +89,12 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Stored:
             if there.folder.exists():  # without a ledger: of a fork that was killed
                 shutil.rmtree(there.folder)
             folder.rename(there.folder)
-        except (ArchiveError, SegmentError) as error:
+        except ArchiveError as error:
             raise SessionError(f"{title} is no export of a session: {error}. Nothing was changed") from error
+        except SegmentError as error:
+            raise SessionError(f"cannot import {title}: {error}. Nothing was changed") from error
         except OSError as error:
-            raise SessionError(f"cannot import {title}: {error.strerror or error}. Nothing was changed") from error
+            raise SessionError(f"cannot import {title}: {reason(error)}. Nothing was changed") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return sessions.find(name)
@@ -186,7 +190,7 @@ def _check_rows(path: Path, ledger: Ledger) -> None:
     """Raise SegmentError or ArchiveError unless the file is sound and holds rows of the tokens that the ledger says."""
     try:
         segment = open_segment(path)
-    except SegmentError as error:
+    except DamagedError as error:
         raise ArchiveError(f"{path.name} in it is damaged") from error
     if segment.whole != ledger.header.whole or segment.identity.differences(ledger.header.identity):
         raise ArchiveError(f"{path.name} in it is of another model")

@@ -10,6 +10,7 @@ import mmap
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.errors import SegmentError, UnwritableError
+from notes_cli.errors import DamagedError, SegmentError, UnwritableError, reason
 from notes_cli.library.atomic import replacing
 from notes_cli.library.card import FORMAT, INFLUENCE, KIND, Card, field_names, metadata, read_card
 from notes_cli.library.gguf import MAGIC, FormatError, Head, TensorPlace, padded, read_head
@@ -58,13 +59,14 @@ def write_segment(path: Path, segment: Segment, *, writer: str = "notes", create
                 out.close()
             _seal(temporary)
     except OSError as error:
-        raise UnwritableError(f"cannot write {path}: {error.strerror}. Nothing was changed") from error
+        raise UnwritableError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
 
 
 def open_segment(path: Path) -> Segment:
     """Map a segment file; its rows are read-only views of the file. Every byte is checked first.
 
-    Raise SegmentError, in one line, if the file is missing, damaged, of a newer format, or no segment.
+    Raise SegmentError, in one line, if the file is missing or of a newer format, or cannot be read now; DamagedError if
+    it is damaged, or no segment.
     """
     with _mapped(path) as data:
         head = _checked_head(data)
@@ -98,7 +100,8 @@ def peek(path: Path) -> Card:
         for name in LISTS:
             if name in head.tensors:
                 _check_tensor(data, head, name)
-        return _card(path, data, head)
+        card = _card(path, data, head)
+        return replace(card, tokens=card.tokens.copy(), context=card.context.copy())  # the file can be closed
 
 
 # ---- writing
@@ -156,13 +159,13 @@ def _mapped(path: Path) -> Iterator[memoryview]:
     except FileNotFoundError:
         raise SegmentError(f"no such segment: {path}. See: notes ls") from None
     except OSError as error:
-        raise SegmentError(f"cannot read {path}: {error.strerror}") from error
+        raise SegmentError(f"cannot read {path}: {reason(error)}") from error
     except _NewerError as error:
         raise SegmentError(f"{path} has segment format {error}, this notes reads {FORMAT}. Update notes") from error
     except _OtherKindError as error:
-        raise SegmentError(f"{path} is a GGUF file but not a compiled segment. See: notes ls") from error
+        raise DamagedError(f"{path} is a GGUF file but not a compiled segment. See: notes ls") from error
     except ValueError as error:
-        raise SegmentError(f"{path} is damaged or not a segment: {error}. Compile it again") from error
+        raise DamagedError(f"{path} is damaged or not a segment: {error}. Compile it again") from error
 
 
 class _NewerError(FormatError):

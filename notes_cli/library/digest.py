@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from notes_cli.engine.source import stamp
-from notes_cli.errors import ModelError
+from notes_cli.errors import ModelError, reason
 from notes_cli.library.atomic import replacing
 
 CHUNK = 4 << 20
@@ -44,7 +44,7 @@ def file_sha256(path: Path, file: BinaryIO, memory: Path, progress: Progress | N
         after = list(stamp(file))
         settled = time.time() - os.fstat(file.fileno()).st_mtime > SETTLED
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ModelError(f"cannot read {path}: {reason(error)}") from error
     if settled and after == before:
         known.pop(str(path), None)
         known[str(path)] = [*before, digest]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli.engine.identity import Identity
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, reason
 from notes_cli.library.atomic import replacing
 
 FORMAT = 1  # changes when an older notes would read a newer profile wrongly
@@ -83,7 +83,7 @@ class Profiles:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise NotesError(f"cannot read {path}: {error.strerror}") from error
+            raise NotesError(f"cannot read {path}: {reason(error)}") from error
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise NotesError(f"{path} is damaged. Remove it, or measure again: notes calibrate") from error
 
@@ -96,7 +96,7 @@ class Profiles:
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
-            raise NotesError(f"cannot write {path}: {error.strerror}") from error
+            raise NotesError(f"cannot write {path}: {reason(error)}") from error
         return path
 
 

@@ -24,7 +24,7 @@ import filelock
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import FieldSpan
-from notes_cli.errors import SessionError
+from notes_cli.errors import SessionError, reason
 from notes_cli.library.atomic import replacing
 from notes_cli.text import names
 
@@ -331,7 +331,7 @@ class Stored:
             else:
                 self._append(data)
         except OSError as error:
-            raise SessionError(f"cannot write {self.ledger}: {error.strerror}. Nothing was changed") from error
+            raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
         self._read()
         self._sweep()
 
@@ -375,7 +375,7 @@ class Stored:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise SessionError(f"cannot read {self.ledger}: {error.strerror}") from error
+            raise SessionError(f"cannot read {self.ledger}: {reason(error)}") from error
         try:
             self.header, self.lines, self.state, self.end = read_ledger(data)
         except NewerError as error:
@@ -399,7 +399,7 @@ class Sessions:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise SessionError(f"cannot read {self.folder}: {error.strerror}") from error
+            raise SessionError(f"cannot read {self.folder}: {reason(error)}") from error
 
     def find(self, name: str) -> Stored:
         """Raise SessionError, naming what is near, if there is no such session."""
@@ -437,7 +437,7 @@ class Sessions:
         except filelock.Timeout:
             raise SessionError(f"another process uses session {name}. Wait for it, or end it") from None
         except OSError as error:
-            raise SessionError(f"cannot write to {self.folder}: {error.strerror}") from error
+            raise SessionError(f"cannot write to {self.folder}: {reason(error)}") from error
         try:
             yield
         finally:
@@ -457,7 +457,7 @@ class Sessions:
                 with replacing(fork.ledger) as temporary:  # last: with it, there is a session
                     temporary.write_bytes(stored.ledger.read_bytes()[: stored.end])
             except OSError as error:
-                raise SessionError(f"cannot write {fork.folder}: {error.strerror}") from error
+                raise SessionError(f"cannot write {fork.folder}: {reason(error)}") from error
             return fork.folder
 
     def remove(self, name: str) -> Path:
@@ -471,7 +471,7 @@ class Sessions:
                 (folder / LEDGER).unlink()  # first: without it, there is no session
                 shutil.rmtree(folder)
         except OSError as error:
-            raise SessionError(f"cannot remove {folder}: {error.strerror}") from error
+            raise SessionError(f"cannot remove {folder}: {reason(error)}") from error
         return folder
 
 

@@ -6,6 +6,7 @@ through its card, and no model.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Tokens
-from notes_cli.errors import SegmentError, UnwritableError
+from notes_cli.errors import SegmentError, UnwritableError, reason
 from notes_cli.library.atomic import sweep
 from notes_cli.library.container import Card, peek
 from notes_cli.text import names
@@ -98,7 +99,7 @@ class Library:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                raise SegmentError(f"cannot remove {path}: {error.strerror}") from error
+                raise SegmentError(f"cannot remove {path}: {reason(error)}") from error
         return files
 
     def resolve(self, word: str) -> Target:
@@ -116,8 +117,12 @@ class Library:
         try:
             with path.open("rb") as file:
                 start = file.read(4)
-        except (OSError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             raise SegmentError(self._unknown(word)) from None
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise SegmentError(self._unknown(word)) from None
+            raise SegmentError(f"cannot read {word}: {reason(error)}") from error
         return Target("segment" if start == b"GGUF" else "text", word, path)
 
     @contextmanager
@@ -135,7 +140,7 @@ class Library:
         except filelock.Timeout:
             raise SegmentError(f"another process is compiling {name}. Wait for it, or end it") from None
         except OSError as error:
-            raise UnwritableError(f"cannot write to the library {self.folder}: {error.strerror}") from error
+            raise UnwritableError(f"cannot write to the library {self.folder}: {reason(error)}") from error
         try:
             known = self.names()
             objection = None if name in known else names.objection(name, known)
@@ -153,7 +158,7 @@ class Library:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise SegmentError(f"cannot read the library {self.folder}: {error.strerror}") from error
+            raise SegmentError(f"cannot read the library {self.folder}: {reason(error)}") from error
         found = [(names.typed(match["name"]), path) for path in paths if (match := FILE.fullmatch(path.name))]
         return [(name, path) for name, path in found if names.is_name(name)]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from notes_cli.documents import parse_yaml
-from notes_cli.errors import SkillError
+from notes_cli.errors import SkillError, reason
 from notes_cli.text import names
 from notes_cli.text.fields import FIELD_NAME, Field, Hole, clean_value, fill, find_fields
 
@@ -63,7 +63,7 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     except FileNotFoundError:
         raise SkillError(f"no such skill file: {path}") from None
     except OSError as error:
-        raise SkillError(f"cannot read {path}: {error.strerror}") from error
+        raise SkillError(f"cannot read {path}: {reason(error)}") from error
     folder = path.absolute().parent.name if path.name.lower() == "skill.md" else ""
     skill = parse_skill(_decode(data, str(path)), source=str(path), default=folder or path.stem, name=name)
     if folder and not name and skill.name != folder:

@@ -27,7 +27,7 @@ from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import LayerRows, Segment
-from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
+from notes_cli.errors import DamagedError, SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.library.container import Card, open_segment, peek, write_segment
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.text.blocks import Blocks, block_starts, references
@@ -268,10 +268,10 @@ def _up_to_date(path: Path) -> Compiled:
 
 
 def _known(path: Path) -> Segment | None:
-    """What was compiled before, if it can be read."""
+    """What was compiled before, if there is anything and it is sound."""
     try:
-        return open_segment(path)
-    except SegmentError:
+        return open_segment(path) if path.exists() else None
+    except DamagedError:
         return None
 
 
@@ -315,7 +315,7 @@ def _check_output(skill: Skill, path: Path) -> None:
     """What is named as the output by mistake must not be lost: a model, a text, another skill."""
     try:
         card = peek(path)
-    except SegmentError as error:
+    except DamagedError as error:
         raise SegmentError(
             f"{path} is there and is no sound segment. Choose another file, or write over it with -f"
         ) from error
@@ -337,7 +337,7 @@ def stale(
         return ["it has not been compiled yet"]
     try:
         card = peek(path)
-    except SegmentError as error:
+    except DamagedError as error:
         return [str(error)]
     return changes(
         card,

@@ -13,12 +13,13 @@ import numpy as np
 import notes_cli
 from notes_cli.engine.notebook import Notebook, Piece
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.errors import EngineError, SegmentError, SessionError
+from notes_cli.errors import DamagedError, EngineError, SegmentError, SessionError
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.library.sessions import Header, Line, Stored
 from notes_cli.work.workspace import Workspace
 
 CHUNK = 512  # positions that are put back at once
+FILES = 8  # files of rows that are held open, each a descriptor while anything of it is in use
 
 Range = tuple[int, int]  # positions [first, last)
 
@@ -85,10 +86,13 @@ class Rows:
     def _chunk(self, first: int, last: int, opened: dict[str, Segment]) -> Segment:
         """Rows of the positions [first, last), gathered from the files that have the latest of each."""
         runs = _runs(self._stored.state.rows[first:last])
-        for name, _, _ in runs:
-            if name not in opened:
-                opened[name] = self._open(name)
-        parts = [self._part(opened[name], row, count) for name, row, count in runs]
+        parts = []
+        for name, row, count in runs:
+            opened[name] = opened.pop(name) if name in opened else self._open(name)
+            part = self._part(opened[name], row, count)
+            parts.append(part if len(runs) <= FILES else _copied(part))
+            if len(opened) > FILES:
+                del opened[next(iter(opened))]  # the one that was wanted longest ago
         tokens = np.concatenate([part.tokens for part in parts])
         self._check_rows(tokens, first)
         return replace(parts[0], tokens=tokens, base=first, layers=_joined([part.layers for part in parts]))
@@ -111,6 +115,8 @@ class Rows:
         try:
             return open_segment(self._stored.folder / name)
         except SegmentError as error:
+            if not isinstance(error, DamagedError) and (self._stored.folder / name).exists():
+                raise SessionError(str(error)) from error  # it cannot be read now, and may be as good as ever
             remedy = f"Go back to before it: notes session undo {self._stored.name}"
             raise SessionError(f"{str(error).rpartition('. ')[0]}. {remedy}") from error
 
@@ -141,6 +147,12 @@ class Rows:
             *(header.identity, _joined(read)),
             whole=header.whole,
         )
+
+
+def _copied(segment: Segment) -> Segment:
+    """The same, without a hold on its file."""
+    layers = tuple(replace(rows, k=rows.k.copy(), v=rows.v.copy()) for rows in segment.layers)
+    return replace(segment, tokens=segment.tokens.copy(), context=segment.context.copy(), layers=layers)
 
 
 def _joined(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:

@@ -13,9 +13,11 @@ import pytest
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import SegmentError
-from notes_cli.library.container import peek, write_segment
+from notes_cli.errors import DamagedError, SegmentError
+from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.store import Library, changes
+
+from ..limits import few_descriptors
 
 MakeSegment = Callable[..., Segment]
 
@@ -123,6 +125,25 @@ def test_names_that_a_file_system_may_take_for_one(
         library.compiling("masse", identity),
     ):
         pass
+
+
+def test_few_descriptors(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
+    """However many segments there are, all of them can be listed: no card holds its file open."""
+    for number in range(60):
+        write_segment(library.path(f"s{number}", identity), make_segment(name=f"s{number}"))
+    with few_descriptors(20):
+        entries = library.entries()
+    assert len(entries) == 60 and not any(entry.problem for entry in entries)
+
+
+def test_what_cannot_be_read_now_is_not_damaged(filled: Library, identity: Identity) -> None:
+    """Out of descriptors: said as it is, and no advice to compile again, or that there is no such thing."""
+    path = filled.path("returns", identity)
+    with few_descriptors(0):
+        for action in (lambda: peek(path), lambda: open_segment(path), lambda: filled.resolve(str(path))):
+            with pytest.raises(SegmentError, match=r"cannot read .*: Too many open files") as caught:
+                action()
+            assert not isinstance(caught.value, DamagedError) and "Compile" not in str(caught.value)
 
 
 def test_remove(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:

@@ -23,9 +23,11 @@ from notes_cli.text.skill import Skill, load_skill, parse_skill
 from notes_cli.work.choosing import Defaults
 from notes_cli.work.compiling import compile_skill
 from notes_cli.work.prompting import Prompt, lay, parse_errata
-from notes_cli.work.rows import CHUNK
+from notes_cli.work.rows import CHUNK, FILES
 from notes_cli.work.session import Session
 from notes_cli.work.workspace import Workspace
+
+from ..limits import few_descriptors
 
 WHOLE = ["lfm2", "mamba", "gpt2"]
 Open = Callable[..., Workspace]
@@ -586,6 +588,30 @@ def test_damaged_rows_are_never_used(make: Open, skill: Skill, name: str) -> Non
         with held(make()) as session, pytest.raises(SessionError) as found:
             _ = session.notebook
         assert "\n" not in str(found.value) and "mine" in str(found.value)
+
+
+def test_a_session_of_many_turns_holds_few_descriptors(make: Open, skill: Skill) -> None:
+    """A file a turn: they are not all open at once, and the rows that come back are those of each."""
+    with held(make()) as session:
+        for _ in range(30):
+            turn(session, skill, "?", limit=1)
+        before = rows(session.notebook)
+    other = make()
+    with held(other) as session, few_descriptors(2 * FILES + 4):
+        notebook = session.notebook
+    assert len(list(session.stored.folder.glob("*.gguf"))) == 30
+    assert same(rows(notebook), before)
+
+
+def test_rows_that_cannot_be_read_now(make: Open, skill: Skill) -> None:
+    """Out of descriptors: nothing is said of damage, and nobody is sent to undo a good turn."""
+    with held(make()) as session:
+        turn(session, skill, "Why?")
+    with held(make()) as session, few_descriptors(0), pytest.raises(SessionError, match="Too many open") as found:
+        _ = session.notebook
+    assert "undo" not in str(found.value) and "damaged" not in str(found.value)
+    with held(make()) as session:
+        assert len(session.notebook) == len(session.state.tokens)
 
 
 def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
