@@ -7,8 +7,7 @@ The Python API behind the command line. Importing the package loads nothing; nam
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # typing's, which takes as long to load as all of Python
 
 __version__ = "0.1.0"
 
@@ -65,5 +64,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
+        import importlib
+
         return getattr(importlib.import_module(f"notes_cli.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'notes_cli' has no attribute {name!r}")

@@ -6,16 +6,16 @@ Settings come from flags, then NOTES_* variables, then config.yaml, then default
 from __future__ import annotations
 
 import importlib
-import io
 import os
-import signal
 import sys
 from typing import Any, NoReturn
 
 import click
 
-from notes_cli import __version__
-from notes_cli.errors import NotesError
+from notes_cli import __version__, output, stops
+from notes_cli.errors import NotesError, UnreadError
+
+FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
 # name -> (module, one line for the list); the module is imported only when the command runs or is asked for help.
 COMMANDS = {
@@ -63,7 +63,7 @@ class Commands(click.Group):
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        click.echo(f"notes {__version__}")
+        output.result(f"notes {__version__}")
         ctx.exit()
 
 
@@ -121,50 +121,78 @@ def _setting(option: click.Option, key: str, value: Any) -> Any:
 
 
 def main() -> NoReturn:
-    """Run `notes` and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `notes ls | head -1` ends quietly
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a file name or a text that this terminal cannot show ends nothing
-            stream.reconfigure(errors="surrogateescape" if stream.encoding == "utf-8" else "replace")
-    sys.exit(run(sys.argv[1:]))
+    """Run `notes` and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted; after SIGTERM or SIGHUP, by that."""
+    stops.install()
+    output.open_streams()
+    try:
+        stops.begin()
+        status = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        stops.end()
+    stops.ignore()
+    if stops.received:
+        stops.end(say=False)
+    if status == UNREAD:
+        stops.end_unread()
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
-    """Run with these arguments; return the exit status."""
+    """Run with these arguments; return the exit status. All errors are printed here."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    output.begin(json="--json" in own)
     try:
-        outcome: Any = cli.main(arguments, prog_name="notes", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return 2
-    except click.UsageError as error:
+        outcome = _invoke(arguments)
+        status = outcome if isinstance(outcome, int) else 0
+    except (KeyboardInterrupt, click.Abort):
+        return _interrupted()
+    except Exception as error:
+        if not stops.received and os.environ.get("NOTES_DEBUG") and not isinstance(error, click.ClickException):
+            raise
+        status = _interrupted() if stops.received else _failed(error)
+    else:
+        if stops.received:  # where nothing could be raised
+            status = _interrupted()
+    return status
+
+
+def _invoke(arguments: list[str]) -> Any:
+    """What the command returns. `click.Command.main` would print an empty line when it is interrupted."""
+    if "_NOTES_COMPLETE" in os.environ:  # a shell asks what may come next
+        return cli.main(arguments, prog_name="notes", standalone_mode=False)
+    try:
+        with cli.make_context("notes", list(arguments)) as context:
+            return cli.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+
+
+def _interrupted() -> int:
+    if stops.received:
+        stops.ignore()
+    return output.fail(stops.word(), INTERRUPTED)
+
+
+def _failed(error: Exception) -> int:
+    """Tell of an error: one line that says what, which value and what to do."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        output.page(error.format_message())
+        return USAGE
+    if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "notes"
         message = " ".join(error.format_message().split())
-        click.echo(f"notes: {message}{'' if message.endswith(('.', '?', ')')) else '.'} See: {path} --help", err=True)
-        return 2
-    except click.ClickException as error:
-        click.echo(f"notes: {error.format_message()}", err=True)
-        return error.exit_code
-    except NotesError as error:
-        if os.environ.get("NOTES_DEBUG"):
-            raise
-        click.echo(f"notes: {error}", err=True)
-        return 1
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("notes: interrupted", err=True)
-        return 130
-    except MemoryError:
-        click.echo("notes: out of memory. Use a smaller context (-c) or model", err=True)
-        return 1
-    except UnicodeEncodeError as error:
-        if os.environ.get("NOTES_DEBUG"):
-            raise
-        click.echo(f"notes: {error.object[:40]!r} is not UTF-8 text. Convert it first", err=True)
-        return 2
-    except OSError as error:
-        if os.environ.get("NOTES_DEBUG"):
-            raise
+        return output.fail(f"{message}{'' if message.endswith(('.', '?', ')')) else '.'} See: {path} --help", USAGE)
+    if isinstance(error, click.ClickException):
+        return output.fail(error.format_message(), error.exit_code)
+    if isinstance(error, UnreadError):
+        return UNREAD
+    if isinstance(error, NotesError):
+        return output.fail(str(error), FAILED)
+    if isinstance(error, MemoryError):
+        return output.fail("out of memory. Use a smaller context (-c) or model", FAILED)
+    if isinstance(error, UnicodeEncodeError):
+        return output.fail(f"{error.object[:40]!r} is not UTF-8 text. Convert it first", USAGE)
+    if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"notes: {where}{error.strerror or error}", err=True)
-        return 1
-    return outcome if isinstance(outcome, int) else 0
+        return output.fail(f"{where}{error.strerror or error}", FAILED)
+    raise error

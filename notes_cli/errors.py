@@ -44,6 +44,14 @@ class UnsupportedError(EngineError):
     """This model or context cannot do the operation; the message holds the reason."""
 
 
+class OutputError(NotesError):
+    """What was found cannot be printed."""
+
+
+class UnreadError(OutputError):
+    """Whoever read what is printed has gone: `notes ls | head -1`. Nobody is told."""
+
+
 def reason(error: OSError) -> str:
     """What the system says of an error; some say it in another place, or nothing."""
     return error.strerror or str(error) or type(error).__name__

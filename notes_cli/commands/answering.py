@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
 from notes_cli import output
 
 if TYPE_CHECKING:
@@ -71,12 +69,9 @@ def answer(workspace: Workspace, notebook: Notebook, request: Request, *, think:
 
 def _think(workspace: Workspace, notebook: Notebook, request: Request) -> Thought:
     """The chain of thought, shown on stderr, dimmed on a terminal."""
-    from rich.console import Console
-
     from notes_cli.work.thinking import think
 
-    console = Console(stderr=True)
-    voice = _Voice(lambda text: console.out(text, style="dim", highlight=False, end=""))
+    voice = _Voice(output.aside)
     streams = request.stream and not request.json
     try:
         thought = think(workspace, notebook, request.sampling, request.max_think, voice.say if streams else None)
@@ -97,7 +92,7 @@ def _decide(
     decision = decide_after(workspace, notebook, choices, thought) if thought else decide(notebook, choices)
     known = time.perf_counter()
     if not request.json:
-        output.result(decision.choice)
+        output.data(decision.choice)
     return Answer(decision.choice, 0, known, thought, decision)
 
 
@@ -109,7 +104,7 @@ def _write(workspace: Workspace, notebook: Notebook, request: Request, thought: 
     from notes_cli.work.thinking import reply
 
     streams = request.stream and not request.json
-    voice = _Voice(lambda text: click.echo(text, nl=False) if streams else None)
+    voice = _Voice(lambda text: output.data(text, end="") if streams else None)
     asked = workspace, notebook, request.sampling, request.limit
     try:
         found = reply(*asked, thinking=request.max_think, say=voice.say, thought=thought)
@@ -117,7 +112,7 @@ def _write(workspace: Workspace, notebook: Notebook, request: Request, thought: 
         voice.end()
         raise
     if not request.json:
-        output.result("" if streams else found.text)
+        output.data("" if streams else found.text)
     if thought is None and found.thought:  # one that nobody had asked for
         _tell_cut("reasoning", found.thought, "--max-think", request.max_think, workspace)
     _tell_cut("answer", found, "-n", request.limit, workspace)

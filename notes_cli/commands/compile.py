@@ -106,4 +106,4 @@ def command(
                 fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
                 done += fresh if compiled.reasons else ", in blocks"
             output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done})")
-        output.result(str(compiled.path))
+        output.data(str(compiled.path))

@@ -5,10 +5,11 @@ Legible without colour: a terminal that can show colour gets bold and yellow on 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+
+from notes_cli import output
 
 Span = tuple[int, int, float]  # characters [start, end) and their height, 0 to 1
 
@@ -31,11 +32,7 @@ class Style:
     def of_stdout(cls) -> Style:
         """The best that the encoding of stdout can show."""
         style = cls()
-        try:
-            (style.levels + style.end + style.dots).encode(sys.stdout.encoding or "ascii")
-        except (UnicodeEncodeError, LookupError):
-            return cls("123456789", "$", "...")
-        return style
+        return style if output.shows(style.levels + style.end + style.dots) else cls("123456789", "$", "...")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +97,16 @@ def heat_of(row: Sequence[Cell], style: Style) -> str:
 
 def print_heat(text: str, spans: Sequence[Span], marks: Sequence[tuple[int, int]]) -> None:
     """Print a text with its heat on stdout; what is marked, characters [start, end), stands in brackets."""
-    from rich.console import Console
-    from rich.text import Text
-
-    style, console = Style.of_stdout(), Console(highlight=False, markup=False)
-    rows = rows_of(text, spans, marks, console.width if sys.stdout.isatty() else PIPE, style)
+    style = Style.of_stdout()
+    rows = rows_of(text, spans, marks, output.width(PIPE), style)
     few = len(rows) <= LONG
     for keep, group in groupby(rows, lambda row: few or any(cell.level or cell.text == "[" for cell in row)):
         lines = list(group)
         if not keep and len(lines) > 1:
-            console.print(Text(f"{style.dots} {len(lines)} lines without effect", "dim"), soft_wrap=True)
+            output.styled([(f"{style.dots} {len(lines)} lines without effect", "dim")])
             continue
         for row in lines:
-            shown = Text.assemble(*((cell.text, "bold" if cell.level else "") for cell in row))
-            console.print(shown, soft_wrap=True)
+            output.styled((cell.text, "bold" if cell.level else "") for cell in row)
             heat = heat_of(row, style)
             if heat:
-                console.print(Text(heat, "bold yellow"), soft_wrap=True)
+                output.styled([(heat, "bold yellow")])

@@ -44,7 +44,7 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
         open_segment(path)  # checks every byte
         card = peek(path)
         if text:
-            output.result(card.text)
+            output.data(card.text)
         elif tokens:
             output.result("\n".join(str(int(token)) for token in card.tokens))
         facts: dict[str, object] = {

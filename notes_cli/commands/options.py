@@ -164,7 +164,7 @@ def open_workspace(*, quiet: bool = False, **given: Any) -> Workspace:
         raise click.UsageError(
             f"-ctv {given['cache_type_v']} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
         )
-    native.set_verbose(given["verbose"])
+    native.show_log(output.log if given["verbose"] else None)
     options = ContextOptions(
         n_ctx=given["ctx_size"] or DEFAULT_CONTEXT,
         n_batch=given["batch_size"],

@@ -34,8 +34,8 @@ def command(names: tuple[str, ...], dry_run: bool) -> None:
     if dry_run:
         for entry in library.entries():
             if entry.name in names:
-                output.result(str(entry.path))
+                output.data(str(entry.path))
         return
     for name in names:
         for path in library.remove(name):
-            output.result(str(path))
+            output.data(str(path))

@@ -141,7 +141,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError("nobody is there to ask. Repeat with -y to remove without asking")
-        if not click.confirm(f"Remove {_count(len(names), 'session')}: {', '.join(names)}?", err=True):
+        if not output.confirm(f"Remove {_count(len(names), 'session')}: {', '.join(names)}?"):
             output.say("nothing was removed")
             return 1
     removed = [str(sessions.remove(name)) for name in names]
@@ -216,11 +216,11 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
 
     piped = str(file) == "-"
     path = file or Path(name + SUFFIX)
-    if piped and (json_ or sys.stdout.isatty()):
+    if piped and (json_ or output.terminal()):
         raise click.UsageError("a session is no text: name a file, or pipe it on, without --json")
     with _sessions().locked(name) as stored:
         if piped:
-            save(stored, sys.stdout.buffer)
+            save(stored, output.binary())
             return
         if path.exists() and not force:
             raise SessionError(f"{path} is there already. Choose another file, or write over it with -f")

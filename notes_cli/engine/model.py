@@ -6,7 +6,7 @@ import ctypes
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -63,8 +63,17 @@ ANCHORS = ("\n", "\t", ".", "\x01")  # texts that stand before a part of a text 
 class Model:
     """A loaded GGUF model. Contexts share it; close it after them (or use it as a context manager)."""
 
-    def __init__(self, path: Path, *, gpu_layers: int = -1, main_gpu: int = 0, mmap: bool = True) -> None:
-        """Load `path`. `gpu_layers`: layers to keep on the GPU, -1 for all that a GPU build can hold.
+    def __init__(
+        self,
+        path: Path,
+        *,
+        gpu_layers: int = -1,
+        main_gpu: int = 0,
+        mmap: bool = True,
+        loading: Callable[[float], object] | None = None,
+    ) -> None:
+        """Load `path`. `gpu_layers`: layers to keep on the GPU, -1 for all that a GPU build can hold. `loading` is told
+        which part is loaded, 0 to 1.
 
         Raise ModelError if there is no such file, it is not a GGUF, or llama.cpp cannot load it.
         """
@@ -72,7 +81,7 @@ class Model:
         self.path = path
         self.sources = open_sources(path)  # all files of the model
         try:
-            self._load(gpu_layers, main_gpu, mmap)
+            self._load(gpu_layers, main_gpu, mmap, loading)
         except BaseException:
             self.close()
             raise
@@ -83,11 +92,13 @@ class Model:
         file_type = int(llama.llama_model_ftype(self._handle)) & ~1024  # the bit says "guessed"
         self.quantization = _FILE_TYPES.get(file_type, f"type {file_type}")
 
-    def _load(self, gpu_layers: int, main_gpu: int, mmap: bool) -> None:
+    def _load(self, gpu_layers: int, main_gpu: int, mmap: bool, loading: Callable[[float], object] | None) -> None:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = gpu_layers if gpu_layers >= 0 else 0x7FFFFFFF
         params.main_gpu = main_gpu
         params.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
+        progress = native.loading(loading)  # must live as long as the call
+        params.progress_callback = progress
         names = [source.loadable for source in self.sources]
         paths = (ctypes.c_char_p * len(names))(*map(os.fsencode, names))
         native.log_lines.clear()

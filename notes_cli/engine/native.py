@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +196,9 @@ def devices() -> list[str]:
     return found
 
 
-# llama.cpp talks a lot. The last lines are kept for error messages; `set_verbose` lets them through to stderr.
+# llama.cpp talks a lot. The last lines are kept for error messages; `show_log` hands all of them on.
 log_lines: collections.deque[str] = collections.deque(maxlen=50)
-_verbose = False
+_shown: Callable[[str], object] | None = None
 _interrupted = False
 
 
@@ -206,8 +207,8 @@ def _log(level: int, text: bytes, _data: object) -> None:
     global _interrupted
     try:
         line = text.decode(errors="replace")
-        if _verbose:
-            sys.stderr.write(line)
+        if _shown:
+            _shown(line)
         if line.strip(" .\n"):
             log_lines.append(line.rstrip())
     except KeyboardInterrupt:  # nothing can be raised through C: see raise_interrupt
@@ -217,13 +218,30 @@ def _log(level: int, text: bytes, _data: object) -> None:
 llama.llama_log_set(_log, ctypes.c_void_p(0))
 
 
-def set_verbose(on: bool) -> None:
-    global _verbose
-    _verbose = on
+def show_log(write: Callable[[str], object] | None) -> None:
+    """Hand llama.cpp's log to `write` as it comes, in parts of lines; None: to nobody."""
+    global _shown
+    _shown = write
+
+
+def loading(told: Callable[[float], object] | None) -> Any:
+    """What llama.cpp calls while it loads a model: `told` gets the part that is there, 0 to 1. An interrupt ends it."""
+
+    @llama.llama_progress_callback  # type: ignore[untyped-decorator]
+    def step(part: float, _data: object) -> bool:
+        global _interrupted
+        try:
+            if told:
+                told(part)
+        except KeyboardInterrupt:
+            _interrupted = True
+        return not _interrupted
+
+    return step
 
 
 def raise_interrupt() -> None:
-    """Raise the KeyboardInterrupt that came while llama.cpp was logging, if one did."""
+    """Raise the KeyboardInterrupt that came while llama.cpp called us, if one did."""
     global _interrupted
     if _interrupted:
         _interrupted = False

@@ -48,12 +48,14 @@ class Workspace:
         beyond_trained: bool = False,
         gpu_layers: int = -1,
         hashing: Callable[[int, int], None] | None = None,
+        loading: Callable[[float], object] | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
         """`fixed_size`: the user chose n_ctx, a prompt that does not fit is an error. `beyond_trained`: more tokens
         than the model was trained for are allowed. `hashing` gets the progress of reading the model's file for its
-        digest (bytes done, bytes in all), which happens once a file. `log` is told what each context takes. Raise
-        EngineError for an n_ctx that was chosen beyond what the model was trained for."""
+        digest (bytes done, bytes in all), which happens once a file, `loading` the part of it that is loaded. `log` is
+        told what each context takes. Raise EngineError for an n_ctx that was chosen beyond what the model was trained
+        for."""
         self.options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self.paths = config.paths()
         self.library = Library(self.paths.library)
@@ -63,7 +65,7 @@ class Workspace:
         self._context: Context | None = None
         self._weights: str | None = None
         start_rendering()  # it gets ready while the model is loaded
-        self.model = Model(model, gpu_layers=gpu_layers)
+        self.model = Model(model, gpu_layers=gpu_layers, loading=loading)
         try:
             trained = limits.trained(self.model, self.options)
             # The most tokens that a context may have, None for any number.

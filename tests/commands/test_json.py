@@ -91,6 +91,34 @@ def test_keys_are_those_of_the_document(
         assert type(value) in keys[key], key
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["ask", "Why?", "--splice", "nothing", "--json"], 1),
+        (["ask", "--json", "Why?", "--temp", "nan"], 2),
+        (["ls", "--json", "too", "many"], 2),
+        (["session", "show", "nobody", "--json"], 1),
+        (["frobnicate", "--json"], 2),
+        (["inspect", "x", "--json", "--tokens"], 2),
+    ],
+)
+def test_errors_are_json_too(notes: Notes, arguments: list[str], status: int) -> None:
+    """Refused or wrong usage: one document of the documented keys on stdout, the same line for people on stderr."""
+    outcome = notes(*arguments)
+    keys = documented("Errors")
+    assert outcome.code == status
+    assert {key for key, _ in flat(outcome.json, keys)} == set(keys)
+    assert outcome.err == f"notes: {outcome.json['error']['message']}\n"
+    assert outcome.json["error"]["status"] == status
+
+
+def test_a_failure_that_was_told_is_told_once(notes: Notes) -> None:
+    """doctor with a problem, a question that is called --json: no second document, none at all."""
+    found = notes("doctor", "-m", "/nowhere.gguf", "--json")
+    assert found.code == 1 and found.json["problems"]
+    assert notes("ask", "--splice", "nothing", "--", "--json").out == ""
+
+
 def test_keys_of_the_issue(notes: Notes, compiled: Path) -> None:
     """The keys that were promised first are there."""
     ask = notes("ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json").json

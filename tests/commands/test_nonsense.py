@@ -78,7 +78,7 @@ def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
     """Batches larger than the context, more GPU layers than there are: taken as the most there is."""
     big = 2**31 - 1
     outcome = notes("ask", "x", "-n", 1, "-b", big, "-ub", big, "-ngl", big, "--top-k", big, "--seam", big, "-c", 512)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert (outcome.code, outcome.err.splitlines()[1:]) == (0, [])  # but that the answer was cut
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,220 @@
+"""Ctrl-C and other ends, at any instant: one line, the right status, no traceback, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Notes, command_line, run_apart, snapshot
+
+INTERRUPTED = (130, "", "notes: interrupted\n")
+
+
+ENDLESS = ("ask", "Why?", "-n", "100000", "-c", "110000", "--beyond-trained")  # far longer than any test waits
+
+
+def stopped(number: int, after: float, *arguments: object) -> tuple[int, str, str]:
+    """Status, stdout and stderr of `notes` when it gets a signal so many seconds after its first line has run; what
+    comes before is Python's own start."""
+    begin = "import notes_cli.__main__ as start, sys; sys.stderr.write('begun'); sys.stderr.flush(); start.main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", begin, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr and process.stderr.read(5) == "begun"
+    time.sleep(after)
+    process.send_signal(number)
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def told(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """`notes` begun in a process that has run this code first."""
+    begin = f"import sys\n{code}\nfrom notes_cli.__main__ import main\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", begin, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+# Raises a signal at the n-th Python event (a call, a line, a return, in callbacks too) after `notes` has begun.
+STEPPED = """
+import os, signal, threading
+def trace(frame, event, argument, left=[{at}]):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+    return trace
+import notes_cli.stops
+install = notes_cli.stops.install
+def begin():
+    install()
+    notes_cli.stops.install = install
+    sys.settrace(trace)
+notes_cli.stops.install = begin
+"""
+
+
+@pytest.mark.parametrize("at", [1, 3, 40, 900, 7_000, 20_000, 50_000, 90_000, 140_000, 200_000, 300_000])
+def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) -> None:
+    """From the first line on, in imports, callbacks and finalizers: one line and 130, or all was done before."""
+    done = told(STEPPED.format(at=at), "compile", skill, "-q")
+    whole = done.returncode == 0 and len(list((home / "library").glob("*.gguf"))) == 1 and done.stderr == ""
+    assert whole or (done.returncode, done.stderr) == (130, "notes: interrupted\n")
+    assert not [path for path in snapshot(home) if path.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("after", [0.0, 0.03, 0.1, 0.2, 0.3, 0.45, 0.7])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) -> None:
+    """The same in real time. SIGTERM and SIGHUP end the process as itself, so that who sent them can tell."""
+    code, _, err = stopped(number, after, *ENDLESS)
+    word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
+    assert code == (130 if number == signal.SIGINT else -number) and err == f"notes: {word[number]}\n"
+
+
+def test_interrupted_in_a_callback_of_c(model: Path) -> None:
+    """llama.cpp's log and its progress of a load call Python, where nothing can be raised: it is not lost."""
+    for hook in ("native.llama.llama_log_set(log, None)", "native.loading = lambda told: step"):
+        code = f"""
+import ctypes, os, signal
+import notes_cli.engine.native as native
+def strike():
+    if not sent:
+        sent.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+    return True
+sent = []
+log = native.llama.llama_log_callback(lambda level, text, data: strike())
+step = native.llama.llama_progress_callback(lambda part, data: strike())
+{hook}
+"""
+        done = told(code, *ENDLESS)
+        assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
+
+
+def test_interrupted_in_a_finalizer(model: Path) -> None:
+    """Where Python says `Exception ignored in`, it comes again."""
+    code = """
+import os, signal
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+import notes_cli.engine.notebook as notebook
+flush = notebook.Notebook.flush
+def dying(self, *given):
+    Dying()
+    notebook.Notebook.flush = flush
+    return flush(self, *given)
+notebook.Notebook.flush = dying
+"""
+    done = told(code, *ENDLESS)
+    assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
+
+
+def test_a_second_one_ends_at_once(model: Path) -> None:
+    """Also while the first is being dealt with: here by a cleanup that never ends."""
+    code = """
+import os, signal, time
+import notes_cli.work.workspace as workspace
+def close(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(600)
+workspace.Workspace.close = close
+import notes_cli.engine.notebook as notebook
+def flush(self, *given):
+    os.kill(os.getpid(), signal.SIGINT)
+notebook.Notebook.flush = flush
+"""
+    done = told(code, "ask", "Why?")
+    assert (done.returncode, done.stdout, done.stderr) == INTERRUPTED
+
+
+def test_nohup_and_background_jobs_go_on(model: Path) -> None:
+    """What whoever started us has us ignore stays ignored."""
+    script = 'trap "" INT HUP; exec "$@"'
+    process = subprocess.Popen(
+        ["bash", "-c", script, "-", *command_line("ask", "Why?", "-n", "3")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate()[0].strip() and process.returncode == 0
+
+
+def test_an_interrupt_under_json_is_json(model: Path) -> None:
+    """A script that reads stdout is told, too."""
+    code = """
+import os, signal
+import notes_cli.engine.notebook as notebook
+notebook.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.SIGINT)
+"""
+    done = told(code, "ask", "Why?", "--json")
+    assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
+    assert json.loads(done.stdout) == {"version": 1, "error": {"message": "interrupted", "status": 130}}
+
+
+def commands(skill: Path, folder: Path) -> list[list[object]]:
+    """Every command, at its shortest."""
+    ask = ["--question", "Why?", "--choices", "a,b"]
+    return [
+        ["--help"],
+        ["--version"],
+        ["compile", skill],
+        ["ask", "Why?", "-n", 2],
+        ["ask", "Why?", "-n", 2, "--json"],
+        ["ask", "Why?", "--splice", "returns", "--explain"],
+        ["verify", "returns", *ask],
+        ["edit", "mine", "--field", "tier=b"],
+        ["session", "ls"],
+        ["session", "show", "mine"],
+        ["session", "fork", "mine", "other"],
+        ["session", "undo", "mine"],
+        ["session", "compact", "mine"],
+        ["session", "export", "mine", folder / "mine.tar", "-f"],
+        ["ls"],
+        ["inspect", "returns"],
+        ["doctor"],
+    ]
+
+
+@pytest.mark.parametrize("how", [">&-", ">&- 2>&- <&-", "> /dev/full", "2> /dev/full", "| head -c 1"])
+def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Path, tmp_path: Path, how: str) -> None:
+    """No traceback for any command. A result that could not be printed is a failure, after the work is done; a message
+    that could not is none; a reader who had enough is none of our errors."""
+    assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
+    for arguments in commands(skill, tmp_path):
+        script = f'"$@" {how}; exit ${{PIPESTATUS[0]}}'
+        done = subprocess.run(
+            ["bash", "-c", script, "-", *command_line(*arguments)], capture_output=True, stdin=subprocess.DEVNULL
+        )
+        error = done.stderr.decode()
+        assert "Traceback" not in error and "ignored" not in error, (arguments, error)
+        if how in (">&-", "> /dev/full"):
+            assert done.returncode == 1 and error.splitlines()[-1].startswith("notes: cannot write to standard output:")
+        elif ">&- " in how:
+            assert done.returncode == 1
+        else:
+            assert done.returncode in ((0, 141) if "head" in how else (0,)), (arguments, error)
+
+
+def test_a_closed_stream_is_no_file_of_ours(model: Path, skill: Path, home: Path) -> None:
+    """With stdout and stderr closed, nothing that is printed ends up in a file that was opened in their place."""
+    whole = run_apart("compile", skill, "-v")
+    assert whole.code == 0
+    before = snapshot(home / "library")
+    subprocess.run(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", *command_line("compile", skill, "-v", "--force")])
+    after = snapshot(home / "library")
+    assert [len(data) for data in after.values()] == [len(data) for data in before.values()]
+    assert os.listdir(home / "library") and run_apart("inspect", "returns").code == 0
