@@ -213,12 +213,59 @@ void notes_kv::check_rows(const notes_rows * rows, int32_t n_layers) const {
     }
 }
 
-// Whether a cache keeps all rows: one of sliding-window layers may be so small that it drops what leaves the window.
+// Positions count in 32 bits, and so does what stands after the last one.
+static void check_range(llama_pos p0, int64_t n) {
+    if (n <= 0 || p0 < 0 || p0 + n > INT32_MAX) {
+        throw notes_failure(NOTES_E_ARGUMENT, "there are no positions " + between(p0, n));
+    }
+}
+
+static void check_tokens(const llama_context & ctx, const llama_token * tokens, int64_t n) {
+    const int32_t n_vocab = ctx.get_model().vocab.n_tokens();
+    for (int64_t i = 0; i < n; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= n_vocab) {
+            throw notes_failure(NOTES_E_ARGUMENT, "token " + std::to_string(tokens[i]) + " is outside the vocabulary of " + std::to_string(n_vocab));
+        }
+    }
+}
+
+// Whether a cache keeps all rows. That of sliding-window layers may drop what leaves the window; its size does not tell.
 bool notes_kv::whole_window(size_t cache) const {
-    return !memory.caches[cache].window || memory.caches[cache].kv->get_size() == memory.caches[0].kv->get_size();
+    return !memory.caches[cache].window || memory.caches[cache].kv->keep_masked;
+}
+
+// The first position that a token at `pos` looks at in the layers of this cache.
+llama_pos notes_kv::sees_from(const llama_kv_cache & kv, llama_pos pos) {
+    const int64_t size = kv.n_swa;
+    switch (kv.swa_type) {
+        case LLAMA_SWA_TYPE_NONE:    return 0;
+        case LLAMA_SWA_TYPE_CHUNKED: return pos/size*size;
+        default:                     return std::max<int64_t>(0, pos - size + 1);
+    }
+}
+
+// Whether this cache has every row of the sequence from position `from` on. The first one has all that there are.
+bool notes_kv::keeps(const notes_memory & memory, size_t cache, llama_seq_id seq, llama_pos from) {
+    const auto & all  = memory.caches[0].kv->get_cells(seq).seq_pos_get(seq);
+    const auto & here = memory.caches[cache].kv->get_cells(seq).seq_pos_get(seq);
+    return std::equal(all.lower_bound({ from, 0 }), all.end(), here.lower_bound({ from, 0 }), here.end(),
+            [](const auto & a, const auto & b) { return a.first == b.first; });
+}
+
+// Whether the sliding-window layers no longer have something that a token at `pos`, after all rows, looks at.
+bool notes_kv::lacks_window(const notes_memory & memory, llama_seq_id seq, llama_pos pos) {
+    for (size_t c = 0; c < memory.caches.size(); ++c) {
+        const auto & cache = memory.caches[c];
+        if (cache.window && !cache.kv->keep_masked && !keeps(memory, c, seq, sees_from(*cache.kv, pos))) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void notes_kv::check_move(llama_pos base, llama_pos p0, int32_t n) const {
+    check_range(base, n);
+    check_range(p0, n);
     const std::string why = p0 == base ? "" : notes_graph_move_refusal(ctx, base, p0, n);
     if (!why.empty()) {
         throw notes_failure(NOTES_E_UNSUPPORTED, why);
@@ -468,26 +515,26 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     check_seq(seq);
     check_rows(rows, n_layers);
 
-    const int32_t n_vocab = ctx.get_model().vocab.n_tokens();
-    if (n <= 0 || p0 < 0 || base < 0) {
-        throw notes_failure(NOTES_E_ARGUMENT, "there are no positions " + between(p0, n));
-    }
-    if (std::any_of(tokens, tokens + n, [&](llama_token t) { return t < 0 || t >= n_vocab; })) {
-        throw notes_failure(NOTES_E_ARGUMENT, "a token is outside the vocabulary of " + std::to_string(n_vocab));
-    }
-    if (positions) {
-        check_positions(positions, n, base);
-    }
+    check_range(p0, n);
+    check_range(base, n);
+    check_tokens(ctx, tokens, n);
 
     const int64_t moved = (int64_t) p0 - base;
     const auto at = [&](int32_t i, uint32_t axis) -> int64_t { return positions ? positions[3*i + axis] + moved : (int64_t) p0 + i; };
+    if (positions) {
+        check_positions(positions, n, base);
+        check_range(p0, *std::max_element(positions, positions + 3*(int64_t) n) + moved - p0 + 1);
+    }
     const int64_t p1 = at(n - 1, 0) + 1;
     if (p1 > ctx.n_ctx_seq()) {
         throw notes_failure(NOTES_E_ARGUMENT, "positions " + between(p0, p1 - p0) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
     }
-    for (const auto & cache : memory.caches) {
-        if (!cells_between(cache.kv->get_cells(seq), seq, p0, p1).empty()) {
+    for (size_t c = 0; c < memory.caches.size(); ++c) {
+        if (!cells_between(memory.caches[c].kv->get_cells(seq), seq, p0, p1).empty()) {
             throw notes_failure(NOTES_E_POSITION, "positions " + between(p0, p1 - p0) + " of sequence " + std::to_string(seq) + " already hold rows");
+        }
+        if (!whole_window(c) && !keeps(memory, c, seq, p1)) { // what it keeps has no holes: truncate relies on that
+            throw notes_failure(NOTES_E_POSITION, "positions " + between(p0, p1 - p0) + " lie deeper than the sliding window (swa_full keeps all rows)");
         }
     }
     if (memory.recurrent && (p0 != 0 || ctx.get_memory()->seq_pos_max(seq) >= 0)) {
@@ -569,9 +616,8 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * posit
     check_seq(seq);
     check_rows(rows, n_layers);
 
-    if (n <= 0 || p0 < 0 || base < 0) {
-        throw notes_failure(NOTES_E_ARGUMENT, "there are no positions " + between(p0, n));
-    }
+    check_range(p0, n);
+    check_range(base, n);
     if (memory.recurrent && (p0 != 0 || n != ctx.get_memory()->seq_pos_max(seq) + 1)) {
         throw notes_failure(NOTES_E_POSITION, "with recurrent layers only the whole sequence can be read, from position 0 to its end");
     }
@@ -663,6 +709,9 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
     if (n <= 0 || (output == NOTES_OUTPUT_ALL && n > n_batch)) {
         throw notes_failure(NOTES_E_ARGUMENT, "cannot rewrite " + std::to_string(n) + " tokens (logits of all of them: at most " + std::to_string(n_batch) + ")");
     }
+    check_tokens(ctx, tokens, n);
+    check_range(positions[0], 1);
+    check_range(positions[n - 1], 1);
     for (int32_t i = 1; i < n; ++i) {
         if (positions[i] <= positions[i - 1]) {
             throw notes_failure(NOTES_E_ARGUMENT, "positions must ascend: " + std::to_string(positions[i]) + " stands after " + std::to_string(positions[i - 1]));
@@ -680,26 +729,22 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         const auto & cells = cells_of(c);
 
         // A token is recomputed from all that its window shows. A small cache has dropped what later tokens do not see.
-        if (!whole_window(c) && cells.seq_pos_min(seq) != cells_of(0).seq_pos_min(seq)) {
-            const int32_t   size  = kv.n_swa;
-            const llama_pos first = kv.swa_type == LLAMA_SWA_TYPE_CHUNKED ? positions[0]/size*size : positions[0] - size + 1;
-            if (cells.seq_pos_min(seq) < 0 || cells.seq_pos_min(seq) > std::max(first, cells_of(0).seq_pos_min(seq))) {
-                throw notes_failure(NOTES_E_POSITION, "position " + std::to_string(positions[0]) + " lies deeper than the sliding window: its layers keep the rows from position " +
-                        std::to_string(cells.seq_pos_min(seq)) + " on only (swa_full keeps them all)");
-            }
+        if (!whole_window(c) && !keeps(memory, c, seq, sees_from(kv, positions[0]))) {
+            throw notes_failure(NOTES_E_POSITION, "position " + std::to_string(positions[0]) + " lies deeper than the sliding window: its layers keep the rows from position " +
+                    std::to_string(cells.seq_pos_min(seq)) + " on only (swa_full keeps them all)");
         }
 
         old.emplace_back();
         for (int32_t i = 0; i < n; ++i) {
-            const auto here = positions[i] < 0 ? std::vector<uint32_t>() : cells_between(cells, seq, positions[i], (int64_t) positions[i] + 1);
-            const bool before = positions[i] >= 0 && positions[i] < cells.seq_pos_max(seq);
+            const auto here = cells_between(cells, seq, positions[i], (int64_t) positions[i] + 1);
+            const bool before = positions[i] < cells.seq_pos_max(seq);
             if (here.size() > 1 || (here.empty() && !before)) { // several: an image, or rows of two origins
                 throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + (here.empty() ? " has no row" : " has several rows") + " at position " + std::to_string(positions[i]));
             }
             old[c].insert(old[c].end(), here.begin(), here.end());
         }
         if (!whole_window(c) && cells.size() - cells.get_used() < (uint32_t) n) { // what no token looks at any more makes room
-            memory.caches[c].kv->seq_rm(seq, 0, std::max(0, positions[0] - (llama_pos) kv.n_swa + 1));
+            memory.caches[c].kv->seq_rm(seq, 0, sees_from(kv, positions[0]));
         }
         if (cells.size() - cells.get_used() < (uint32_t) n) {
             throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " +
@@ -752,19 +797,6 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
     finish(true);
 }
 
-// Whether the sliding-window layers no longer hold what a token at `p0` looks at.
-bool notes_kv::lacks_window(const llama_context & ctx, llama_seq_id seq, llama_pos p0) {
-    const notes_memory memory(ctx);
-    for (const auto & cache : memory.caches) {
-        const llama_pos begin = memory.caches[0].kv->get_cells(seq).seq_pos_min(seq);
-        const llama_pos first = cache.kv->get_cells(seq).seq_pos_min(seq);
-        if (cache.window && begin >= 0 && (first < 0 || first > std::max(begin, p0 - (llama_pos) cache.kv->n_swa + 1))) {
-            return true;
-        }
-    }
-    return false;
-}
-
 // Where positions are looked up in a table, llama.cpp aborts beyond its end.
 static void check_last(const llama_context & ctx, int64_t last) {
     const ggml_tensor * learned = ctx.get_model().pos_embd;
@@ -795,13 +827,13 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         throw notes_failure(NOTES_E_UNSUPPORTED, why);
     }
     auto & memory = *ctx.get_memory();
+    const notes_memory parts(ctx);
 
     struct item { llama_seq_id seq; llama_pos pos; llama_token token; bool last; };
     std::vector<item> items;
     std::vector<std::pair<llama_seq_id, llama_pos>> starts;
     std::set<llama_seq_id> seen;
 
-    const int32_t n_vocab = ctx.get_model().vocab.n_tokens();
     for (int32_t s = 0; s < n_seqs; ++s) {
         if (seqs[s] < 0 || (uint32_t) seqs[s] >= ctx.n_seq_max() || !seen.insert(seqs[s]).second || n_tokens[s] <= 0) {
             throw notes_failure(NOTES_E_ARGUMENT, "cannot append " + std::to_string(n_tokens[s]) + " tokens to sequence " + std::to_string(seqs[s]));
@@ -811,11 +843,13 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
             throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n_tokens[s]) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
         }
         check_last(ctx, (int64_t) p0 + n_tokens[s] - 1);
+        if (lacks_window(parts, seqs[s], p0)) {
+            throw notes_failure(NOTES_E_POSITION, "the sliding-window layers no longer hold what position " + std::to_string(p0) +
+                    " of sequence " + std::to_string(seqs[s]) + " looks at (swa_full keeps all rows)");
+        }
+        check_tokens(ctx, tokens, n_tokens[s]);
         starts.push_back({ seqs[s], p0 });
         for (int32_t i = 0; i < n_tokens[s]; ++i, ++tokens) {
-            if (*tokens < 0 || *tokens >= n_vocab) {
-                throw notes_failure(NOTES_E_ARGUMENT, "token " + std::to_string(*tokens) + " is outside the vocabulary of " + std::to_string(n_vocab));
-            }
             items.push_back({ seqs[s], p0 + i, *tokens, i == n_tokens[s] - 1 });
         }
     }
@@ -845,7 +879,7 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
     } catch (...) {
         for (const auto & [seq, p0] : starts) {
             // recurrent state cannot go back, and a small window has dropped what it looked at before
-            if (!memory.seq_rm(seq, p0, -1) || lacks_window(ctx, seq, p0)) {
+            if (!memory.seq_rm(seq, p0, -1) || lacks_window(parts, seq, p0)) {
                 memory.seq_rm(seq, -1, -1);
             }
         }

@@ -64,7 +64,9 @@ private:
     void check_positions(const llama_pos * positions, int32_t n, llama_pos base) const;
     bool whole_window(size_t cache) const;
     bool has_still_pairs() const;
-    static bool lacks_window(const llama_context & ctx, llama_seq_id seq, llama_pos p0);
+    static llama_pos sees_from(const llama_kv_cache & kv, llama_pos pos);
+    static bool keeps(const notes_memory & memory, size_t cache, llama_seq_id seq, llama_pos from);
+    static bool lacks_window(const notes_memory & memory, llama_seq_id seq, llama_pos pos);
     int64_t room(size_t cache, llama_seq_id seq, int64_t first) const;
 
     // Neighbouring cells together: {5,6,7,2} is rows 0..2 at cells 5..7 and row 3 at cell 2.

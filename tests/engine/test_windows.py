@@ -262,6 +262,53 @@ def test_an_aborted_append_is_undone_or_leaves_nothing(load_zoo: LoadZoo, name: 
             assert nmse(question(ctx), wanted[left]) < BOUND, f"{part}: {left} left"
 
 
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_a_cache_as_large_as_all_rows_keeps_them(load_zoo: LoadZoo, name: str) -> None:
+    """Without swa_full, too: where few cells are all that there are, no row goes for lying outside of the window."""
+    model = load_zoo(name)
+    with context(model, n_ctx=256, swa_full=False) as small, context(model, n_ctx=256) as full:
+        for ctx in (small, full):
+            ctx.append({0: TEXT[:200]})
+            ctx.rewrite(0, list(range(100, 104)), SKILL[:4])
+            ctx.append({0: TEXT[200:253]})  # the last one finds no free cell before the head, but row 0 in its way
+            ctx.rewrite(0, [10], SKILL[:1])
+        assert distance(read(small, 0, 253), read(full, 0, 253)) < BOUND
+
+
+@pytest.mark.parametrize("n_ubatch", [8, 64])
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_an_append_after_a_rewrite_keeps_every_window(load_zoo: LoadZoo, name: str, n_ubatch: int) -> None:
+    """A rewrite puts cells out of the order of positions. What the last micro-batches of an append make room by was in
+    the window of its first ones."""
+    model = load_zoo(name)
+    options = {"n_batch": 512, "n_ubatch": n_ubatch}
+    with context(model, swa_full=False, **options) as small, context(model, **options) as full:  # type: ignore[arg-type]
+        for ctx in (small, full):
+            ctx.append({0: TEXT[:180]})
+            ctx.rewrite(0, list(range(160, 180)), TEXT[160:180])
+            ctx.append({0: TEXT[180:200]})
+            ctx.rewrite(0, [170, 185, 199], SKILL[:3])
+        small.append({0: TEXT[200:500]}, "all")
+        full.append({0: TEXT[200:500]}, "all")
+        found, wanted = ([ctx.logits(i) for i in range(300)] for ctx in (small, full))
+        assert nmse(np.stack(found), np.stack(wanted)) < BOUND
+
+
+def test_a_copy_without_its_window_cannot_go_on(load_zoo: LoadZoo) -> None:
+    """The first rows of a long sequence have left its small cache: a copy of them is refused at its next token, also
+    where the small cache has none of them and would take it for empty."""
+    with context(load_zoo("gemma3-dense"), swa_full=False, n_sequences=2, unified=True) as ctx:
+        ctx.append({0: TEXT[:400]})
+        memory = llama.llama_get_memory(ctx.handle)
+        for length in (20, 100):
+            llama.llama_memory_seq_rm(memory, 1, -1, -1)
+            llama.llama_memory_seq_cp(memory, 0, 1, 0, length)
+            with pytest.raises(EngineError, match="of sequence 1 looks at"):
+                ctx.append({1: QUESTION})
+            with pytest.raises(EngineError, match=r"already hold rows|deeper than the sliding window"):
+                ctx.splice(1, 0, SHORT, segment(ctx.model, SHORT), 0)
+
+
 # Every kind of memory.
 
 
