@@ -93,15 +93,16 @@ def write_model(
     name: str = "",
     scaling: str | None = None,
     factor: float = 4.0,
+    window: int = 0,
     template: str | None = TEMPLATE,
     bos: bool = False,
     added: Sequence[str] = (),
     quantization: gguf.GGMLQuantizationType | None = None,
     trained: int = N_CTX,
 ) -> Path:
-    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`. `trained`: the
-    context that it says it was trained for."""
-    spec = ARCHITECTURES[kind]
+    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`. `window`: another
+    than that of the architecture, which has one. `trained`: the context that it says it was trained for."""
+    spec = ARCHITECTURES[kind] | ({"window": window} if window else {})
     arch, head, ff = spec.get("arch", kind), spec.get("head", embd // heads), 2 * embd
     layers = layers or spec.get("layers", 3)
     attention = spec.get("attention", range(layers))  # which layers have it; the others are recurrent

@@ -1,0 +1,396 @@
+"""Random scripts of append, rewrite, splice, truncate and copy against a forward pass in float64 (tests/forward.py).
+
+    python -m bench.windows [--scripts 1000] [--seed 0] [--write docs/reliability.md]
+
+A script runs on one context: a model without a window or with one of several sizes, `swa_full` on or off, one sequence
+or three, few cells, micro-batches of several sizes. After each operation the logits that it gives are compared with the
+reference, and at the end all rows that the cache has. What the engine refuses it must refuse with a sentence and for a
+reason, and leave everything as it was. Exits 1 where anything differs, or a control does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.random_model import ROOT  # puts tests/ on the path
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
+from notes_cli.engine.segment import LayerRows
+from notes_cli.errors import EngineError
+
+sys.path.append(str(ROOT / "tests"))
+from forward import Forward, Rows  # type: ignore[import-not-found]
+from tiny import write_model  # type: ignore[import-not-found]
+
+MODELS = [("llama", 0), ("qwen3", 0), ("smollm3", 0), ("gemma3", 8), ("gemma3", 20), ("gemma3", 32), ("gemma3", 48)]
+WINDOWED = 3  # the first of them that has a window; most scripts are theirs
+TOKENS = 256  # that are drawn from: the bytes
+# Of rows and logits, nmse. ggml looks GELU up in a table of f16: next to a step of it, rounding is a thousandth.
+BOUNDS = {"f32 cache, SiLU": 1e-10, "f32 cache, GELU": 1e-6, "f16 cache": 1e-5}
+STEPS = 24  # operations of a script
+SEGMENT, BASE = 60, 5  # tokens of a compiled segment, and where it was compiled
+CONTROLS = {
+    "window": "the reference sees one position more than the window",
+    "rewrite": "the reference keeps the old row of the first token that is rewritten",
+    "turn": "the reference turns spliced keys by one position too many",
+}
+CONTROL_SCRIPTS = 40
+TITLE = "Sliding windows"
+
+Report = Callable[[str], None]
+
+
+def nmse(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> float:
+    """Normalised mean squared error."""
+    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
+
+
+@dataclass
+class Totals:
+    """What all scripts came to."""
+
+    scripts: int = 0
+    full: int = 0  # scripts with swa_full
+    operations: collections.Counter[str] = field(default_factory=collections.Counter)
+    refusals: collections.Counter[str] = field(default_factory=collections.Counter)  # by what was said, without numbers
+    worst: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BOUNDS, 0.0))  # nmse, by cache
+    compared: int = 0  # rows and logits
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def bad_scripts(self) -> int:
+        """Scripts in which something differed."""
+        return len({line.split(":")[0] for line in self.wrong})
+
+
+class Shapes:
+    """The models, each with its reference and a segment of it: the engine's rows, and the reference's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.models: list[tuple[Model, Forward]] = []
+        for number, (kind, window) in enumerate(MODELS):
+            path = write_model(folder / f"{kind}-{window}.gguf", kind, seed=number, window=window)
+            self.models.append((Model(path), Forward(path)))
+        self.tokens = np.random.default_rng(1).integers(0, TOKENS, BASE + SEGMENT).astype(np.int32)
+        self.compiled = [self._compile(model, forward) for model, forward in self.models]
+
+    def _compile(self, model: Model, forward: Forward) -> tuple[tuple[LayerRows, ...], Rows]:
+        rows: Rows = {}
+        forward.compute(rows, range(len(self.tokens)), self.tokens)
+        with Context(
+            model, ContextOptions(n_ctx=256, n_threads=1, flash_attention="off", type_k="f32", type_v="f32")
+        ) as ctx:
+            ctx.append({0: self.tokens})
+            return ctx.read(0, BASE, SEGMENT, base=BASE, dtype="f32"), rows
+
+    def close(self) -> None:
+        for model, _ in self.models:
+            model.close()
+
+
+class Script:
+    """One script, all of it drawn from its seed. `spoil` makes the reference do something else: for controls."""
+
+    def __init__(self, shapes: Shapes, seed: int, totals: Totals, spoil: str = "") -> None:
+        self.random = random = np.random.default_rng(seed)
+        self.shapes, self.totals, self.seed, self.spoil = shapes, totals, seed, spoil
+        self.number = int(
+            random.integers(len(MODELS)) if random.random() < 0.3 else random.integers(WINDOWED, len(MODELS))
+        )
+        self.model, self.forward = shapes.models[self.number]
+        sequences = int(random.choice([1, 3]))
+        n_ubatch = int(random.choice([4, 16, 48, 64, 512]))
+        cache = "f16" if random.random() < 0.1 else "f32"
+        self.options = ContextOptions(
+            n_ctx=int(random.choice([256, 512, 768])),
+            n_batch=int(random.choice([n_ubatch, 64, 512])),
+            n_ubatch=n_ubatch,
+            n_threads=1,
+            n_sequences=sequences,
+            unified=bool(sequences > 1 and random.random() < 0.6),
+            swa_full=bool(random.random() < 0.4),
+            flash_attention="off",
+            type_k=cache,
+            type_v=cache,
+        )
+        kind = "f16 cache" if cache == "f16" else f"f32 cache, {'GELU' if self.forward.arch == 'gemma3' else 'SiLU'}"
+        self.kind = kind
+        self.rows: list[Rows] = [{} for _ in range(sequences)]  # of each sequence, as they must be
+        self.log: list[str] = []
+
+    def run(self) -> None:
+        steps = {"append": 6, "rewrite": 5, "splice": 3, "truncate": 2, "copy": 2 if len(self.rows) > 1 else 0}
+        chances = np.array(list(steps.values())) / sum(steps.values())
+        self.totals.scripts += 1
+        self.totals.full += self.options.swa_full
+        with Context(self.model, self.options) as self.context:
+            for _ in range(STEPS):
+                name, sequence = (
+                    str(self.random.choice(list(steps), p=chances)),
+                    int(self.random.integers(len(self.rows))),
+                )
+                if not self.rows[sequence] and self.random.random() < 0.8:
+                    name = "append"
+                self.totals.operations[name] += 1
+                getattr(self, f"_{name}")(sequence)
+            for sequence in range(len(self.rows)):
+                self._append(sequence, 3)
+                self._compare_rows(sequence)
+
+    # Operations: what is done, by the engine and then by the reference.
+
+    def _append(self, sequence: int, count: int = 0) -> None:
+        several = [sequence] if count or self.random.random() < 0.8 else list(range(len(self.rows)))
+        counts = [
+            count or int(self.random.choice([1, 2, 7, 30, 100, 250]) * self.random.uniform(0.5, 1)) + 1 for _ in several
+        ]
+        tokens = {one: self._tokens(count) for one, count in zip(several, counts, strict=True)}
+        outputs = sum(counts) <= self.options.n_batch
+        if not self._engine(
+            f"append {dict(zip(several, counts, strict=True))}",
+            lambda: self.context.append(tokens, "all" if outputs else "last"),
+        ):
+            self._after_failure(several)
+            return
+        wanted = [
+            self._computed(one, list(range(self._end(one), self._end(one) + len(part))), part)
+            for one, part in tokens.items()
+        ]
+        self._compare_logits(np.concatenate(wanted) if outputs else np.stack([part[-1] for part in wanted]))
+
+    def _rewrite(self, sequence: int) -> None:
+        end = self._end(sequence)
+        reach = end if self.random.random() < 0.3 else min(end, int(self.random.choice([4, 12, 40, 120])))
+        count = max(1, min(reach, int(self.random.choice([1, 3, 10, 40]))))
+        if self.random.random() < 0.5 and reach:
+            places = sorted(self.random.choice(np.arange(end - reach, end), count, replace=False).tolist())
+        else:
+            first = max(0, end - reach)
+            places = list(range(first, first + count))
+        tokens = self._tokens(count)
+        if self._engine(f"rewrite {sequence} {places}", lambda: self.context.rewrite(sequence, places, tokens, "last")):
+            before = {place: self.rows[sequence].get(place) for place in places}
+            logits = self._computed(sequence, places, tokens)
+            self._compare_logits(logits[-1:])
+            if self.spoil == "rewrite" and before[places[0]]:
+                self.rows[sequence][places[0]] = before[places[0]]
+
+    def _splice(self, sequence: int) -> None:
+        first = int(self.random.integers(SEGMENT - 1))
+        last = int(self.random.integers(first + 1, SEGMENT + 1))
+        position = self._end(sequence) + (int(self.random.integers(1, 12)) if self.random.random() < 0.15 else 0)
+        layers, rows = self.shapes.compiled[self.number]
+        part = [layer.cut(slice(first, last)) for layer in layers]
+        tokens = self.shapes.tokens[BASE + first : BASE + last]
+        base = BASE + first
+        if self._engine(
+            f"splice {sequence} at {position} +{last - first} of {base}",
+            lambda: self.context.splice(sequence, position, tokens, part, base),
+        ):
+            turn = position - base + (1 if self.spoil == "turn" else 0)
+            for i in range(last - first):
+                self.rows[sequence][position + i] = self.forward.moved(rows[base + i], turn)
+
+    def _truncate(self, sequence: int) -> None:
+        end = self._end(sequence)
+        length = (
+            int(self.random.integers(end + 1))
+            if self.random.random() < 0.3
+            else max(0, end - int(self.random.integers(40)))
+        )
+        if self._engine(f"truncate {sequence} to {length}", lambda: self.context.truncate(sequence, length)):
+            self.rows[sequence] = {place: row for place, row in self.rows[sequence].items() if place < length}
+
+    def _copy(self, sequence: int) -> None:
+        """All of a sequence, or its first rows, to another one in place of what that had. Stock calls alone."""
+        other = (sequence + 1 + int(self.random.integers(len(self.rows) - 1))) % len(self.rows)
+        whole = not self.options.unified or self.random.random() < 0.7
+        length = self._end(sequence) if whole else int(self.random.integers(self._end(sequence) + 1))
+        self.log.append(f"copy {sequence} to {other}, {length} of {self._end(sequence)}")
+        memory = llama.llama_get_memory(self.context.handle)
+        llama.llama_memory_seq_rm(memory, other, -1, -1)
+        if length:
+            llama.llama_memory_seq_cp(memory, sequence, other, -1 if whole else 0, -1 if whole else length)
+        self.rows[other] = {place: row for place, row in self.rows[sequence].items() if place < length}
+
+    # The engine and the reference, side by side.
+
+    def _engine(self, what: str, work: Callable[[], None]) -> bool:
+        """Whether the engine did it. A refusal must say why."""
+        self.log.append(what)
+        try:
+            work()
+        except EngineError as error:
+            said = str(error)
+            self.log[-1] += f" REFUSED {said}"
+            self.totals.refusals[re.sub(r"-?\d+", "N", said)] += 1
+            if len(said) < 20 or ("sliding" in said and self._whole):
+                self._wrong(f"refused without a reason: {said!r}")
+            return False
+        return True
+
+    def _after_failure(self, sequences: Sequence[int]) -> None:
+        """A copy of first rows whose window was gone cannot go on: drop it. A long append that fails half way may leave
+        its sequences empty, where the cache keeps the window only."""
+        lacking = re.search(r"of sequence (\d+) looks at", self.log[-1])
+        gone = [one for one in sequences if not self._whole and self.context.length(one) == 0]
+        for one in [int(lacking[1])] if lacking else gone:
+            llama.llama_memory_seq_rm(llama.llama_get_memory(self.context.handle), one, -1, -1)
+            self.rows[one] = {}
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the cache keeps all rows: with swa_full, without a window, or where it has as many cells anyway."""
+        sequences = len(self.rows) if self.options.unified else 1
+        size = self.forward.window * sequences + min(self.options.n_batch, self.options.n_ubatch)
+        size = -(-size // 256) * 256
+        return self.options.swa_full or not self.forward.window or size >= self.context.n_ctx
+
+    def _computed(self, sequence: int, places: list[int], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        window = self.forward.window
+        self.forward.window += 1 if self.spoil == "window" and window else 0
+        try:
+            return np.asarray(self.forward.compute(self.rows[sequence], places, tokens))
+        finally:
+            self.forward.window = window
+
+    def _compare_logits(self, wanted: NDArray[np.float64]) -> None:
+        found = np.stack([self.context.logits(i - len(wanted)) for i in range(len(wanted))])
+        self._compare("logits", found, wanted)
+
+    def _compare_rows(self, sequence: int) -> None:
+        """All rows that every layer has: all of them, or those that the smaller cache still keeps."""
+        memory = llama.llama_get_memory(self.context.handle)
+        kept = int(llama.llama_memory_seq_pos_min(memory, sequence))
+        places = sorted(place for place in self.rows[sequence] if kept <= place)
+        if self._whole and len(places) < len(self.rows[sequence]):
+            self._wrong(f"sequence {sequence} has lost rows before {kept}")
+        for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if places else []:
+            first, count = int(run[0]), len(run)
+            try:
+                found = self.context.read(sequence, first, count, base=first, dtype="f32")
+            except EngineError as error:
+                self._wrong(f"rows cannot be read: {error}")
+                continue
+            for i, layer in enumerate(found):
+                for name, part in (("k", layer.k), ("v", layer.v)):
+                    wanted = np.stack([getattr(self.rows[sequence][place], name)[i].ravel() for place in run])
+                    self._compare(f"{name} rows of layer {i}", part, wanted)
+
+    def _compare(self, what: str, found: NDArray[np.float32], wanted: NDArray[np.float64]) -> None:
+        error = nmse(found, wanted)
+        self.totals.compared += 1
+        self.totals.worst[self.kind] = max(self.totals.worst[self.kind], error)
+        if not error < BOUNDS[self.kind]:
+            self._wrong(f"{what} differ by {error:.1e}")
+
+    def _wrong(self, what: str) -> None:
+        self.totals.wrong.append(
+            f"script {self.seed}: {what}, after: {'; '.join(line[:160] for line in self.log[-6:])}"
+        )
+
+    def _end(self, sequence: int) -> int:
+        return max(self.rows[sequence], default=-1) + 1
+
+    def _tokens(self, count: int) -> NDArray[np.int32]:
+        return self.random.integers(0, TOKENS, count).astype(np.int32)
+
+
+def run(shapes: Shapes, seeds: Sequence[int], spoil: str = "", tell: Report | None = None) -> Totals:
+    """Run the scripts of these seeds."""
+    totals = Totals()
+    for seed in seeds:
+        Script(shapes, seed, totals, spoil).run()
+        if tell and totals.scripts % 50 == 0:
+            tell(f"{totals.scripts} scripts, {len(totals.wrong)} differences")
+    return totals
+
+
+def section(totals: Totals, controls: dict[str, Totals], first: int) -> str:
+    """What docs/reliability.md says of it."""
+    operations = ", ".join(f"{count:,} x {name}" for name, count in totals.operations.most_common())
+    windows = ", ".join(str(window) for _, window in MODELS if window)
+    lines = [
+        f"## {TITLE}",
+        "",
+        f"Written by `python -m bench.windows --scripts {totals.scripts} --seed {first} --write docs/reliability.md`.",
+        f"Random scripts of {STEPS} operations each run on the engine and on an independent forward pass in float64",
+        f"NumPy, `tests/forward.py`: models without a window and with windows of {windows} positions, one sequence",
+        "or three, in one stream or one each, contexts of 256 to 768 cells that fill up, micro-batches of 4 to 512",
+        "tokens. After each operation its logits are compared, at the end every row of every layer.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        f"| scripts | {totals.scripts:,}: {totals.full:,} with `swa_full`, {totals.scripts - totals.full:,} without |",
+        f"| operations | {sum(totals.operations.values()):,}: {operations} |",
+        f"| comparisons of logits or rows | {totals.compared:,} |",
+        f"| scripts with a difference | {totals.bad_scripts} |",
+        f"| refused, each with a reason, nothing changed | {sum(totals.refusals.values()):,} |",
+        "",
+        "Greatest error, as normalised mean squared error. ggml looks GELU up in a table of f16: next to a step of it,",
+        "rounding is a thousandth.",
+        "",
+        "| | greatest | bound |",
+        "| --- | --- | --- |",
+        *(f"| {kind} | {totals.worst[kind]:.1e} | {bound:.0e} |" for kind, bound in BOUNDS.items()),
+        "",
+        "What was refused, numbers as N:",
+        "",
+        "| times | reason |",
+        "| --- | --- |",
+        *(f"| {count:,} | {said} |" for said, count in totals.refusals.most_common()),
+        "",
+        f"Controls, {CONTROL_SCRIPTS} scripts each, which must differ:",
+        "",
+        "| control | scripts that differ |",
+        "| --- | --- |",
+        *(f"| {CONTROLS[name]} | {found.bad_scripts} of {found.scripts} |" for name, found in controls.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def write_section(path: Path, text: str) -> None:
+    """Put a section in the place of the one of that name, or at the end."""
+    head = text.split("\n", 1)[0]
+    page = path.read_text(encoding="utf-8") if path.exists() else "# Reliability\n"
+    before, found, rest = page.partition(f"{head}\n")
+    after = re.search(r"^## ", rest, re.MULTILINE) if found else None
+    page = f"{before.rstrip()}\n\n{text}" + (f"\n{rest[after.start() :]}" if after else "")
+    path.write_text(page, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.windows", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--scripts", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first script; the others follow")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the result into this document, as a section")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        shapes = Shapes(Path(folder))
+        seeds = range(args.seed, args.seed + args.scripts)
+        totals = run(shapes, seeds, tell=lambda line: print(line, file=sys.stderr, flush=True))
+        controls = {name: run(shapes, seeds[:CONTROL_SCRIPTS], name) for name in CONTROLS}
+        shapes.close()
+    text = section(totals, controls, args.seed)
+    print(text)
+    for line in totals.wrong:
+        print(line, file=sys.stderr)
+    if args.write:
+        write_section(args.write, text)
+    sys.exit(bool(totals.wrong) or not all(found.wrong for found in controls.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Random scripts of operations equal a forward pass of our own, in float64 (bench/windows.py runs a thousand)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from forward import Forward, Rows
+
+from bench.windows import BASE, CONTROLS, MODELS, SEGMENT, Shapes, run
+from notes_cli.engine.context import Context, ContextOptions
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shapes]:
+    made = Shapes(tmp_path_factory.mktemp("shapes"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("number", range(len(MODELS)), ids=[f"{kind}-{window}" for kind, window in MODELS])
+def test_the_reference_is_the_model(shapes: Shapes, number: int) -> None:
+    """One prefill, all logits and rows: the reference computes what llama.cpp does, to rounding."""
+    model, forward = shapes.models[number]
+    tokens = np.random.default_rng(7).integers(0, 256, 100).astype(np.int32)
+    options = ContextOptions(n_ctx=256, n_threads=1, type_k="f32", type_v="f32", flash_attention="off")
+    rows: Rows = {}
+    wanted = forward.compute(rows, range(100), tokens)
+    with Context(model, options) as ctx:
+        ctx.append({0: tokens}, "all")
+        assert np.allclose([ctx.logits(i) for i in range(100)], wanted, rtol=0, atol=0.05)
+        assert np.allclose(
+            ctx.read(0, 0, 100, base=0, dtype="f32")[1].v, [rows[i].v[1].ravel() for i in range(100)], atol=0.01
+        )
+
+
+def test_the_reference_turns_keys_as_it_computes_them(shapes: Shapes) -> None:
+    """A row of the first layer, moved, is the row that is computed there."""
+    _, forward = shapes.models[1]
+    assert isinstance(forward, Forward)
+    here: Rows = {}
+    there: Rows = {}
+    tokens = shapes.tokens[BASE : BASE + SEGMENT]
+    forward.compute(here, range(SEGMENT), tokens)
+    forward.compute(there, range(100, 100 + SEGMENT), tokens)
+    assert np.allclose(forward.moved(here[3], 100).k[0], there[103].k[0], atol=1e-12)
+
+
+def test_random_scripts_compute_what_they_say(shapes: Shapes) -> None:
+    """Append, rewrite, splice, truncate and copy, with and without swa_full: no difference beyond rounding, and no
+    refusal without a reason."""
+    totals = run(shapes, range(5000, 5040))
+    assert totals.wrong == []
+    assert totals.operations.total() == 40 * 24 > 5 * totals.refusals.total()
+
+
+@pytest.mark.parametrize("spoil", CONTROLS)
+def test_a_wrong_reference_is_caught(shapes: Shapes, spoil: str) -> None:
+    """The control: a window off by one, an old row kept, or keys turned too far, differ in most scripts."""
+    assert run(shapes, range(5000, 5010), spoil).bad_scripts >= 6
