@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
-from bench.faults.mutate import bytes_changed, text_changed
+from bench.faults.mutate import bytes_changed, text_changed, twisted
 from bench.faults.parts import HEAD, Key, Parts, Tensor, UnreadableError, apart, vouched
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
@@ -361,31 +361,7 @@ def _json(rng: random.Random, parts: Parts, others: list[Parts]) -> None:
     except (ValueError, RecursionError):
         return
     found.kind = 8
-    found.value = json.dumps(_twisted(rng, value), ensure_ascii=False).encode(errors="replace")
-
-
-def _twisted(rng: random.Random, value: Any) -> Any:
-    scalars = (None, True, False, 0, -1, 1, 2**31, 2**63, 10**40, 1.5, 1e308, "", "x", [], {}, [0], {"a": 1})
-    if isinstance(value, list) and value and rng.random() < 0.9:
-        at = rng.randrange(len(value))
-        way = rng.randrange(5)
-        if way == 0:
-            return value[:at] + value[at + 1 :]
-        if way == 1:
-            return [*value, value[at]]
-        if way == 2:
-            return value[::-1]
-        return [*value[:at], _twisted(rng, value[at]), *value[at + 1 :]]
-    if isinstance(value, dict) and value and rng.random() < 0.9:
-        key = rng.choice(list(value))
-        if rng.random() < 0.15:
-            return {name: one for name, one in value.items() if name != key}
-        if rng.random() < 0.1:
-            return {**value, rng.choice(("more", "name", "value")): "x"}
-        return {**value, key: _twisted(rng, value[key])}
-    if isinstance(value, int) and rng.random() < 0.5:
-        return value + rng.choice((-1, 1, 2, 10, -10, 1000))
-    return rng.choice(scalars)
+    found.value = json.dumps(twisted(rng, value), ensure_ascii=False).encode(errors="replace")
 
 
 def _counts(rng: random.Random, parts: Parts, others: list[Parts]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 WORDS = (
     *(b"\0", b"\xff", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\xff" * 8, b"\0" * 8, b"\x7f\xff\xff\xff\xff\xff\xff\xff"),
@@ -68,3 +69,28 @@ def text_changed(rng: random.Random, text: str) -> str:
             )
         )
     return text
+
+
+def twisted(rng: random.Random, value: Any) -> Any:
+    """A value of JSON in which one thing is otherwise: left out, doubled, of another type, out of its range."""
+    scalars = (None, True, False, 0, -1, 1, 2**31, 2**63, 10**40, 1.5, 1e308, "", "x", [], {}, [0], {"a": 1})
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        at = rng.randrange(len(value))
+        way = rng.randrange(5)
+        if way == 0:
+            return value[:at] + value[at + 1 :]
+        if way == 1:
+            return [*value, value[at]]
+        if way == 2:
+            return value[::-1]
+        return [*value[:at], twisted(rng, value[at]), *value[at + 1 :]]
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        if rng.random() < 0.15:
+            return {name: one for name, one in value.items() if name != key}
+        if rng.random() < 0.1:
+            return {**value, rng.choice(("more", "name", "value")): "x"}
+        return {**value, key: twisted(rng, value[key])}
+    if isinstance(value, int) and rng.random() < 0.5:
+        return value + rng.choice((-1, 1, 2, 10, -10, 1000))
+    return rng.choice(scalars)

@@ -173,7 +173,14 @@ class State:
         parts = [(*span, _ids(part["tokens"])) for span, part in _patches(line, len(self.tokens))]
 
         def shift(position: int) -> int:
-            return position + sum(len(new) - (last - first) for first, last, new in parts if last <= position)
+            """Where a position is now; one inside of what gave way stays inside of what took its place."""
+            moved = 0
+            for first, last, new in parts:
+                if last <= position:
+                    moved += len(new) - (last - first)
+                elif first < position:
+                    moved += min(position - first, len(new)) - (position - first)
+            return position + moved
 
         for first, last, new in reversed(parts):
             self.tokens[first:last] = new
@@ -199,8 +206,8 @@ def _text(data: Line, key: str) -> str:
 
 
 def _ids(tokens: Iterable[int]) -> list[int]:
-    ids = [int(token) for token in tokens]
-    if ids and not 0 <= min(ids) <= max(ids) < 1 << 31:
+    ids = list(tokens)
+    if not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
         raise ValueError("tokens")
     return ids
 
@@ -209,9 +216,10 @@ def _spans(spans: Iterable[Sequence[int]], length: int) -> list[tuple[int, int]]
     """Ranges [first, last) that ascend in [0, length), as they must."""
     found: list[tuple[int, int]] = []
     for first, last in spans:
-        found.append((int(first), int(last)))
-        if not (found[-2][1] if found[1:] else 0) <= int(first) <= int(last) <= length:
+        numbers = type(first) is int and type(last) is int
+        if not numbers or not (found[-1][1] if found else 0) <= first <= last <= length:
             raise ValueError("range")
+        found.append((first, last))
     return found
 
 
@@ -231,7 +239,7 @@ def fold(lines: Sequence[Line]) -> State:
     state = State()
     for line in live:
         state.apply(line)
-        if line["rows"] and not ROWS.fullmatch(line["rows"]):
+        if _text(line, "rows") and not ROWS.fullmatch(line["rows"]):
             raise ValueError("rows")
     return state
 

@@ -65,6 +65,16 @@ def test_edits_are_folded_in() -> None:
     assert scattered.rows == [("0001.gguf", 0), ("0002.gguf", 0), ("0001.gguf", 2), ("0002.gguf", 1)]
 
 
+def test_what_gives_way_across_pieces() -> None:
+    """A ledger may be anybody's: a patch that begins in one piece and ends in another leaves none of less than no
+    tokens."""
+    state = fold([turn(1, 2, 3), turn(4, 5, 6), edit("b", [(1, 5, [7])], [])])
+    assert state.tokens == [1, 7, 6]
+    assert [(entry.position, entry.tokens) for entry in state.entries if entry.kind != "edit"] == [(0, 2), (2, 1)]
+    state = fold([turn(1, 2, 3), turn(4, 5, 6), edit("b", [(2, 5, [7, 8])], [])])
+    assert [(entry.position, entry.tokens) for entry in state.entries if entry.kind != "edit"] == [(0, 3), (3, 2)]
+
+
 def test_undo_takes_back_what_stands() -> None:
     """An undo after an undo goes further back; what comes after counts from there."""
     undo = {"op": "undo"}
@@ -299,6 +309,12 @@ def test_ledgers_of_the_first_format_open(begun: Stored, sessions: Sessions) -> 
         turn(4, said={"date": None}),
         turn(float("inf")),  # type: ignore[arg-type]
         turn(4, time="tomorrow"),
+        turn(4, rows=[]),
+        turn(4, rows=None),
+        turn(4.0),  # type: ignore[arg-type]
+        turn("4"),  # type: ignore[arg-type]
+        turn(True),
+        edit("b", [], [["0", "1"]]),
         turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 2, "fields": [], "influence": {"x": [1]}}]),
     ],
 )

@@ -1,0 +1,244 @@
+"""Hostile ledgers of sessions: read, shown, taken back, forked, exported, and now and then gone on with."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
+from bench.faults.mutate import bytes_changed, text_changed, twisted
+from bench.faults.parts import apart
+from bench.faults.stage import ANSWER, TEXT, Stage
+from notes_cli.library.sessions import LEDGER, ROWS, Ledger, LedgerError, Sessions, read_ledger
+
+TITLE = (
+    "Ledgers of sessions, mutated in their bytes, in the JSON of a line (other types, numbers out of range, parts left "
+    "out or doubled), in the order of their lines, and with other token ids in the ledger and its rows alike; each is "
+    "read, every twentieth is shown, taken back, forked, exported and asked on."
+)
+FAILS = (
+    "a traceback, a signal, more than 10 s, an answer other than one clear line, or a wrong accept: a ledger "
+    "is taken whose tokens, rows, pieces, skills and fields contradict each other, or have other types than docs/format.md."
+)
+CASES, SHARE = 20_000, 2
+DEEP = 20  # every so manieth goes through the commands
+
+
+def run(budget: Budget, seed: int) -> Row:
+    stage = Stage.set(SCRATCH / "ledgers")
+    return tried(Ledgers(stage, seed), budget, patience=60, say="ledgers")
+
+
+class Ledgers:
+    """Judges mutants of two ledgers that have all that ledgers can have."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self.stage, self.seed = stage, seed
+        self.home = begun(stage)
+        self.sound = [(self.home / "sessions" / name / LEDGER).read_bytes() for name in ("mine", "other")]
+
+    def __call__(self, number: int) -> Verdict:
+        rng = chance(self.seed, number)
+        data = lied(rng, rng.choice(self.sound), self.sound)
+        verdict = judged(data)
+        if number % DEEP == 0 and verdict.outcome in ("accepted", "refused"):
+            verdict = self._through(rng, number // DEEP, data, verdict)
+        if verdict.outcome not in ("accepted", "refused"):
+            (FOUND / f"ledger-{number}.jsonl").write_bytes(data)
+        return verdict
+
+    def _through(self, rng: random.Random, number: int, data: bytes, verdict: Verdict) -> Verdict:
+        """What the commands make of it. Every other one has rows of the tokens that it names."""
+        home = self.stage.copied(self.home, "home")
+        folder = home / "sessions" / "mine"
+        (folder / LEDGER).write_bytes(data)
+        if number % 2:
+            agree(folder)
+        commands: Sequence[list[str]] = (
+            ["session", "show", "mine"],
+            ["session", "ls", "--json"],
+            ["session", "fork", "mine", "fork"],
+            ["session", "export", "mine", "-"],
+            ["ask", "Last?", "--session", "mine", *self.stage.options(), *ANSWER],
+            ["edit", "mine", "--field", "date=2026-09-09", *self.stage.options()],
+            ["session", "compact", "mine", *self.stage.options()],
+            ["session", "undo", "mine"],
+            ["session", "rm", "mine", "-y"],
+        )
+        for arguments in rng.sample(commands, 3):
+            outcome = self.stage.run(arguments, home)
+            if outcome.untidy:
+                return Verdict("crash", f"{' '.join(arguments[:2])}: {outcome.untidy}")
+            if (
+                verdict == REFUSED
+                and outcome.code == 0
+                and arguments[1] not in ("ls", "rm")
+                and (folder / LEDGER).exists()
+            ):
+                return Verdict("wrong", f"{' '.join(arguments[:2])} takes a ledger that cannot be read")
+            if arguments[1] == "rm":
+                break
+        return verdict
+
+
+def begun(stage: Stage) -> Path:
+    """A home with two sessions: turns, skills, errata said and waiting, edits in the rows, an undo, a compaction."""
+    home = stage.home("begun")
+    home.mkdir(mode=0o700)
+    text = stage.folder / "returns.txt"
+    text.write_text(TEXT)
+    model, ask = stage.options(), [*stage.options(), *ANSWER]
+    lines = [["compile", str(text), *model]]
+    for name in ("other", "mine"):
+        lines += [
+            ["ask", "May I?", "--splice", "returns", "--session", name, *ask],
+            ["edit", name, "--field", "tier=silver", "--method", "erratum", *model],
+            ["ask", "And now?", "--session", name, *ask],
+            ["ask", "Not this.", "--session", name, *ask],
+            ["session", "undo", name],
+            ["edit", name, "--field", "tier=blue", "--method", "erratum", *model],
+        ]
+    lines += [
+        ["edit", "other", "--field", "date=2026-07-01", "--method", "suffix", *model],
+        ["session", "compact", "other", *model],
+        ["ask", "Then?", "--session", "other", *ask],
+    ]
+    for arguments in lines:
+        outcome = stage.run(arguments, home)
+        if outcome.code:
+            raise RuntimeError(f"{' '.join(arguments[:3])}: {outcome.err}")
+    return home
+
+
+def judged(data: bytes) -> Verdict:
+    """What the reader makes of a ledger, and whether that fits together."""
+    try:
+        ledger = read_ledger(data)
+    except LedgerError:
+        return REFUSED
+    why = contradicted(ledger)
+    return Verdict("wrong", why) if why else ACCEPTED
+
+
+def contradicted(ledger: Ledger) -> str:
+    """What in a ledger does not fit the rest of it; empty if all does."""
+    state, header = ledger.state, ledger.header
+    count = len(state.tokens)
+    if any(type(token) is not int or not 0 <= token < 1 << 31 for token in state.tokens):
+        return "a token that is none"
+    if len(state.rows) != count:
+        return f"{len(state.rows)} rows of {count} tokens"
+    for name, row in state.rows:
+        if type(row) is not int or row < 0 or not isinstance(name, str) or (name and not ROWS.fullmatch(name)):
+            return f"row {row!r} of {name!r}"
+    texts = (header.cache, header.model, *header.identity.as_dict().values())
+    if not all(isinstance(text, str) for text in texts) or not isinstance(header.whole, bool):
+        return "the first line"
+    for entry in state.entries:
+        words = (entry.kind, entry.name, entry.text, entry.how, entry.why)
+        if (
+            not all(isinstance(word, str) for word in words)
+            or not 0 <= entry.position <= entry.position + entry.tokens <= count
+        ):
+            return f"piece {entry}"[:200]
+    for skill in state.skills:
+        if type(skill.position) is not int or type(skill.tokens) is not int or not isinstance(skill.name, str):
+            return f"skill {skill}"[:200]
+        if not 0 <= skill.position <= skill.position + skill.tokens <= count:
+            return f"skill at {skill.position} with {skill.tokens} of {count} tokens"
+        for span in skill.fields:
+            if not 0 <= span.first < span.last <= skill.tokens or skill.text[span.start : span.end] != span.value:
+                return f"field {span}"
+    if not all(isinstance(text, str) for pair in (*state.values.items(), *state.pending.items()) for text in pair):
+        return "a value that is no text"
+    if not all(ROWS.fullmatch(name) for name in ledger.kept):
+        return f"rows {ledger.kept}"
+    return ""
+
+
+def lied(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    """A mutant of a ledger."""
+    way = rng.randrange(10)
+    if way < 2:
+        return bytes_changed(rng, data, others)
+    lines = [json.loads(line) for line in data.splitlines()]
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        at = rng.randrange(len(lines))
+        if way < 6:
+            lines[at] = twisted(rng, lines[at])
+        elif way == 6:
+            _retold(rng, lines)
+        elif way == 7:
+            lines = _reordered(rng, lines, [json.loads(line) for line in rng.choice(others).splitlines()])
+        elif way == 8:
+            lines[at] = _renumbered(rng, lines[at])
+        else:
+            lines[at] = _reworded(rng, lines[at])
+    return b"".join(
+        json.dumps(line, ensure_ascii=rng.random() < 0.5).encode(errors="replace") + b"\n" for line in lines
+    )
+
+
+def _reordered(rng: random.Random, lines: list[Any], others: list[Any]) -> list[Any]:
+    at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    way = rng.randrange(5)
+    if way == 0:
+        lines[at], lines[other] = lines[other], lines[at]
+    elif way == 1:
+        lines.insert(at, lines[other])
+    elif way == 2:
+        del lines[at]
+    elif way == 3:
+        lines.insert(at, rng.choice(others))
+    else:
+        lines.insert(at, {"op": "undo", "time": "2026-06-01T12:00:00Z"})
+    return lines or [{}]
+
+
+def _retold(rng: random.Random, lines: list[Any]) -> None:
+    """Other token ids, each a number that could be one."""
+    parts = [
+        part for line in lines if isinstance(line, dict) for key in ("pieces", "patches") for part in line.get(key, ())
+    ]
+    ids = rng.choice([part["tokens"] for part in parts if part.get("tokens")] or [[0]])
+    ids[rng.randrange(len(ids))] = rng.choice((0, 258, 259, 260, 4096, 1 << 16, (1 << 31) - 1, rng.getrandbits(31)))
+
+
+def _renumbered(rng: random.Random, value: Any) -> Any:
+    """Every whole number in a value a little off, with some luck one of them."""
+    if isinstance(value, list):
+        return [_renumbered(rng, one) for one in value]
+    if isinstance(value, dict):
+        return {key: _renumbered(rng, one) for key, one in value.items()}
+    if type(value) is int and rng.random() < 0.02:
+        return rng.choice((value + 1, value - 1, -value, value << 32, 0, float(value), str(value), 1 << 31, 10**30))
+    return value
+
+
+def _reworded(rng: random.Random, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_reworded(rng, one) for one in value]
+    if isinstance(value, dict):
+        return {key: _reworded(rng, one) for key, one in value.items()}
+    return text_changed(rng, value) if isinstance(value, str) and rng.random() < 0.1 else value
+
+
+def agree(folder: Path) -> None:
+    """Give the rows of a session the tokens that its ledger names, sealed: what a forger would do."""
+    try:
+        stored = Sessions(folder.parent).find(folder.name)
+    except Exception:
+        return
+    for path in folder.glob("*.gguf"):
+        parts = apart(path.read_bytes())
+        tensor = parts.tensor("notes.tokens")
+        assert tensor is not None
+        ids = [tensor.data[at : at + 4] for at in range(0, len(tensor.data), 4)]
+        for token, (name, row) in zip(stored.state.tokens, stored.state.rows, strict=False):
+            if name == path.name and row < len(ids):
+                ids[row] = token.to_bytes(4, "little")
+        tensor.data = b"".join(ids)
+        path.write_bytes(parts.seal())
