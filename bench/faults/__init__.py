@@ -7,4 +7,4 @@ One module a kind of fault (frame.py says what such a module holds); this is the
 they run.
 """
 
-KINDS = ("containers", "ledgers", "kills")
+KINDS = ("containers", "ledgers", "archives", "profiles", "kills")

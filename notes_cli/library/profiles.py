@@ -7,6 +7,7 @@ it is decided elsewhere.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -16,6 +17,7 @@ from typing import Any
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import NotesError, reason
 from notes_cli.library.atomic import replacing
+from notes_cli.text.prompt import PLACES
 
 FORMAT = 1  # changes when an older notes would read a newer profile wrongly
 
@@ -79,13 +81,19 @@ class Profiles:
             data = json.loads(path.read_bytes())
             if data["format"] > FORMAT:
                 raise NotesError(f"{path} has format {data['format']}, this notes reads {FORMAT}. Update notes")
-            return _profile(data)
+            profile = _profile(data)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise NotesError(f"cannot read {path}: {reason(error)}") from error
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise NotesError(f"{path} is damaged. Remove it, or measure again: notes calibrate") from error
+        differences = list(profile.identity.differences(identity))
+        if profile.cache != cache:
+            differences.append(f"measured in a cache of {profile.cache[:20]!r}, this one is {cache}")
+        if differences:
+            raise NotesError(f"{path} was {'; '.join(differences)}. Remove it, or measure again: notes calibrate")
+        return profile
 
     def save(self, profile: Profile, writer: str) -> Path:
         """Write the profile in place of an older one. Raise NotesError if that cannot be."""
@@ -101,17 +109,42 @@ class Profiles:
 
 
 def _profile(data: dict[str, Any]) -> Profile:
-    """Raise KeyError, TypeError or ValueError where the data is no profile."""
+    """Raise KeyError, TypeError or ValueError where the data is no profile: it decides how answers come about."""
     ways = ("direct", "reasoned")
+    cases = _count(data["cases"])
     return Profile(
         identity=Identity.from_dict(data["identity"]),
-        cache=str(data["cache"]),
-        cases=int(data["cases"]),
-        heard={way: int(data["heard"][way]) for way in ways},
-        methods={way: str(data["methods"][way]) for way in ways},
-        wording=str(data["wording"]),
-        seam=int(data["seam"]),
-        place=str(data["place"]),
-        measured=tuple(Measured(**one) for one in data["measured"]),
-        created=str(data["created"]),
+        cache=_text(data["cache"]),
+        cases=cases,
+        heard={way: _count(data["heard"][way], cases) for way in ways},
+        methods={way: _text(data["methods"][way]) for way in ways},
+        wording=_text(data["wording"]),
+        seam=_count(data["seam"]),
+        place=_text(data["place"], PLACES),
+        measured=tuple(_measured(Measured(**one)) for one in data["measured"]),
+        created=_text(data["created"]),
     )
+
+
+def _measured(one: Measured) -> Measured:
+    for word in (one.what, one.name, one.way):
+        _text(word)
+    cases = _count(one.cases)
+    for count in (one.same, one.right):
+        _count(count, cases)
+    for figure in (one.cosine, one.decoded, one.ms):
+        if type(figure) not in (int, float) or not math.isfinite(figure):
+            raise ValueError("measured")
+    return one
+
+
+def _text(value: object, known: Sequence[str] = ()) -> str:
+    if not isinstance(value, str) or (known and value not in known):
+        raise ValueError("text")
+    return value
+
+
+def _count(value: object, most: int | None = None) -> int:
+    if type(value) is not int or value < 0 or (most is not None and value > most):
+        raise ValueError("count")
+    return value

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from notes_cli.editing.change import Change
 from notes_cli.editing.methods import DEFAULT_METHOD, Method
-from notes_cli.errors import UnsupportedError
+from notes_cli.errors import NotesError, UnsupportedError
 from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.work.workspace import Workspace
 
@@ -44,7 +44,10 @@ def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
     if profile is None:
         return UNMEASURED
     way = "reasoned" if think else "direct"
-    method = Method.parse(profile.methods[way])
+    try:
+        method = Method.parse(profile.methods[way])
+    except NotesError as error:
+        raise NotesError(f"the profile of this model: {error}. Measure again: notes calibrate") from error
     return Defaults(method, profile.wording, profile.seam, profile.place, _why(profile, way))
 
 

@@ -44,13 +44,41 @@ def test_what_was_saved_is_found(tmp_path: Path, profile: Profile) -> None:
     assert found.found("method", "field", "reasoned") is None
 
 
-@pytest.mark.parametrize("change", [{"measured": [{}]}, {"heard": {}}, {"methods": []}, {"identity": 3}, {"seam": "x"}])
+MEASURED = {"what": "a", "name": "b", "way": "c", "cases": 2, "same": 1, "right": 1, "cosine": 1, "decoded": 1, "ms": 1}
+DAMAGED: list[dict[str, object]] = [
+    *({"measured": [{}]}, {"heard": {}}, {"methods": []}, {"identity": 3}, {"seam": "x"}, {"seam": -5}, {"seam": 1.5}),
+    *(
+        {"seam": True},
+        {"place": "middle"},
+        {"wording": None},
+        {"cases": "40"},
+        {"heard": {"direct": 41, "reasoned": 0}},
+    ),
+    *({"methods": {"direct": ["field"], "reasoned": "field"}}, {"cache": 3}, {"created": 2026}),
+    *({"measured": [{**MEASURED, **wrong}]} for wrong in ({"same": 3}, {"right": -1}, {"cosine": "1"}, {"ms": 1e999})),
+]
+
+
+@pytest.mark.parametrize("change", DAMAGED, ids=str)
 def test_a_damaged_profile_is_refused(tmp_path: Path, profile: Profile, change: dict[str, object]) -> None:
     """With the remedy, in one line."""
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(NotesError, match=r"is damaged\. Remove it, or measure again: notes calibrate"):
+        profiles.find(profile.identity, profile.cache)
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile) -> None:
+    """A file that was renamed, or written by hand, does not decide for a model that it was not measured on."""
+    profiles = Profiles(tmp_path)
+    path = profiles.save(profile, "notes 0")
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "identity": {**data["identity"], "weights": "cd" * 32}}))
+    with pytest.raises(NotesError, match=r"cdcd.*Remove it, or measure again: notes calibrate"):
+        profiles.find(profile.identity, profile.cache)
+    path.write_text(json.dumps({**data, "cache": "f32/f32"}))
+    with pytest.raises(NotesError, match=r"a cache of 'f32/f32', this one is q8_0/f16"):
         profiles.find(profile.identity, profile.cache)
 
 

@@ -7,6 +7,7 @@ import pytest
 from notes_cli.editing.change import change
 from notes_cli.editing.methods import Method
 from notes_cli.engine.context import ContextOptions
+from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Measured, Profile, Profiles
 from notes_cli.text.skill import Skill, parse_skill
 from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM, choose, defaults
@@ -67,3 +68,10 @@ def test_little_behind_a_change_is_decoded(workspace: Workspace, behind: int, me
     assert changed is not None
     found, why = choose(workspace, [changed])
     assert found.name == method and why.startswith(method)
+
+
+def test_a_method_that_does_not_exist(workspace: Workspace) -> None:
+    """A profile that names one is said to be at fault, with the command that mends it."""
+    calibrated(workspace, "guess")
+    with pytest.raises(NotesError, match=r"the profile of this model: no edit method 'guess'.*notes calibrate"):
+        defaults(workspace)
