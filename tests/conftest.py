@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from notes_cli.work.workspace import Workspace
 # A shell that runs the tests in the background has them ignore SIGINT, and with them any `notes` that they interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+os.umask(0o022)  # folders that tests make are not for others to write in, which notes would refuse
 
 MakeModel = Callable[..., Path]
 

@@ -1,4 +1,4 @@
-"""A process that the system grants little: few descriptors, small files."""
+"""What a system may do to us: few descriptors, small files, files that are not ours."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 
 @contextmanager
@@ -28,6 +31,20 @@ def few_descriptors(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for descriptor in held:
             os.close(descriptor)
+
+
+def belongs_to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the file or folder another owner, or have it look so where we may not: root's is nobody's danger."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        return
+    stat, other = os.stat, path.stat().st_ino
+
+    def found(place: Any, **more: Any) -> os.stat_result:
+        result = stat(place, **more)
+        return os.stat_result((*result[:4], 12345, *result[5:])) if result.st_ino == other else result
+
+    monkeypatch.setattr(os, "stat", found)
 
 
 @contextmanager

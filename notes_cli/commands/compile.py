@@ -98,6 +98,7 @@ def command(
                 output=target,
                 measure=measure,
                 blocks=blocks or 1,
+                say=output.say,
             )
         if not quiet:
             fields = ", ".join(skill.values) or "no fields"

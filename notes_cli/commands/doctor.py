@@ -35,7 +35,7 @@ def command(model: str | None, json_: bool) -> int:
         "system": platform.platform(),
     }
     problems: list[str] = []
-    for check in (_native, _model, _files):
+    for check in (_native, _model, _files, _private):
         try:
             facts.update(check(model))
         except NotesError as error:
@@ -95,6 +95,17 @@ def _context(model: Model) -> dict[str, str]:
         "trained for": f"{trained:,} tokens" if trained else "any number of tokens",
         "context": "; ".join(needs) + (f"; {limits.size(there)} are available" if there is not None else ""),
     }
+
+
+def _private(_model: str | None) -> dict[str, str]:
+    """Whether nobody else can write where what we keep is."""
+    from notes_cli import config
+    from notes_cli.library import private
+
+    paths = config.paths()
+    for folder in (paths.library, paths.sessions, paths.profiles, paths.models):
+        private.check(folder)
+    return {}
 
 
 def _files(_model: str | None) -> dict[str, str]:

@@ -218,7 +218,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     path = file or Path(name + SUFFIX)
     if piped and (json_ or output.terminal()):
         raise click.UsageError("a session is no text: name a file, or pipe it on, without --json")
-    with _sessions().locked(name) as stored:
+    with _sessions().locked(name, reading=True) as stored:
         if piped:
             save(stored, output.binary())
             return

@@ -175,7 +175,7 @@ def _verify_session(
     from notes_cli.measure.verify import field_questions
     from notes_cli.work.session import Session
 
-    with Sessions(workspace.paths.sessions).locked(name) as stored:
+    with Sessions(workspace.paths.sessions).locked(name, reading=True) as stored:
         session = Session(workspace, stored)
         asked = list(questions) or field_questions(session.state.skills)
         report = verify_session(session, asked, choices=choices, wording=wording)

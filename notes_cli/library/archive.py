@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, SegmentError, SessionError, reason
+from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.library.container import open_segment
 from notes_cli.library.sessions import (
@@ -25,6 +26,7 @@ from notes_cli.library.sessions import (
     NewerError,
     Sessions,
     Stored,
+    clear,
     line_bytes,
     read_ledger,
 )
@@ -84,10 +86,10 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Stored:
         folder = sessions.folder / f".{name}.import"
         shutil.rmtree(folder, ignore_errors=True)  # of an import that was killed
         try:
-            folder.mkdir(mode=0o700, parents=True)
+            private.make(folder)
             _unpack(source, folder)
             if there.folder.exists():  # without a ledger: of a fork that was killed
-                shutil.rmtree(there.folder)
+                clear(there.folder)
             folder.rename(there.folder)
         except ArchiveError as error:
             raise SessionError(f"{title} is no export of a session: {error}. Nothing was changed") from error

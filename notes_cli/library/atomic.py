@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from notes_cli.library import private
+
 try:
     import fcntl
 except ImportError:  # a system without it; there nothing is swept
@@ -26,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Leaving the block syncs it and renames it to `path`; leaving by any exception, an interrupt too, removes
     it and leaves `path` as it was. Raise OSError.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private.make(path.parent)
     sweep(path)
     with _temporary(path) as temporary:
         try:

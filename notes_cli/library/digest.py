@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from notes_cli.engine.source import stamp
 from notes_cli.errors import ModelError, reason
+from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 
 CHUNK = 4 << 20
@@ -66,7 +67,9 @@ def _hash(file: BinaryIO, progress: Progress | None) -> str:
 
 
 def _load(memory: Path) -> dict[str, list[int | str]]:
-    """What is remembered; only entries of the right shape."""
+    """What is remembered; only entries of the right shape. Raise NotesError for what others may have written."""
+    private.check(memory.parent)
+    private.check_file(memory)
     try:
         data = json.loads(memory.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

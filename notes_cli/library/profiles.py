@@ -16,6 +16,7 @@ from typing import Any
 
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import NotesError, reason
+from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.text.prompt import PLACES
 
@@ -72,7 +73,10 @@ class Profiles:
         self.folder = folder
 
     def path(self, identity: Identity, cache: str) -> Path:
-        return self.folder / f"{identity.key}-{cache.replace('/', '-')}.json"
+        private.check(self.folder)
+        path = self.folder / f"{identity.key}-{cache.replace('/', '-')}.json"
+        private.check_file(path)
+        return path
 
     def find(self, identity: Identity, cache: str) -> Profile | None:
         """The profile of this model in this cache, None without one. Raise NotesError if it cannot be read."""

@@ -8,29 +8,31 @@ believed before it is checked.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
-
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import SessionError, reason
+from notes_cli.library import private
 from notes_cli.library.atomic import replacing
+from notes_cli.library.lock import HeldError, locked
 from notes_cli.text import names
 
 FORMAT = 2  # changes when an older notes would read a newer ledger wrongly
 LEDGER = "ledger.jsonl"
 ROWS = re.compile(r"[0-9]{4,}\.gguf")
+OWN = re.compile(rf"{re.escape(LEDGER)}|{ROWS.pattern}|\.({re.escape(LEDGER)}|{ROWS.pattern})\..+\.tmp")
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 
 Line = Mapping[str, Any]
@@ -310,7 +312,7 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.iterdir())
+        return sum(path.stat().st_size for path in _own(self.folder))
 
     @property
     def created(self) -> str:
@@ -371,14 +373,19 @@ class Stored:
         return Ledger(self.header, self.lines, self.state, self.end).kept if self.header else []
 
     def _sweep(self) -> None:
-        """Remove what no line needs: rows that were undone, files of a process that was killed."""
+        """Remove what no line needs: rows that were undone, files of a process that was killed. What is not ours
+        stays. The line is there: what cannot be removed now will be another time."""
         wanted = {LEDGER, *self.kept()}
-        for path in self.folder.iterdir():
-            if path.name not in wanted:
-                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            for path in _own(self.folder):
+                if path.name not in wanted:
+                    path.unlink(missing_ok=True)
 
     def _read(self) -> None:
+        private.check(self.folder)
         try:
+            for path in _own(self.folder):
+                private.check_file(path)
             data = self.ledger.read_bytes()
         except FileNotFoundError:
             return
@@ -401,6 +408,8 @@ class Sessions:
         self.folder = folder
 
     def names(self) -> list[str]:
+        """Raise NotesError if the folder may be of somebody else's making (private.py)."""
+        private.check(self.folder)
         try:
             found = [(names.typed(path.name), path) for path in self.folder.iterdir()]
             return sorted(name for name, path in found if names.is_name(name) and (path / LEDGER).is_file())
@@ -419,37 +428,35 @@ class Sessions:
         return Stored(self.folder / name)
 
     @contextmanager
-    def locked(self, name: str, *, new: bool = False) -> Iterator[Stored]:
-        """Hold a session for this process; `new`: it may not have been begun yet.
+    def locked(self, name: str, *, new: bool = False, reading: bool = False) -> Iterator[Stored]:
+        """Hold a session for this process; `new`: it may not have been begun yet. `reading`: nothing will be written,
+        so that a folder that is read-only will do.
 
         Raise SessionError if there is none of that name, or another process holds it.
         """
         name = names.typed(name)
         if not new:
             self.find(name)  # before anything is written
-        with self._lock(name):
+        with self._lock(name, reading):
             yield Stored(self.folder / name) if new else self.find(name)
 
     @contextmanager
-    def _lock(self, name: str) -> Iterator[None]:
+    def _lock(self, name: str, reading: bool = False) -> Iterator[None]:
         if not names.is_name(name):
             raise SessionError(f"{name!r} is no name of a session: use {names.RULE}{_such_as(name)}")
         known = self.names()
         objection = None if name in known else names.objection(name, known)
         if objection:
             raise SessionError(f"{objection}. Choose another name")
-        lock = filelock.FileLock(self.folder / ".locks" / f"{name}.lock")
-        try:
-            Path(lock.lock_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise SessionError(f"another process uses session {name}. Wait for it, or end it") from None
-        except OSError as error:
-            raise SessionError(f"cannot write to {self.folder}: {reason(error)}") from error
-        try:
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(self.folder / ".locks" / f"{name}.lock", wait=0))
+            except HeldError:
+                raise SessionError(f"another process uses session {name}. Wait for it, or end it") from None
+            except OSError as error:
+                if not (reading and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)):
+                    raise SessionError(f"cannot write to {self.folder}: {reason(error)}") from error
             yield
-        finally:
-            lock.release()
 
     def fork(self, name: str, new: str) -> Path:
         """A second session that goes on from here. Files of rows are shared: nobody changes them."""
@@ -458,7 +465,7 @@ class Sessions:
             if fork.header:
                 raise SessionError(f"there is a session {new} already. Choose another name")
             try:
-                fork.folder.mkdir(mode=0o700, exist_ok=True)
+                private.make(fork.folder)
                 for rows in stored.kept():
                     if (stored.folder / rows).exists():  # not a whole one from before an undo
                         _link(stored.folder / rows, fork.folder / rows)
@@ -476,11 +483,25 @@ class Sessions:
         folder = self.folder / name
         try:
             with self._lock(name):
-                (folder / LEDGER).unlink()  # first: without it, there is no session
-                shutil.rmtree(folder)
+                clear(folder)
         except OSError as error:
             raise SessionError(f"cannot remove {folder}: {reason(error)}") from error
         return folder
+
+
+def clear(folder: Path) -> None:
+    """Remove the files of a session, the ledger first: without it, there is no session. Then the folder, unless it
+    holds something else. Raise OSError."""
+    (folder / LEDGER).unlink(missing_ok=True)
+    for path in _own(folder):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _own(folder: Path) -> list[Path]:
+    """The files that sessions write, by their names: ledger, rows, and what a killed process left of these."""
+    return [path for path in folder.iterdir() if OWN.fullmatch(path.name) and not path.is_dir()]
 
 
 def _such_as(word: str) -> str:

@@ -9,21 +9,22 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-import filelock
 import numpy as np
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Tokens
-from notes_cli.errors import SegmentError, UnwritableError, reason
+from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
+from notes_cli.library import private
 from notes_cli.library.atomic import sweep
 from notes_cli.library.container import Card, peek
+from notes_cli.library.lock import HeldError, locked
 from notes_cli.text import names
 
 FILE = re.compile(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
@@ -55,10 +56,16 @@ class Library:
         self.folder = folder
 
     def path(self, name: str, identity: Identity) -> Path:
-        """Where the segment of that name for that identity belongs, whether it is there or not."""
+        """Where the segment of that name for that identity belongs, whether it is there or not.
+
+        Raise NotesError if the folder, or the file, may be of somebody else's making (private.py).
+        """
         if not names.is_name(name):
             raise SegmentError(f"{name!r} is no name of a skill: use {names.RULE}")
-        return self.folder / f"{name}.{identity.key}.gguf"
+        private.check(self.folder)
+        path = self.folder / f"{name}.{identity.key}.gguf"
+        private.check_file(path)
+        return path
 
     def names(self) -> list[str]:
         """Names of all compiled skills."""
@@ -126,33 +133,37 @@ class Library:
         return Target("segment" if start == b"GGUF" else "text", word, path)
 
     @contextmanager
-    def compiling(self, name: str, identity: Identity, wait: float = -1) -> Iterator[Path]:
+    def compiling(
+        self, name: str, identity: Identity, wait: float = -1, say: Callable[[str], None] | None = None
+    ) -> Iterator[Path]:
         """Hold the lock of one segment file while it is compiled; yield its path.
 
-        `wait` is how long to wait for another process, in seconds; negative is for ever. Raise SegmentError
-        after that, or if the folder cannot be written to.
+        `wait` is how long to wait for another process, in seconds; negative is for ever. `say` gets a line for people
+        when that takes a while. Raise SegmentError after that, or if the folder cannot be written to.
         """
         path = self.path(name, identity)
-        lock = filelock.FileLock(self.folder / ".locks" / f"{path.name}.lock")
-        try:
-            Path(lock.lock_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock.acquire(timeout=wait)
-        except filelock.Timeout:
-            raise SegmentError(f"another process is compiling {name}. Wait for it, or end it") from None
-        except OSError as error:
-            raise UnwritableError(f"cannot write to the library {self.folder}: {reason(error)}") from error
-        try:
+
+        def told(holder: str) -> None:
+            if say is not None:
+                say(f"waiting for {holder}, which compiles {name}. Ctrl-C ends the wait")
+
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(self.folder / ".locks" / f"{path.name}.lock", wait, told))
+            except HeldError as error:
+                raise SegmentError(f"another process is compiling {name}. Wait for it, or end it: {error}") from None
+            except OSError as error:
+                raise UnwritableError(f"cannot write to the library {self.folder}: {reason(error)}") from error
             known = self.names()
             objection = None if name in known else names.objection(name, known)
             if objection:
                 raise SegmentError(f"{objection}. Give this one another: --name NAME")
             sweep(path)
             yield path
-        finally:
-            lock.release()
 
     def _files(self) -> list[tuple[str, Path]]:
         """Name and path of each file, by the file's name."""
+        private.check(self.folder)
         try:
             paths = sorted(self.folder.iterdir())
         except FileNotFoundError:
@@ -186,8 +197,9 @@ def source_text(source: str) -> str:
 
 def _entry(name: str, path: Path) -> Entry:
     try:
+        private.check_file(path)
         return Entry(name, path, peek(path))
-    except SegmentError as error:
+    except NotesError as error:
         return Entry(name, path, None, str(error))
 
 

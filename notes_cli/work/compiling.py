@@ -12,7 +12,7 @@ the block before.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -216,12 +216,13 @@ def compile_to_library(
     output: Path | None = None,
     measure: Progress | None = None,
     blocks: Blocks | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Compiled:
     """Compile the skill into the library (or to `output`) unless what is there is up to date.
 
-    `blocks`: 1 for one block; None for as many as there are, or one.
-    Raise SegmentError if `output` is a file that is no segment, TakenError if what is there holds the text of another
-    source, unless `force` says to write over it.
+    `blocks`: 1 for one block; None for as many as there are, or one. `say` gets a line when another process
+    is waited for. Raise SegmentError if `output` is a file that is no segment, TakenError if what is there holds the
+    text of another source, unless `force` says to write over it.
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
     if output is not None:
@@ -233,7 +234,7 @@ def compile_to_library(
     if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks):
         _move_along(workspace, skill, path)  # else nothing is written: the library may be read-only
         return _up_to_date(path)
-    with workspace.library.compiling(skill.name, workspace.identity):
+    with workspace.library.compiling(skill.name, workspace.identity, say=say):
         why = None if force else taken(workspace, skill)
         if why:
             raise TakenError(f"{why}. Give this one another name (--name NAME), or replace that one (--force)")

@@ -88,7 +88,7 @@ def _open_text(workspace: Workspace, given: str, say: Callable[[str], None], *, 
         why += f". To keep it: notes compile {quote(given)} --name NAME"
     else:
         try:
-            compiled = compile_to_library(workspace, skill)
+            compiled = compile_to_library(workspace, skill, say=say)
         except UnwritableError as error:
             why = str(error)
         else:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from .conftest import Notes, command_line, run_apart, run_here
+from .conftest import Notes, Outcome, command_line, run_apart, run_here
 
 
 @pytest.mark.parametrize(
@@ -149,30 +150,70 @@ def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:
     assert home.read_text() == "mine"
 
 
-def test_a_library_that_cannot_be_written(model: Path, skill: Path, home: Path, tmp_path: Path) -> None:
-    """Read-only: compile says so, -o still works; reading and asking go on."""
-    assert run_apart("compile", skill, "--name", "other").code == 0
-    (home / "library").chmod(0o500)
-    (home / "library" / ".locks").chmod(0o500)
+@pytest.fixture
+def unprivileged() -> Callable[..., Outcome]:
+    """Run `notes` without the right to pass over the modes of files, which root has."""
 
-    def unprivileged(*arguments: object) -> subprocess.CompletedProcess[str]:
-        """Without the right to pass over the modes of files, which root has."""
+    def run(*arguments: object) -> Outcome:
         start = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-c", start, *command_line(*arguments)],
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
             errors="replace",
         )
+        return Outcome(done.returncode, done.stdout, done.stderr)
 
+    return run
+
+
+def test_a_library_that_cannot_be_written(
+    model: Path, skill: Path, home: Path, tmp_path: Path, unprivileged: Callable[..., Outcome]
+) -> None:
+    """Read-only: compile says so, -o still works; reading and asking go on."""
+    assert run_apart("compile", skill, "--name", "other").code == 0
+    (home / "library").chmod(0o500)
+    (home / "library" / ".locks").chmod(0o500)
     try:
         refused = unprivileged("compile", skill)
-        assert (refused.returncode, refused.stdout) == (1, "")
-        assert "cannot write to the library" in refused.stderr and refused.stderr.count("\n") == 1
+        assert (refused.code, refused.out) == (1, "")
+        assert "cannot write to the library" in refused.err and refused.err.count("\n") == 1
         removed = unprivileged("rm", "-y", "other")
-        assert removed.returncode == 1 and "cannot remove" in removed.stderr
-        assert unprivileged("compile", skill, "-o", tmp_path / "here.gguf").returncode == 0
-        assert unprivileged("ask", "x", "-n", "1", "--splice", "other").returncode == 0
+        assert removed.code == 1 and "cannot remove" in removed.err
+        assert unprivileged("compile", skill, "-o", tmp_path / "here.gguf").code == 0
+        assert unprivileged("ask", "x", "-n", "1", "--splice", "other").code == 0
     finally:
         (home / "library").chmod(0o700)
+
+
+def test_what_needs_no_writing_does_not_write(
+    model: Path, skill: Path, home: Path, tmp_path: Path, unprivileged: Callable[..., Outcome]
+) -> None:
+    """All of it read-only: what is compiled is up to date and asked with, by its text too; another text is compiled for
+    once; a session can be shown, exported and verified."""
+    assert run_apart("compile", skill).code == 0
+    assert run_apart("ask", "x", "-n", 1, "--splice", "returns", "--session", "mine").code == 0
+    folders = [path for path in (home, *home.rglob("*")) if path.is_dir()]
+    for lock in home.rglob("*.lock"):
+        lock.unlink()
+    for folder in folders:
+        folder.chmod(0o500)
+    try:
+        again = unprivileged("compile", skill)
+        assert again.code == 0 and "up to date" in again.err
+        for name in ("returns", skill):
+            assert unprivileged("ask", "x", "-n", 1, "--splice", name).code == 0
+        skill.write_text("date: 2026-07-01")
+        once = unprivileged("ask", "x", "-n", 1, "--splice", skill)
+        assert once.code == 0 and f"{skill} is compiled for this once: cannot write to the library" in once.err
+        assert unprivileged("session", "show", "mine").code == 0
+        out = tmp_path / "mine.notes.tar"
+        assert unprivileged("session", "export", "mine", out).code == 0 and out.exists()
+        verified = unprivileged("verify", "--session", "mine")
+        assert verified.out and "cannot write" not in verified.err
+        refused = unprivileged("ask", "x", "-n", 1, "--session", "mine")
+        assert (refused.code, refused.err.count("\n")) == (1, 1) and "cannot write to" in refused.err
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from notes_cli.engine.identity import Identity
-from notes_cli.errors import SessionError
+from notes_cli.errors import NotesError, SessionError
 from notes_cli.library.sessions import Header, Sessions, Stored, fold
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
@@ -166,6 +167,46 @@ def test_files_that_no_line_names_go(begun: Stored) -> None:
     begun.undo()
     with pytest.raises(SessionError, match="nothing to undo in session mine"):
         begun.undo()
+
+
+def test_what_is_not_ours_stays(begun: Stored, sessions: Sessions) -> None:
+    """Files and folders that somebody put beside the rows outlive turns, undos and the session itself."""
+    strange = [begun.folder / name for name in ("mine.txt", "1.gguf", ".hidden", "0009.gguf.bak", ".x.tmp")]
+    for path in strange:
+        path.write_text("mine")
+    (begun.folder / "folder").mkdir()
+    begun.next_rows.write_bytes(b"second")
+    begun.commit(turn(4, rows="0002.gguf"))
+    begun.undo()
+    assert not (begun.folder / "0002.gguf").exists()
+    assert sessions.remove("mine") == begun.folder and sessions.names() == []
+    assert {*begun.folder.iterdir()} == {*strange, begun.folder / "folder"}
+    with sessions.locked("mine", new=True) as stored:
+        stored.commit(turn(1, rows=""), HEADER)
+    assert all(path.read_text() == "mine" for path in strange)
+
+
+def test_folders_are_made_for_us_alone(sessions: Sessions) -> None:
+    """Whatever the umask is: the session's, the folder of all, that of the locks."""
+    before = os.umask(0)
+    try:
+        with sessions.locked("mine", new=True) as stored:
+            stored.commit(turn(1, rows=""), HEADER)
+        sessions.fork("mine", "other")
+    finally:
+        os.umask(before)
+    folders = (sessions.folder, sessions.folder / ".locks", stored.folder, sessions.folder / "other")
+    assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700] * 4
+
+
+def test_a_folder_that_others_can_write_in(begun: Stored, sessions: Sessions) -> None:
+    """The ledger and the rows may be anybody's: refused, with the command that mends it."""
+    for folder in (begun.folder, sessions.folder):
+        folder.chmod(0o770)
+        with pytest.raises(NotesError, match=f"run: chmod 700 {folder}$"):
+            sessions.find("mine")
+        folder.chmod(0o755)
+        assert sessions.find("mine").name == "mine" and folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_names_in_any_script(sessions: Sessions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +14,11 @@ import pytest
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import DamagedError, SegmentError
+from notes_cli.errors import DamagedError, NotesError, SegmentError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.store import Library, changes
 
-from ..limits import few_descriptors
+from ..limits import belongs_to_another, few_descriptors
 
 MakeSegment = Callable[..., Segment]
 
@@ -125,6 +126,54 @@ def test_names_that_a_file_system_may_take_for_one(
         library.compiling("masse", identity),
     ):
         pass
+
+
+def test_folders_are_made_for_us_alone(tmp_path: Path, identity: Identity, make_segment: MakeSegment) -> None:
+    """Also those above that are missing, whatever the umask is."""
+    library = Library(tmp_path / "home" / "library")
+    before = os.umask(0)
+    try:
+        with library.compiling("returns", identity) as path:
+            write_segment(path, make_segment())
+    finally:
+        os.umask(before)
+    made = (tmp_path / "home", library.folder, library.folder / ".locks")
+    assert [folder.stat().st_mode & 0o777 for folder in made] == [0o700] * 3
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_library_that_others_can_write_in(filled: Library, identity: Identity, mode: int) -> None:
+    """Whatever is in it may be forged: nothing is listed, found, compiled or removed, until it has been mended."""
+    filled.folder.chmod(mode)
+    uses: list[Callable[[], object]] = [
+        *(filled.names, filled.entries, lambda: filled.find("returns", identity), lambda: filled.resolve("returns")),
+        *(lambda: filled.remove("returns"), lambda: filled.path("returns", identity)),
+        lambda: filled.compiling("returns", identity).__enter__(),
+    ]
+    for use in uses:
+        with pytest.raises(NotesError, match=f"others can write in .*run: chmod 700 {filled.folder}$"):
+            use()
+    filled.folder.chmod(0o700)
+    assert filled.names() == ["returns", "support"]
+
+
+def test_a_library_that_others_can_only_read(filled: Library) -> None:
+    """As an earlier notes made it: nobody can have put anything there, and it is closed."""
+    filled.folder.chmod(0o755)
+    assert filled.names() == ["returns", "support"] and filled.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_segment_of_another_user(filled: Library, identity: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not used, listed with that, and can be removed."""
+    path = filled.path("returns", identity)
+    belongs_to_another(path, monkeypatch)
+    for use in (filled.path, filled.find):
+        with pytest.raises(NotesError, match=f"returns.* belongs to .*not to you.*: rm -f {path}$"):
+            use("returns", identity)
+    returns, support = filled.entries()
+    assert returns.card is None and "not to you" in returns.problem and support.card is not None
+    assert filled.remove("returns") == [path]
 
 
 def test_few_descriptors(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
