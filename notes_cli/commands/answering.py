@@ -122,7 +122,9 @@ def _write(workspace: Workspace, notebook: Notebook, request: Request, thought: 
 def _tell_cut(what: str, said: Thought | Reply, option: str, limit: int, workspace: Workspace) -> None:
     """Say that something was cut, and what to do."""
     if said.stopped == "limit" and limit:
-        output.say(f"the {what} was cut after {limit:,} tokens. Let it have more: {option} {2 * limit}")
+        output.say(
+            f"the {what} was cut after {limit:,} token{'s'[: limit > 1]}. Let it have more: {option} {2 * limit}"
+        )
     elif said.stopped == "context":
         size = workspace.context.n_ctx
         full = f"the {what} was cut: the context of {size:,} tokens is full"

@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     help="Skills in the system message, or right before the question.  [default: as measured, else early]",
 )
 @click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
+@click.option("--strict", is_flag=True, help="Refuse a skill that cannot be spliced here, instead of decoding it.")
 @click.option("--no-splice", is_flag=True, help="The same tokens by full prefill, to compare.")
 @click.option("--explain", is_flag=True, help="Dry run: each piece of the prompt, how it would be made, and why.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
@@ -126,6 +127,9 @@ def command(question: str | None, **given: Any) -> None:
     """
     started = time.perf_counter()
     request = read_request(question, given)
+
+    from notes_cli.work.prompting import unspliced
+
     with open_workspace(quiet=request.json, **given) as workspace, _open_session(workspace, request.session) as session:
         segments = _open_segments(workspace, request, session)
         loaded = time.perf_counter()
@@ -135,6 +139,8 @@ def command(question: str | None, **given: Any) -> None:
         if request.explain:
             _explain(notebook, tokens, settled, request.json)
             return
+        for line in unspliced(notebook):
+            output.say(f"warning: {line}")
         with output.progress("reading the prompt", hidden=request.json or tokens["decoded"] < 512) as update:
             notebook.flush(update)
         read = time.perf_counter()
@@ -213,7 +219,9 @@ def _open_segments(workspace: Workspace, request: Request, session: Session | No
 def _settle(workspace: Workspace, request: Request, segments: Sequence[Segment], session: Session | None) -> _Settled:
     from notes_cli.text.erratum import shipped_wordings
     from notes_cli.work.choosing import UNMEASURED, defaults
+    from notes_cli.work.prompting import check_seam
 
+    check_seam(request.seam or 0, segments)
     # A cue without a chain would only mislead: such a model is asked directly.
     think = request.think and (request.max_think > 0 or bool(workspace.reasoning.open))
     # Without skills nothing goes by the profile, and a model need not be read for it.
@@ -254,6 +262,7 @@ def _lay(
             *(request.question, request.errata, settled.wording, room, settled.think),
             segments=segments,
             seam=settled.seam,
+            strict=request.strict,
         )
     prompt = Prompt(
         request.question,
@@ -266,7 +275,15 @@ def _lay(
         place=settled.place,
         think=settled.think,
     )
-    notebook = lay(workspace, prompt, seam=settled.seam, splice=request.splice, dry=request.explain, room=room)
+    notebook = lay(
+        workspace,
+        prompt,
+        seam=settled.seam,
+        splice=request.splice,
+        dry=request.explain,
+        room=room,
+        strict=request.strict,
+    )
     if session:
         session.begin(prompt, notebook)
     return notebook

@@ -77,7 +77,7 @@ def command(
       notes compile manual.md --blocks headings
     """
     from notes_cli.text.skill import load_skill
-    from notes_cli.work.compiling import block_warnings, compile_to_library
+    from notes_cli.work.compiling import allowed, block_warnings, compile_to_library
 
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
         output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
@@ -106,5 +106,6 @@ def command(
             if compiled.blocks > 1:
                 fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
                 done += fresh if compiled.reasons else ", in blocks"
-            output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done})")
+            where = f". {allowed(workspace, compiled.tokens)}" if compiled.reasons else ""
+            output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}")
         output.data(str(compiled.path))

@@ -42,6 +42,7 @@ class Request:
     place: str | None
     wording: str | None
     splice: bool
+    strict: bool
     explain: bool
     json: bool
     stream: bool
@@ -79,6 +80,7 @@ def read_request(question: str | None, given: Mapping[str, Any]) -> Request:
         place=given["place"],
         wording=given["wording"],
         splice=not given["no_splice"],
+        strict=given["strict"],
         explain=given["explain"],
         json=given["json_"],
         stream=not given["no_stream"],

@@ -75,15 +75,17 @@ def command(
     """Compare splice and errata with a full recompute of the same tokens.
 
     Shows logit cosine, KL divergence, whether the likeliest token and the decision are the same, and the control: the
-    same rows without rotation, which must be worse. With an erratum, the decision must also be that of the corrected
-    text. Exits 0 if every decision is the same and the mean cosine is at least 0.99, else 1.
+    same rows without rotation, whose keys in the first layer must be off by 3 times as much as those of the splice.
+    With an erratum, the decision must also be that of the corrected text. Exits 0 if every decision is the same, the
+    mean cosine is at least 0.99, and the control does what it must, else 1, and says which of these was missed.
 
     With --field, edit methods are compared with a recompute of the corrected text. Exits 0 if all that were named
     decide as it does; with `all`, if the one does that auto chooses.
 
     With --session, what is put back from disk is compared with a prefill of the session's tokens: logits, and rows.
 
-    Where a model's rows cannot be moved, the skills are verified at the start of the prompt, and there is no control.
+    Where a model's rows cannot be moved, the skills are verified at the start of the prompt, where the control cannot
+    show anything.
 
     \b
     Examples:
@@ -141,12 +143,13 @@ def _verify_skills(
     from notes_cli.measure.verify import field_questions, verify
     from notes_cli.text.wording import verify_system
     from notes_cli.work.choosing import AUTO, defaults
-    from notes_cli.work.prompting import Prompt, open_segments, parse_errata, parse_values
+    from notes_cli.work.prompting import Prompt, check_seam, open_segments, parse_errata, parse_values
 
     segments = open_segments(workspace, names, output.say)
     if system is None:
         system = "" if any(segment.whole for segment in segments) else verify_system()
     default = defaults(workspace)
+    check_seam(seam or 0, segments)
     asked, wording = list(questions) or field_questions(segments), wording or default.wording
     seam = default.seam if seam is None else seam
     model = f"{workspace.model.name} {workspace.model.quantization}"
@@ -198,7 +201,9 @@ def _as_json(report: Report) -> dict[str, Any]:
         "control": {
             "cosine": report.control_cosine,
             "same_decision": all(case.control_decision == case.reference for case in cases),
+            **asdict(report.control),
         },
+        "failed": list(report.failures),
         "pass": report.passed,
         "cases": [{**asdict(case), "same_decision": case.same_decision, "right": case.right} for case in cases],
     }
@@ -226,17 +231,20 @@ def _print(report: Report, model: str) -> None:
         right=("cosine", "KL", "control cosine"),
     )
     same = sum(case.right for case in report.cases)
-    verdict = "pass" if report.passed else "FAIL"
-    if any(case.moved for case in report.cases):
-        control = f"control without rotation {report.control_cosine:.4f}"
-    elif any(case.spliced for case in report.cases):
-        control = "no control: rows were reused where they were compiled"
-    else:
-        control = "no control: nothing was reused, notes ask --explain says why"
-    output.result(
-        f"{verdict}: {same} of {len(rows)} decisions as a full recompute, mean cosine {report.cosine:.4f} "
-        f"({control}) on {model}"
+    told = {"caught": "does what it must", "missed": "DOES NOT", "nothing": "cannot show anything"}
+    output.result(f"the control {told[report.control.verdict]}: {report.control.why}")
+    control = f", control without rotation {report.control_cosine:.4f}" if any(c.moved for c in report.cases) else ""
+    _verdict(
+        f"{same} of {len(rows)} decisions as a full recompute, mean cosine {report.cosine:.4f}{control} on {model}",
+        report.failures,
     )
+
+
+def _verdict(told: str, failures: Sequence[str]) -> None:
+    """What was missed, and the verdict, last."""
+    for failure in failures:
+        output.result(f"missed: {failure}")
+    output.result(f"{'FAIL' if failures else 'pass'}: {told}")
 
 
 def _edits_as_json(edits: Edits) -> dict[str, Any]:
@@ -252,7 +260,14 @@ def _edits_as_json(edits: Edits) -> dict[str, Any]:
         }
         for one in edits.tried
     ]
-    return {"version": 1, "auto": edits.auto, "why": edits.why, "pass": edits.passed, "methods": tried}
+    return {
+        "version": 1,
+        "auto": edits.auto,
+        "why": edits.why,
+        "failed": list(edits.failures),
+        "pass": edits.passed,
+        "methods": tried,
+    }
 
 
 def _print_edits(edits: Edits, model: str) -> None:
@@ -269,7 +284,7 @@ def _print_edits(edits: Edits, model: str) -> None:
     columns = ("method", "cosine", "KL", "decoded", "decision", "")
     output.table(columns, rows, right=columns[1:4])
     output.result(f"auto is {edits.why}")
-    output.result(f"{'pass' if edits.passed else 'FAIL'}: against a recompute of the corrected text on {model}")
+    _verdict(f"against a recompute of the corrected text on {model}", edits.failures)
 
 
 def _place(session: Session, position: int) -> str:
@@ -289,6 +304,7 @@ def _session_as_json(report: SessionReport, name: str, places: Sequence[str]) ->
         "kl": report.kl,
         "same_top": all(point.same_top for point in report.points),
         "same_decision": report.same_decision,
+        "failed": list(report.failures),
         "pass": report.passed,
         "points": [asdict(point) for point in report.points],
         "layers": [{**asdict(error), "at": at} for error, at in zip(report.layers, places, strict=True)],
@@ -318,9 +334,10 @@ def _print_session(report: SessionReport, places: Sequence[str], model: str) -> 
     for reason in report.reasons or ["nothing that would make rows differ by more than rounding"]:
         output.result(f"expected: {reason}")
     farthest = max(report.largest.k, report.largest.v)
-    output.result(
-        f"{'pass' if report.passed else 'FAIL'}: {report.tokens} tokens from disk against a prefill of them, "
-        f"mean cosine {report.cosine:.4f}, rows within {farthest:.1e} on {model}"
+    _verdict(
+        f"{report.tokens} tokens from disk against a prefill of them, mean cosine {report.cosine:.4f}, "
+        f"rows within {farthest:.1e} on {model}",
+        report.failures,
     )
 
 

@@ -41,6 +41,7 @@ class Piece:
     why: str = ""
     moved: int = 0  # positions that spliced keys were turned by
     rewritten: int = 0  # tokens of it that were recomputed in place
+    refused: bool = False  # rows that were to be placed here could not be, and were decoded instead: `why` says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +102,21 @@ class Notebook:
         return self._cleared == self.context.cleared and self.context.length(self.sequence) == self._done
 
     def append(
-        self, tokens: Iterable[int], kind: str = "text", name: str = "", how: How = "decoded", why: str = ""
+        self,
+        tokens: Iterable[int],
+        kind: str = "text",
+        name: str = "",
+        how: How = "decoded",
+        why: str = "",
+        *,
+        refused: bool = False,
     ) -> None:
-        """Add tokens at the end."""
+        """Add tokens at the end. `refused`: in place of rows that could not be placed."""
         new = [int(token) for token in tokens]
         if not new:
             return
         self._check_room(len(new))
-        self.pieces.append(Piece(kind, name, len(self), len(new), how, why))
+        self.pieces.append(Piece(kind, name, len(self), len(new), how, why, refused=refused))
         self._tokens += new
         self._logits = None
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine, divergence, same_top
-from notes_cli.measure.verify import ANSWER, check_questions, decided
+from notes_cli.measure.verify import ANSWER, check_questions, decided, other_decision
 from notes_cli.work.choosing import AUTO, DEFAULT_SEAM
 from notes_cli.work.prompting import Prompt, changes_of, lay, method_for
 from notes_cli.work.workspace import Workspace
@@ -67,10 +67,22 @@ class Edits:
     all: bool  # every method was asked for: one that fails is a finding then, unless it is `auto`
 
     @property
+    def failures(self) -> tuple[str, ...]:
+        """Each decision of a method that was asked for, and is possible, that is not the recompute's."""
+        tried = [one for one in self.tried if one.cases and (not self.all or one.method == self.auto)]
+        if not tried:
+            return ("none of these methods is possible here, so nothing was verified",)
+        return tuple(
+            f"{one.method}: {other_decision(case.question, case.decision, case.reference)}"
+            for one in tried
+            for case in one.cases
+            if case.decision != case.reference
+        )
+
+    @property
     def passed(self) -> bool:
         """Whether those that were asked for, and are possible, decide as the recompute; at least one is."""
-        tried = [one for one in self.tried if one.cases and (not self.all or one.method == self.auto)]
-        return bool(tried) and all(one.passed for one in tried)
+        return not self.failures
 
 
 def verify_edits(

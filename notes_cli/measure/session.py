@@ -18,7 +18,7 @@ from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import NotesError
 from notes_cli.library.sessions import State
 from notes_cli.measure.compare import cosine, divergence, same_top
-from notes_cli.measure.verify import ANSWER, COSINE, decided
+from notes_cli.measure.verify import ANSWER, below_cosine, decided, other_decision
 from notes_cli.text.prompt import next_turn
 from notes_cli.work.session import Session
 from notes_cli.work.workspace import Workspace
@@ -76,8 +76,16 @@ class SessionReport:
         return max(self.layers, key=lambda error: max(error.k, error.v))
 
     @property
+    def failures(self) -> tuple[str, ...]:
+        """Each bar that was missed, by which figure."""
+        found = below_cosine([(point.question or "at the end", point.cosine) for point in self.points])
+        different = [point for point in self.points if point.decision != point.reference]
+        found += [other_decision(point.question or "", point.decision, point.reference) for point in different]
+        return tuple(found)
+
+    @property
     def passed(self) -> bool:
-        return self.cosine >= COSINE and self.same_decision
+        return not self.failures
 
 
 @dataclass(frozen=True, slots=True)

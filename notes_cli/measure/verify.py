@@ -1,7 +1,12 @@
 """Verifying: does a spliced and corrected prompt decide as a full recompute does, on this model?
 
 Every case is laid out four ways: spliced; recomputed from the same tokens (the reference); spliced without rotation
-(the control, which must be worse); and, where errata change fields, the corrected text recomputed without errata.
+(the control); and, where errata change fields, the corrected text recomputed without errata.
+
+What the control must do: the keys of the first layer, which follow from a token and its position alone, must be off by
+WORSE times as much as those of the splice. Deeper rows and logits also hold what stands before the skill, so they say
+how near the splice is, but not for sure whether keys were turned. Where nothing was moved, or the first layer does not
+rotate, the control cannot show anything, and that is what is said of it.
 """
 
 from __future__ import annotations
@@ -9,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
 
 from notes_cli.editing.change import change
 from notes_cli.engine.decision import decide
@@ -24,6 +32,8 @@ from notes_cli.work.prompting import Prompt, lay
 from notes_cli.work.workspace import Workspace
 
 COSINE = 0.99  # a mean below this fails
+WORSE = 3.0  # times the error of the splice's first keys: that of the control must be more
+KEYS = 64  # tokens of a skill whose keys are compared
 ANSWER = 24  # tokens of an answer that are compared where no choices are given
 
 
@@ -48,6 +58,9 @@ class Case:
     control_decision: str
     spliced: int
     moved: bool  # whether any row was rotated; if not, the control is the splice itself
+    # Relative errors of the keys of the first layer, of what was moved; None where there are none that rotate.
+    keys: float | None = None
+    control_keys: float | None = None
 
     @property
     def same_decision(self) -> bool:
@@ -57,6 +70,14 @@ class Case:
     def right(self) -> bool:
         """Decides as the reference, and as the corrected text where there is one."""
         return self.same_decision and self.corrected in (None, self.decision)
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the control has shown: `caught` or `missed`, or `nothing`, where it cannot show anything; and why."""
+
+    verdict: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +99,56 @@ class Report:
         return fmean(case.control_cosine for case in self.cases)
 
     @property
+    def control(self) -> Control:
+        """What the control has shown."""
+        moved = [case for case in self.cases if case.moved]
+        shown = [(case.keys, case.control_keys) for case in moved if case.keys is not None and case.control_keys]
+        if shown:
+            keys, off = max(keys for keys, _ in shown), min(off for _, off in shown)
+            caught = all(off > WORSE * keys for keys, off in shown)
+            return Control(
+                "caught" if caught else "missed",
+                f"without rotation the first layer's keys are off by {off:.1e}, with it by {keys:.1e} "
+                f"({WORSE:g} times as much is asked)",
+            )
+        if moved:
+            return Control("nothing", "the first layer of this model does not rotate its keys")
+        if any(case.spliced for case in self.cases):
+            return Control("nothing", "rows were reused where they were compiled")
+        return Control("nothing", "nothing was reused")
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Each bar that was missed, by which figure."""
+        found = below_cosine([(case.question, case.cosine) for case in self.cases])
+        for case in self.cases:
+            if not case.same_decision:
+                found.append(other_decision(case.question, case.decision, case.reference))
+            elif not case.right:
+                found.append(other_decision(case.question, case.decision, case.corrected or "", "the corrected text's"))
+        if self.control.verdict == "missed":
+            found.append(f"the control was not caught: {self.control.why}")
+        if not any(case.spliced for case in self.cases):
+            found.append("nothing was reused, so nothing was verified: notes ask --explain says why")
+        return tuple(found)
+
+    @property
     def passed(self) -> bool:
-        return self.cosine >= COSINE and all(case.right for case in self.cases)
+        return not self.failures
+
+
+def below_cosine(rows: Sequence[tuple[str, float]]) -> list[str]:
+    """The bar that the mean cosine of these rows (what was asked, and its cosine) misses, if it does."""
+    mean = fmean(cosine for _, cosine in rows)
+    if mean >= COSINE:
+        return []
+    row, lowest = min(rows, key=lambda one: one[1])
+    return [f"the mean cosine is {mean:.4f}, at least {COSINE} is asked (lowest: {lowest:.4f}, {row!r})"]
+
+
+def other_decision(row: str, decision: str | None, reference: str | None, whose: str = "the recompute's") -> str:
+    """The bar that a row misses whose decision is another than it should be."""
+    return f"{row!r} decides {decision!r}, {whose} decision is {reference!r}"
 
 
 def verify(
@@ -125,19 +194,22 @@ def corrected_segment(segment: Segment, values: dict[str, str], workspace: Works
 
 
 def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, seam: int) -> Case:
-    reference = lay(workspace, prompt, splice=False, room=ANSWER)
-    wanted = reference.logits()
-    reference_decision, margin = decided(reference, choices)
-
     spliced = lay(workspace, prompt, seam=seam, room=ANSWER)
     found = spliced.logits()
-    decision, _ = decided(spliced, choices)
-    moved = any(piece.moved for piece in spliced.pieces)
+    places = [(piece.position, min(piece.tokens, KEYS)) for piece in spliced.pieces if piece.moved]
     count = spliced.count("spliced")
+    keys = _keys(spliced, places)
+    decision, _ = decided(spliced, choices)
 
     control = lay(workspace, prompt, seam=seam, rotate=False, room=ANSWER)
     unrotated = control.logits()
+    control_keys = _keys(control, places)
     control_decision, _ = decided(control, choices)
+
+    reference = lay(workspace, prompt, splice=False, room=ANSWER)
+    wanted = reference.logits()
+    right = _keys(reference, places)
+    reference_decision, margin = decided(reference, choices)
 
     return Case(
         question=prompt.question,
@@ -152,8 +224,28 @@ def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None
         control_cosine=cosine(unrotated, wanted),
         control_decision=control_decision,
         spliced=count,
-        moved=moved,
+        moved=bool(places),
+        keys=_off(keys, right),
+        control_keys=_off(control_keys, right),
     )
+
+
+def _keys(notebook: Notebook, places: Sequence[tuple[int, int]]) -> NDArray[np.float32] | None:
+    """Keys of the first layer of so many tokens from each position on, one after the other, [n, n_embd_k]; None where
+    it does not rotate them, or there are none."""
+    context = notebook.context
+    first = next(index for index, layer in enumerate(context.layers) if layer.part == "attention") if places else 0
+    if not places or context.layers[first].rope < 0:
+        return None
+    read = [context.read(notebook.sequence, start, n, base=start, dtype="f32")[first].k for start, n in places]
+    return np.concatenate(read)
+
+
+def _off(found: NDArray[np.float32] | None, wanted: NDArray[np.float32] | None) -> float | None:
+    """The error, relative to what is wanted."""
+    if found is None or wanted is None:
+        return None
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
 def _corrected_decision(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None) -> str | None:

@@ -199,6 +199,23 @@ def _whole(workspace: Workspace) -> bool:
     return workspace.context.supports("splice") is not None
 
 
+def allowed(workspace: Workspace, tokens: int) -> str:
+    """Where a skill of so many tokens can be placed on this model, in a sentence."""
+    context, base = workspace.context, len(workspace.left_context)
+    reason = context.supports("splice")
+    if reason:
+        return f"It can be restored at the start of a prompt, and is decoded elsewhere: {reason}"
+    reach = max(context.n_ctx, workspace.longest or 0)
+    places = (base + (1 << power) for power in range(reach.bit_length()))
+    moves = (context.can_move(base, place, tokens) for place in places)
+    reason = next((reason for reason in moves if reason), None)
+    if reason:
+        return f"It can be spliced at some distances, and is decoded at others: {reason}"
+    if all(layer.rope < 0 for layer in context.layers):
+        return "It can be spliced anywhere, as it is"
+    return f"It can be spliced anywhere; keys that move are rounded to {context.options.type_k} once more"
+
+
 def check_support(workspace: Workspace, name: str) -> None:
     """Raise UnsupportedError where this model's rows can neither be moved nor put back."""
     for operation in ("read", "restore"):

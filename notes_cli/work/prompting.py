@@ -13,7 +13,7 @@ from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, lay_changed, prepare, rewritten
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import NotesError, SkillError, UnwritableError
+from notes_cli.errors import NotesError, SkillError, UnsupportedError, UnwritableError
 from notes_cli.text.erratum import Erratum, parse_erratum, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.prompt import build
@@ -21,6 +21,8 @@ from notes_cli.text.skill import load_skill
 from notes_cli.work.choosing import DEFAULT_SEAM, choose
 from notes_cli.work.compiling import compile_skill, compile_to_library, plan, stale, taken
 from notes_cli.work.workspace import Workspace
+
+_DECODED = "decoded: "  # what `why` of a piece begins with whose rows could not be placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,13 @@ def lay(
     rotate: bool = True,
     dry: bool = False,
     room: int = 0,
+    strict: bool = False,
 ) -> Notebook:
     """Lay the prompt into a fresh notebook of the workspace, with room for `room` more tokens.
 
     `splice=False` decodes the very same tokens instead: the full recompute that everything is compared with.
-    `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing.
+    `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing. `strict`:
+    raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`unspliced` tells).
     """
     by_name = {segment.name: segment for segment in prompt.segments}
     if len(by_name) < len(prompt.segments):
@@ -174,10 +178,10 @@ def lay(
             text = changed.tokens if changed and prompt.method.touches else segment.tokens
             notebook.append(text, piece.kind, piece.name, why="full prefill asked for")
         elif changed:
-            place = partial(lay_segment, seam=seam, rotate=rotate)
+            place = partial(lay_segment, seam=seam, rotate=rotate, strict=strict)
             lay_changed(notebook, segment, changed, prompt.method, place, prepared[piece.name])
         else:
-            lay_segment(notebook, segment, seam, rotate)
+            lay_segment(notebook, segment, seam, rotate, strict)
     return notebook
 
 
@@ -204,8 +208,11 @@ def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
     return changed.tokens if changed and len(changed.tokens) > len(segment) else segment.tokens
 
 
-def lay_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool = True) -> None:
-    """The best that is right: restored, spliced, or decoded anew where its rows cannot stand here, and why."""
+def lay_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool = True, strict: bool = False) -> None:
+    """The best that is right: restored, spliced, or decoded anew where its rows cannot stand here, and why.
+
+    `strict`: raise UnsupportedError instead of decoding it.
+    """
     same_left = np.array_equal(notebook.tokens, segment.context)
     if segment.whole and same_left:
         notebook.restore(segment)
@@ -213,14 +220,40 @@ def lay_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool = 
     context = notebook.context
     if segment.whole:
         reason = context.supports("splice") or "its rows can be moved if it is compiled again"
-        why = f"decoded: what stands before is not what it was compiled behind; {reason}"
-        notebook.append(segment.tokens, "splice", segment.name, why=why)
-        return
-    refusal = context.can_move(segment.base, len(notebook), len(segment))
-    if refusal is not None:
-        notebook.append(segment.tokens, "splice", segment.name, why=f"decoded: {refusal}")
+        refusal: str | None = f"what stands before is not what it was compiled behind; {reason}"
     else:
+        refusal = context.can_move(segment.base, len(notebook), len(segment))
+    if refusal is None:
         notebook.splice(segment, seam=0 if same_left else seam, rotate=rotate)
         if segment.blocks:  # of rows that a prefill would not give
             last = notebook.pieces[-1]
             notebook.pieces[-1] = replace(last, why=f"{last.why}; compiled in {len(segment.blocks)} blocks")
+    elif strict:
+        raise UnsupportedError(
+            f"{segment.name} cannot be spliced here: {refusal}. Without --strict its {len(segment)} tokens are decoded"
+        )
+    else:
+        notebook.append(segment.tokens, "splice", segment.name, why=f"{_DECODED}{refusal}", refused=True)
+
+
+def unspliced(notebook: Notebook) -> list[str]:
+    """A line for each skill that was to be spliced and is decoded: which, how many tokens, and why."""
+    tokens: dict[tuple[str, str], int] = {}
+    for piece in notebook.pieces:
+        if piece.refused:
+            key = piece.name, piece.why.removeprefix(_DECODED)
+            tokens[key] = tokens.get(key, 0) + piece.tokens
+    return [
+        f"{name} is not spliced, its {count} tokens are decoded: {why} (--strict refuses that)"
+        for (name, why), count in tokens.items()
+    ]
+
+
+def check_seam(seam: int, segments: Sequence[Segment]) -> None:
+    """Raise NotesError for a seam that leaves nothing of a skill to splice."""
+    for segment in segments:
+        if seam >= len(segment):
+            raise NotesError(
+                f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}. "
+                "Give it a shorter --seam, or --no-splice"
+            )

@@ -106,11 +106,13 @@ class Session:
         *,
         segments: Sequence[Segment] = (),
         seam: int = DEFAULT_SEAM,
+        strict: bool = False,
     ) -> Notebook:
         """Lay the next turn behind what is there, the errata of edits before those given.
 
         `think`: it ends where a chain of thought begins. `segments`: skills that stand in this turn's user message.
-        Raise SessionError for one that the session has already.
+        Raise SessionError for one that the session has already; `strict`: UnsupportedError for one that cannot be
+        spliced.
         """
         skills = {segment.name: segment for segment in segments}
         self._check_new(segments)
@@ -131,7 +133,7 @@ class Session:
         notebook = self.notebook
         for piece, ids in zip(pieces, tokens, strict=True):
             if piece.kind == "splice":
-                lay_segment(notebook, skills[piece.name], seam)
+                lay_segment(notebook, skills[piece.name], seam, strict=strict)
             else:
                 notebook.append(ids, piece.kind, next(names) if piece.kind == "erratum" else piece.name)
         self._skills = [_spliced(segment, None, notebook) for segment in segments]

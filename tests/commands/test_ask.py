@@ -57,12 +57,6 @@ def test_a_spliced_skill_is_not_decoded_but_for_the_seam(notes: Notes, compiled:
         assert tokens["decoded"] == tokens["total"] - tokens["spliced"]
 
 
-def test_a_seam_longer_than_the_skill_decodes_all_of_it(notes: Notes, compiled: Path) -> None:
-    """A huge --seam is a full prefill of the skill, not an error."""
-    outcome = notes("ask", "Why?", "--splice", "returns", "-s", "x", "--seam", 10**9, "-n", 1, "--json").json
-    assert (outcome["tokens"]["spliced"], outcome["tokens"]["seam"]) == (0, SKILL_TOKENS)
-
-
 def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
     """Pieces follow each other without a gap from position 0, and each says how its rows came about."""
     result = notes("ask", "Why?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", 3, "--json").json
@@ -318,6 +312,31 @@ def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.Mon
     monkeypatch.delenv("NOTES_MODEL")
     done = notes("ask", "May I return this?", "--splice", resource("skills") / "returns", "--json")
     assert done.json["stopped"] == "end" and "cut" not in done.err
+
+
+def test_a_seam_that_leaves_nothing(notes: Notes, compiled: Path) -> None:
+    """As long as the skill, or longer, is no splice: refused, not decoded in silence; one token less is one."""
+    for command in (("ask", "Why?", "--splice", "returns"), ("verify", "returns")):
+        for seam in (SKILL_TOKENS, 10**9):
+            refused = notes(*command, "--seam", seam)
+            assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1)
+            assert f"a seam of {seam} tokens leaves nothing of returns" in refused.err
+    ask = ("ask", "Why?", "--splice", "returns", "-s", "x", "-n", 1, "--json", "--seam", SKILL_TOKENS - 1)
+    assert notes(*ask).json["tokens"]["spliced"] == 1
+
+
+def test_a_place_that_rows_cannot_move_to(
+    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a model whose rows may move some distances only: compile says so, ask warns where one is too far, and --strict
+    refuses that alone."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model("mistral3")))
+    assert "It can be spliced at some distances, and is decoded at others: " in notes("compile", skill).err
+    ask = ("ask", "Why?", "--splice", "returns", "-n", 1)
+    near, far = notes(*ask, "-s", "x", "--strict"), notes(*ask, "-s", "x" * 200)
+    assert near.code == 0 and "warning" not in near.err
+    assert far.code == 0 and f"warning: returns is not spliced, its {SKILL_TOKENS} tokens are decoded: " in far.err
+    assert notes(*ask, "-s", "x" * 200, "--strict").code == 1
 
 
 def test_context_too_small(notes: Notes, compiled: Path) -> None:

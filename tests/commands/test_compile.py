@@ -25,6 +25,7 @@ def test_prints_the_path_on_stdout_and_the_rest_on_stderr(notes: Notes, skill: P
     path = Path(outcome.out.rstrip("\n"))
     assert path.parent == home / "library" and path.name.startswith("returns.")
     assert "date, tier" in outcome.err and "not been compiled yet" in outcome.err
+    assert "It can be spliced anywhere; keys that move are rounded to f16 once more" in outcome.err
     assert open_segment(path).text == TEXT.strip()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

@@ -52,9 +52,46 @@ def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: 
     why = f"decoded: what stands before is not what it was compiled behind; {REASONS[kind]}"
     behind = notes(*ASK, "-s", "Be kind.", "--explain", "--json").json
     assert behind["pieces"][1]["why"] == why and behind["tokens"]["spliced"] == 0
-    two = notes(*ASK, "--splice", "fees", "-n", 2, "--json").json
+    done = notes(*ASK, "--splice", "fees", "-n", 2, "--json")
+    two = done.json
+    assert f"warning: fees is not spliced, its 32 tokens are decoded: {why.removeprefix('decoded: ')}" in done.err
+    assert "returns is not" not in done.err
+    assert [piece["name"] for piece in two["pieces"] if piece["refused"]] == ["fees"]
     how = {piece["name"]: (piece["how"], piece["why"]) for piece in two["pieces"] if piece["kind"] == "splice"}
     assert how["returns"][0] == "spliced" and how["fees"] == ("decoded", why)
+
+
+def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_path: Path, home: Path) -> None:
+    """With the reason, before anything is decoded: in the first turn, in a later one, as a setting; what is restored is
+    not refused, and a turn that was is not kept."""
+    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
+    assert notes("compile", tmp_path / "fees.txt").code == 0
+    assert notes(*ASK, "--strict", "-n", 2, "--session", "mine").code == 0
+    turns = notes("session", "show", "mine", "--json").json["turns"]
+    later = ("ask", "And?", "--splice", "fees", "--session", "mine")
+    for arguments in (
+        (*ASK, "-s", "Be kind."),
+        (*ASK, "-s", "Be kind.", "--explain"),
+        (*ASK, "--splice", "fees"),
+        later,
+    ):
+        refused = notes(*arguments, "--strict")
+        assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1)
+        assert "cannot be spliced here: what stands before" in refused.err and REASONS[kind] in refused.err
+    assert notes("session", "show", "mine", "--json").json["turns"] == turns
+    (home / "config.yaml").write_text("strict: true\n")
+    assert notes(*later).code == 1
+    (home / "config.yaml").unlink()
+    done = notes(*later, "-n", 2)
+    assert done.code == 0 and "warning: fees is not spliced, its 32 tokens" in done.err
+    assert "warning" not in notes("ask", "And?", "--session", "mine", "-n", 2).err  # of a turn long ago
+
+
+def test_compile_says_what_the_model_allows(notes: Notes, skill: Path, kind: str) -> None:
+    """At once, not at the first question."""
+    assert f"It can be restored at the start of a prompt, and is decoded elsewhere: {REASONS[kind]}" in (
+        notes("compile", skill).err
+    )
 
 
 def test_decisions_are_those_of_a_full_prefill(notes: Notes, compiled: Path) -> None:
@@ -67,16 +104,20 @@ def test_decisions_are_those_of_a_full_prefill(notes: Notes, compiled: Path) -> 
 
 
 def test_verify_tells_what_was_compared(notes: Notes, compiled: Path) -> None:
-    """The restore is verified unless a system text is asked for; no control is claimed where nothing was moved."""
+    """The restore is verified unless a system text is asked for; no control is claimed where nothing was moved, and
+    nothing is said to be verified where nothing was reused."""
     verify = ("verify", "returns", "--choices", "a,b")
     restored = notes(*verify, "--erratum", "date=2026-07-01")
-    assert restored.out.count("not moved") == len(restored.out.splitlines()) - 2
-    assert "(no control: rows were reused where they were compiled)" in restored.out.splitlines()[-1]
+    assert restored.out.count("not moved") == len(restored.out.splitlines()) - 3
+    told = "the control cannot show anything: rows were reused where they were compiled"
+    assert restored.out.splitlines()[-2] == told and restored.code == 0
     case = notes(*verify, "--json").json["cases"][0]
     assert case["spliced"] == LEFT + SKILL_TOKENS and case["cosine"] > 0.9999 and not case["moved"]
     behind = notes(*verify, "-s", "Be kind.")
-    assert behind.code == 0 and "not reused" in behind.out
-    assert "(no control: nothing was reused, notes ask --explain says why)" in behind.out.splitlines()[-1]
+    assert behind.code == 1 and "not reused" in behind.out
+    lines = behind.out.splitlines()
+    assert lines[-3] == "the control cannot show anything: nothing was reused" and lines[-1].startswith("FAIL")
+    assert lines[-2] == "missed: nothing was reused, so nothing was verified: notes ask --explain says why"
 
 
 def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:

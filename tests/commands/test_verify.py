@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.config import resource
+from notes_cli.engine.context import Context
 from notes_cli.measure import verify
 
 from .conftest import Notes
@@ -26,9 +27,13 @@ def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.Monkey
     """A cosine below the bound fails although the decisions agree; the report is printed all the same."""
     monkeypatch.setattr(verify, "COSINE", 1.1)
     outcome = notes("verify", "returns", "--choices", "a,b", "--question", "Why?")
-    assert outcome.code == 1 and outcome.out.splitlines()[-1].startswith("FAIL: 1 of 1")
+    lines = outcome.out.splitlines()
+    assert outcome.code == 1 and lines[-1].startswith("FAIL: 1 of 1")
+    assert lines[-2].startswith("missed: the mean cosine is ") and "at least 1.1 is asked (lowest: " in lines[-2]
+    assert "'Why?'" in lines[-2]
     js = notes("verify", "returns", "--choices", "a,b", "--question", "Why?", "--json")
     assert js.code == 1 and js.json["pass"] is False and js.json["same_decision"] is True
+    assert js.json["failed"] == [lines[-2].removeprefix("missed: ")]
 
 
 def test_rows_that_were_not_moved_are_exact(notes: Notes, compiled: Path) -> None:
@@ -43,6 +48,30 @@ def test_the_control_is_worse(notes: Notes, compiled: Path) -> None:
     result = notes("verify", "returns", "--choices", "a,b", "--json").json
     assert all(case["moved"] for case in result["cases"])
     assert result["control"]["cosine"] < result["cosine"] < 1
+    assert result["control"]["verdict"] == "caught" and result["failed"] == []
+    assert all(case["control_keys"] > 100 * case["keys"] for case in result["cases"])
+    assert "the control does what it must: without rotation the first layer's keys" in notes("verify", "returns").out
+    still = notes("verify", "returns", "--choices", "a,b", "-s", "")
+    assert still.code == 0 and "the control cannot show anything: rows were reused where" in still.out
+
+
+def test_a_control_that_is_not_caught_fails(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the logits say: a splice whose keys were turned no better than the control's is wrong. It is named."""
+    splice = Context.splice
+    monkeypatch.setattr(Context, "splice", lambda *given, **how: splice(*given, **{**how, "rotate": False}))
+    outcome = notes("verify", "returns", "--choices", "a,b")
+    lines = outcome.out.splitlines()
+    assert outcome.code == 1 and lines[-1].startswith("FAIL")
+    assert any(line.startswith("missed: the control was not caught: without rotation the first") for line in lines)
+    assert any(line.startswith("the control DOES NOT: ") for line in lines)
+
+
+def test_decisions_that_differ_are_named(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which row, what it decides, what the recompute does."""
+    found = iter(["a", "a", "b"])
+    monkeypatch.setattr(verify, "decided", lambda *_: (next(found), 0.1))
+    outcome = notes("verify", "returns", "--question", "Why?", "--choices", "a,b")
+    assert outcome.code == 1 and "missed: 'Why?' decides 'a', the recompute's decision is 'b'" in outcome.out
 
 
 def test_questions_come_from_the_fields(notes: Notes, compiled: Path) -> None:
@@ -114,6 +143,7 @@ def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.Monk
     assert notes("compile", resource("skills") / "returns").code == 0
     ask = ("--question", "May I return this?", "--choices", "accepted,refused", "--field", "date=2026-07-01")
     stale = notes("verify", "returns", *ask, "--method", "stale")
+    assert "missed: stale: 'May I return this?' decides 'accepted', the recompute's decision is 'refused'" in stale.out
     assert stale.code == 1 and "DIFFERS" in stale.out and "accepted (refused)" in stale.out
     assert notes("verify", "returns", *ask, "--method", "erratum", "--method", "field").code == 0
     assert notes("verify", "returns", *ask, "--method", "all").code == 0  # auto's is right, whatever stale is

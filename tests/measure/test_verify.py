@@ -8,7 +8,7 @@ import pytest
 
 from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
-from notes_cli.measure.verify import Case, Report, corrected_segment, field_questions, verify
+from notes_cli.measure.verify import Case, Control, Report, corrected_segment, field_questions, verify
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill, with_values
 from notes_cli.work.compiling import compile_skill
@@ -33,11 +33,25 @@ CORRECTION = Erratum("date", "2026-07-01", "date=2026-07-01")
         ({"decision": "b"}, False),
         ({"corrected": "b"}, False),
         ({"cosine": 0.97}, False),
+        ({"keys": 0.1, "control_keys": 0.31}, True),
+        ({"keys": 0.1, "control_keys": 0.3}, False),
     ],
 )
 def test_what_passes(changes: dict[str, object], passed: bool) -> None:
-    """Every decision as the recompute and the corrected text, and a mean cosine of 0.99: one bad case fails."""
+    """Every decision as the recompute and the corrected text, a mean cosine of 0.99, and a control that is worse: one
+    bad case fails."""
     assert Report((GOOD, replace(GOOD, **changes))).passed is passed  # type: ignore[arg-type]
+
+
+def test_a_control_that_cannot_show_anything() -> None:
+    """Says so, and why; nothing reused at all is nothing verified."""
+    assert Report((GOOD,)).control == Control("nothing", "the first layer of this model does not rotate its keys")
+    still = replace(GOOD, moved=False)
+    assert Report((still,)).control.why == "rows were reused where they were compiled" and Report((still,)).passed
+    unused = Report((replace(still, spliced=0),))
+    assert unused.control.why == "nothing was reused" and not unused.passed
+    shown = replace(GOOD, keys=0.0, control_keys=1.0)
+    assert Report((still, shown)).control.verdict == "caught"
 
 
 def test_means() -> None:
