@@ -210,7 +210,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     FILE holds its ledger and its K/V rows: whoever has it can read all that was said. `-` is standard output; without
     FILE it is NAME.notes.tar, in the folder at hand.
     """
-    from notes_cli.errors import SessionError
+    from notes_cli.errors import SessionError, reason
     from notes_cli.library.archive import SUFFIX, save
     from notes_cli.library.atomic import replacing
 
@@ -226,8 +226,11 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
             raise SessionError(f"{path} is there already. Choose another file, or write over it with -f")
         if not path.absolute().parent.is_dir():
             raise SessionError(f"there is no folder {path.parent}")
-        with replacing(path) as temporary, temporary.open("wb") as out:
-            count = save(stored, out)
+        try:
+            with replacing(path) as temporary, temporary.open("wb") as out:
+                count = save(stored, out)
+        except OSError as error:
+            raise SessionError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
     facts = {"name": name, "path": str(path), "files": count, "bytes": path.stat().st_size}
     _tell(facts, str(path), json_)
 

@@ -35,7 +35,7 @@ NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state"
 
 
 def write_segment(path: Path, segment: Segment, *, writer: str = "notes", created: str | None = None) -> None:
-    """Write the segment to `path`, all or nothing, mode 0600. Raise SegmentError if the disk refuses."""
+    """Write the segment to `path`, all or nothing, mode 0600. Raise UnwritableError if the disk refuses."""
     import gguf  # 0.2 s, and only a compile writes
 
     tensors = _tensors(segment)
@@ -54,7 +54,13 @@ def write_segment(path: Path, segment: Segment, *, writer: str = "notes", create
             try:
                 out.write_header_to_file(temporary)
                 out.write_kv_data_to_file()
-                out.write_tensors_to_file()
+                out.write_ti_data_to_file()
+                assert out.fout is not None
+                (file,) = out.fout
+                out.write_padding(file, file.tell())
+                for tensor in tensors.values():  # not as gguf does, by tofile, which does not tell of a full disk
+                    file.write(tensor.reshape(-1).view(np.uint8).data)
+                    out.write_padding(file, tensor.nbytes)
             finally:
                 out.close()
             _seal(temporary)
@@ -134,13 +140,12 @@ def _tensor_sum(tensor: NDArray[Any]) -> str:
 
 def _seal(path: Path) -> None:
     """Put the checksum of the head in its place. It is last, so that it covers all the others."""
-    with path.open("rb+") as file, mmap.mmap(file.fileno(), 0) as data:
-        with memoryview(data) as view:
+    with path.open("rb+") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             head = read_head(view)
             digest = _head_sum(view, head)
-        at = head.value_offset[HEAD_SUM]
-        data[at : at + len(digest)] = digest.encode()
-        data.flush()
+        file.seek(head.value_offset[HEAD_SUM])
+        file.write(digest.encode())
 
 
 # ---- reading

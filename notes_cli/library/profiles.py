@@ -108,7 +108,7 @@ class Profiles:
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
-            raise NotesError(f"cannot write {path}: {reason(error)}") from error
+            raise NotesError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
         return path
 
 

@@ -472,7 +472,9 @@ class Sessions:
                 with replacing(fork.ledger) as temporary:  # last: with it, there is a session
                     temporary.write_bytes(stored.ledger.read_bytes()[: stored.end])
             except OSError as error:
-                raise SessionError(f"cannot write {fork.folder}: {reason(error)}") from error
+                with suppress(OSError):
+                    clear(fork.folder)
+                raise SessionError(f"cannot write {fork.folder}: {reason(error)}. Nothing was changed") from error
             return fork.folder
 
     def remove(self, name: str) -> Path:

@@ -17,16 +17,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
-from notes_cli.errors import SegmentError
+from notes_cli.errors import SegmentError, UnwritableError
 from notes_cli.library import card, container
 from notes_cli.library.container import open_segment, peek, write_segment
+
+from ..limits import small_files
 
 MakeSegment = Callable[..., Segment]
 
 
 def same(a: Segment, b: Segment) -> bool:
     """Equal in everything, to the bit."""
-    plain = ("name", "description", "text", "base", "whole", "fields", "identity", "blocks")
+    plain = ("name", "description", "text", "base", "whole", "fields", "identity", "blocks", "source")
     arrays: list[tuple[NDArray[Any], NDArray[Any]]] = [(a.tokens, b.tokens), (a.context, b.context)]
     for left, right in zip(a.layers, b.layers, strict=True):
         arrays += [(left.k, right.k), (left.v, right.v)]
@@ -484,3 +486,20 @@ def test_a_failed_write_leaves_the_old_file(
         assert "No space left on device. Nothing was changed" in str(caught.value)
     assert path.read_bytes() == before
     assert [found.name for found in tmp_path.iterdir()] == ["a.gguf"]
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, make_segment: MakeSegment) -> None:
+    """Wherever the disk ends: one line with the reason, no temporary file, and the old segment."""
+    path, larger = tmp_path / "a.gguf", make_segment(n=40, k=64, v=64)
+    write_segment(path, larger)
+    size = path.stat().st_size
+    write_segment(path, make_segment())
+    before = path.read_bytes()
+    for nbytes in (0, 100, 1000, size // 2, size - 5000, size - 4096, size - 33, size - 1):
+        with small_files(nbytes), pytest.raises(UnwritableError) as caught:
+            write_segment(path, larger)
+        assert str(caught.value) == f"cannot write {path}: File too large. Nothing was changed"
+        assert [*tmp_path.iterdir()] == [path] and path.read_bytes() == before
+    with small_files(size):
+        write_segment(path, larger)
+    assert open_segment(path).tokens.tolist() == larger.tokens.tolist()

@@ -12,6 +12,8 @@ from notes_cli.engine.identity import Identity
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Measured, Profile, Profiles
 
+from ..limits import small_files
+
 
 @pytest.fixture
 def profile(identity: Identity) -> Profile:
@@ -96,3 +98,13 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, profile: Profile) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(NotesError, match="cannot write"):
         Profiles(tmp_path / "file").save(profile, "notes 0")
+
+
+def test_a_full_disk_leaves_the_older_profile(tmp_path: Path, profile: Profile) -> None:
+    """One line with the reason."""
+    profiles = Profiles(tmp_path / "profiles")
+    path = profiles.save(profile, "notes 1")
+    before = path.read_bytes()
+    with small_files(100), pytest.raises(NotesError, match=r"cannot write .*: File too large\. Nothing was changed"):
+        profiles.save(profile, "notes 2")
+    assert [*path.parent.iterdir()] == [path] and path.read_bytes() == before

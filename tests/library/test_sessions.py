@@ -17,6 +17,8 @@ from notes_cli.engine.identity import Identity
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.library.sessions import Header, Sessions, Stored, fold
 
+from ..limits import small_files
+
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
 HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")
 
@@ -365,3 +367,22 @@ def test_nothing_of_a_ledger_is_believed(begun: Stored, sessions: Sessions, line
         file.write(json.dumps({"time": "2026-06-01T12:00:00Z", **line}) + "\n")
     with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
         sessions.find("mine")
+
+
+def test_a_full_disk_leaves_what_was_there(begun: Stored, sessions: Sessions) -> None:
+    """A turn, a fork and a first turn that cannot be written: one line with the reason, and nothing is new."""
+    before = begun.ledger.read_bytes()
+    for nbytes in (0, len(before), len(before) + 10):
+        with small_files(nbytes), pytest.raises(SessionError, match=r"cannot write .*: File too large\. Nothing was"):
+            begun.commit(turn(4, 5, rows="0002.gguf"))
+        assert begun.ledger.read_bytes() == before and Stored(begun.folder).state.tokens == [1, 2, 3]
+    with small_files(10), pytest.raises(SessionError, match=r"cannot write .*other: File too large\. Nothing was"):
+        sessions.fork("mine", "other")
+    with (
+        sessions.locked("new", new=True) as stored,
+        small_files(10),
+        pytest.raises(SessionError, match=r"cannot write .*: File too large\. Nothing was"),
+    ):
+        stored.commit(turn(1, rows=""), HEADER)
+    assert sessions.names() == ["mine"] and not (sessions.folder / "other").exists()
+    assert not list(sessions.folder.rglob("*.tmp"))
