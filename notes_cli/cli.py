@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 import click
@@ -82,10 +83,53 @@ def cli(ctx: click.Context) -> None:
     """
     from notes_cli.config import load_config
 
-    name = ctx.invoked_subcommand
+    name, arguments = ctx.invoked_subcommand, ctx.obj or []
     command = cli.get_command(ctx, name) if name else None
-    if name and command:
-        ctx.default_map = {name: _defaults(command, load_config(), name)}
+    if not name or not command or {"-h", "--help"} & set(arguments):  # help is there whatever the settings are
+        return
+    settings = load_config()
+    _check_settings(settings)
+    defaults = _defaults(command, settings, name)
+    ctx.default_map = {name: defaults}
+    if isinstance(command, click.Group):
+        defaults = defaults.get(next((word for word in arguments if word in command.commands), ""), {})
+    if defaults.get("json_"):
+        output.want_json()
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    """Raise NotesError for a setting that no command has: a typing error must not mean a default."""
+    if not settings:
+        return
+    commands = {name: importlib.import_module(f"notes_cli.commands.{name}").command for name in COMMANDS}
+    keys = {name: _keys(command) for name, command in commands.items()}
+    every: set[str] = set().union(*keys.values())
+    for key, value in settings.items():
+        if key in COMMANDS and (isinstance(value, dict) or key not in every):
+            if not isinstance(value, dict):
+                raise NotesError(f"{key} in config.yaml must hold settings of notes {key}, a line each")
+            for own in value:
+                _check_setting(own, keys[key], f" for notes {key}")
+        else:
+            _check_setting(key, every | COMMANDS.keys(), "")
+
+
+def _check_setting(key: object, known: Collection[str], where: str) -> None:
+    name = str(key).replace("_", "-")
+    if name not in known:
+        import difflib
+
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else "Settings are called as the flags are, without --"
+        raise NotesError(f"there is no setting {key!r}{where} in config.yaml. {hint}")
+
+
+def _keys(command: click.Command) -> set[str]:
+    """What settings of a command are called."""
+    if isinstance(command, click.Group):
+        return set().union(*map(_keys, command.commands.values()))
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    return {flag.lstrip("-") for option in options for flag in option.opts}
 
 
 def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -94,7 +138,8 @@ def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict
     if isinstance(command, click.Group):
         return {sub: _defaults(part, config, name) for sub, part in command.commands.items()}
     own = config.get(name)
-    settings = {**config, **(own if isinstance(own, dict) else {})}
+    common = {key: value for key, value in config.items() if not (key in COMMANDS and isinstance(value, dict))}
+    settings = {**common, **(own if isinstance(own, dict) else {})}
     settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
     found = {}
     for parameter in command.params:
@@ -161,7 +206,7 @@ def _invoke(arguments: list[str]) -> Any:
     if "_NOTES_COMPLETE" in os.environ:  # a shell asks what may come next
         return cli.main(arguments, prog_name="notes", standalone_mode=False)
     try:
-        with cli.make_context("notes", list(arguments)) as context:
+        with cli.make_context("notes", list(arguments), obj=arguments) as context:
             return cli.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code

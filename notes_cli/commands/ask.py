@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("question", required=False)
+@click.option(*("-p", "--prompt"), metavar="TEXT", help="The question, as llama.cpp takes it.")
+@click.option(
+    *("-f", "--file"), type=click.Path(path_type=Path, allow_dash=True), metavar="FILE", help="A text before it."
+)
 @click.option(
     "--splice",
     "splices",
@@ -64,11 +70,11 @@ if TYPE_CHECKING:
 )
 @click.option("--choices", metavar="A,B,...", help="Decide among these answers.")
 @click.option(
-    *("-n", "--predict", "limit"),
-    type=Number(1),
+    *("-n", "--predict", "--n-predict", "limit"),
+    type=Number(1, special=-1),
     default=256,
     show_default=True,
-    help="Tokens to answer with at most.",
+    help="Tokens to answer with at most, -1: until the answer or the context ends.",
 )
 @click.option(
     "--temp",
@@ -110,11 +116,12 @@ if TYPE_CHECKING:
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
 @model_options
-def command(question: str | None, **given: Any) -> None:
+def command(question: str | None, prompt: str | None, file: Path | None, **given: Any) -> None:
     """Ask a question, with skills spliced in and errata appended.
 
-    Piped text comes before QUESTION. Skills stand inside the system message of the model's chat template, errata
-    after them. What is not given goes by what `notes calibrate` measured of the model, if it did.
+    Piped text comes before QUESTION, that of --file between them. Skills stand inside the system message of the
+    model's chat template, errata after them. What is not given goes by what `notes calibrate` measured of the model, if
+    it did.
 
     \b
     Examples:
@@ -126,7 +133,7 @@ def command(question: str | None, **given: Any) -> None:
       echo "May I return this?" | notes ask --splice returns --choices yes,no
     """
     started = time.perf_counter()
-    request = read_request(question, given)
+    request = read_request(question, prompt, file, given)
 
     from notes_cli.work.prompting import unspliced
 
@@ -211,7 +218,8 @@ def _open_segments(workspace: Workspace, request: Request, session: Session | No
             "A field is edited with: notes edit"
         )
     words = request.later if goes_on else request.splices
-    segments = open_segments(workspace, words, output.say, dry=request.explain)
+    watch = partial(output.progress, hidden=request.json)
+    segments = open_segments(workspace, words, output.say, dry=request.explain, watch=watch)
     _ = workspace.context
     return segments
 
@@ -256,7 +264,7 @@ def _lay(
     from notes_cli.work.prompting import Prompt, lay, parse_errata
     from notes_cli.work.thinking import ROOM
 
-    room = request.limit + (request.max_think + ROOM if settled.think or workspace.reasoning.open else 0)
+    room = request.room + (request.max_think + ROOM if settled.think or workspace.reasoning.open else 0)
     if session and settled.goes_on:
         return session.follow(
             *(request.question, request.errata, settled.wording, room, settled.think),

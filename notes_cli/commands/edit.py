@@ -46,7 +46,10 @@ def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **mode
     from notes_cli.work.session import Session
 
     values, chosen = parse_values(fields), None if method == AUTO else Method.parse(method, also=(AUTO,))
-    with open_workspace(quiet=json_, **model) as workspace, Sessions(workspace.paths.sessions).locked(name) as stored:
+    with (
+        open_workspace(quiet=json_, session=name, **model) as workspace,
+        Sessions(workspace.paths.sessions).locked(name) as stored,
+    ):
         session = Session(workspace, stored)
         for field, value in values.items():
             session.check(field, value, chosen)  # all before the first is made

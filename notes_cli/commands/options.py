@@ -5,28 +5,37 @@ Each can be set for good by a NOTES_* variable or in config.yaml (see cli.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from notes_cli.library.sessions import Header
     from notes_cli.work.workspace import Workspace
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+NOTICED = 200 << 20  # bytes of a model that take a while to read
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A finite number from `low` (`above`: not `low` itself) to `high`; help shows it as N."""
+    """A finite number from `low` (`above`: not `low` itself) to `high`, or `special`; help shows it as N."""
 
     name = "n"
 
     def __init__(
-        self, low: float, high: float = 2**31 - 1, *, above: bool = False, kind: type[int] | type[float] = int
+        self,
+        low: float,
+        high: float = 2**31 - 1,
+        *,
+        above: bool = False,
+        kind: type[int] | type[float] = int,
+        special: int | None = None,
     ) -> None:
-        self.low, self.high, self.above, self.kind = low, high, above, kind
+        self.low, self.high, self.above, self.kind, self.special = low, high, above, kind, special
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
         what = "a whole number" if self.kind is int else "a number"
@@ -36,11 +45,13 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
             self.fail(f"{value!r} is not {what}", param, ctx)
         if isinstance(value, (bool, float)) and self.kind is int:
             self.fail(f"{value!r} is not {what}", param, ctx)
+        if number == self.special:
+            return number
         # not (a <= b), so that NaN is refused
         if not self.low <= number <= self.high or (self.above and number == self.low):
-            self.fail(
-                f"{value} is not {what} {'above' if self.above else 'from'} {self.low:g} to {self.high:,}", param, ctx
-            )
+            also = "" if self.special is None else f", nor {self.special}"
+            which = f"{what} {'above' if self.above else 'from'} {self.low:g} to {self.high:,}{also}"
+            self.fail(f"{value} is not {which}", param, ctx)
         return number
 
 
@@ -54,8 +65,8 @@ _MODEL_OPTIONS = [
     click.option(
         *("-c", "--ctx-size"),
         envvar="NOTES_CTX_SIZE",
-        type=Number(16),
-        help="Context in tokens.  [default: 4096, or what is needed]",
+        type=Number(16, special=0),
+        help="Context in tokens, 0: as the model was trained for.  [default: 4096, or what is needed]",
     ),
     click.option(
         *("-t", "--threads"),
@@ -153,43 +164,99 @@ def answers_of(choices: str | None) -> list[str] | None:
     return answers
 
 
-def open_workspace(*, quiet: bool = False, **given: Any) -> Workspace:
-    """The workspace that the model options describe. Takes what it knows out of `given`; the rest is the command's."""
-    from notes_cli import config, output
+@contextmanager
+def open_workspace(*, quiet: bool = False, session: str | None = None, **given: Any) -> Iterator[Workspace]:
+    """The workspace that the model options describe, closed afterwards. Takes what it knows out of `given`; the rest is
+    the command's. `session`: one that is gone on with, which remembers its model and cache types."""
+    from notes_cli import output
     from notes_cli.engine import native
     from notes_cli.engine.context import ContextOptions
     from notes_cli.work.workspace import DEFAULT_CONTEXT, Workspace
 
-    if given["flash_attn"] == "off" and given["cache_type_v"].startswith("q"):
+    begun = _begun(session)
+    type_k, type_v = _cache_types(begun, given)
+    if given["flash_attn"] == "off" and type_v.startswith("q"):
         raise click.UsageError(
-            f"-ctv {given['cache_type_v']} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
+            f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
         )
     native.show_log(output.log if given["verbose"] else None)
     options = ContextOptions(
-        n_ctx=given["ctx_size"] or DEFAULT_CONTEXT,
+        n_ctx=DEFAULT_CONTEXT if given["ctx_size"] is None else given["ctx_size"],
         n_batch=given["batch_size"],
         n_ubatch=given["ubatch_size"],
         n_threads=given["threads"],
         flash_attention=given["flash_attn"],
-        type_k=given["cache_type_k"],
-        type_v=given["cache_type_v"],
+        type_k=type_k,
+        type_v=type_v,
         rope_scaling=given["rope_scaling"],
         rope_freq_base=given["rope_freq_base"] or 0.0,
         rope_freq_scale=given["rope_freq_scale"] or 0.0,
         yarn_orig_ctx=given["yarn_orig_ctx"],
     )
+    path = _model_path(begun, session, given["model"], quiet)
+    size = path.stat().st_size if path.is_file() else 0
+    small = quiet or size < NOTICED
+    reading = output.progress("reading the model's file to know it again", "MB", hidden=small, later=True)
+    with reading as hashing, ExitStack() as stack:
+        with output.progress(f"loading {path.name} ({output.human_size(size)})", "%", hidden=small) as update:
+            update(0, 100)
+            workspace = Workspace(
+                path,
+                options,
+                fixed_size=given["ctx_size"] is not None,
+                beyond_trained=given["beyond_trained"],
+                gpu_layers=given["gpu_layers"],
+                hashing=hashing,
+                loading=lambda part: update(int(100 * part), 100),
+                log=output.say if given["verbose"] else None,
+            )
+        yield stack.enter_context(workspace)
 
-    def hashing(done: int, total: int) -> None:
-        if done == total and total > 1 << 30 and not quiet:
-            output.say(f"read {output.human_size(total)} of the model to know it again (once a file)")
 
-    path = given["model"] or config.shipped_model()
-    return Workspace(
-        Path(path).expanduser(),
-        options,
-        fixed_size=bool(given["ctx_size"]),
-        beyond_trained=given["beyond_trained"],
-        gpu_layers=given["gpu_layers"],
-        hashing=hashing,
-        log=output.say if given["verbose"] else None,
-    )
+def named(parameter: str) -> bool:
+    """Whether a parameter stands on the command line."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def _begun(session: str | None) -> Header | None:
+    """What a session was begun with, None if it has not been."""
+    if session is None:
+        return None
+    from notes_cli import config
+    from notes_cli.library.sessions import Sessions
+
+    sessions = Sessions(config.paths().sessions)
+    return sessions.find(session).header if session in sessions.names() else None
+
+
+def _cache_types(begun: Header | None, given: Mapping[str, Any]) -> tuple[str, str]:
+    """Types of K and V: those that were named, else those of the session, else the settings or the default."""
+    types = begun.cache.split("/") if begun else []
+    if len(types) == 2 and set(types) <= set(KV_TYPES) and not (named("cache_type_k") or named("cache_type_v")):
+        return types[0], types[1]
+    return given["cache_type_k"], given["cache_type_v"]
+
+
+def _model_path(begun: Header | None, session: str | None, given: Path | None, quiet: bool) -> Path:
+    """The model that was named, else the session's, else that of the settings, else the one that ships, of which people
+    are told. Raise SessionError where a session's is not there."""
+    from notes_cli import config, output
+    from notes_cli.errors import SessionError
+
+    if given is not None and (begun is None or named("model")):
+        return given.expanduser()
+    shipped = config.shipped_model() if given is None else None
+    path = Path(begun.model) if begun else shipped
+    if begun and not (path and path.is_absolute() and path.is_file()):
+        if given is None and Path(begun.model).name != config.SHIPPED_MODEL:
+            what = f"{begun.identity.model} {begun.identity.quantization} ({begun.model})"
+            raise SessionError(f"session {session} was begun with {what}, which is not there. Name its file: -m FILE")
+        path = given.expanduser() if given else shipped
+    assert path is not None
+    if shipped and path == shipped and not quiet:
+        output.say(
+            "this is the small model that ships, for demonstration: it reads the little language of skills/, and "
+            f"nothing else. Name your own: -m FILE, NOTES_MODEL=FILE, or model: FILE in {config.paths().config}"
+        )
+    return path

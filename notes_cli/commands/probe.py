@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def command(
     answers = answers_of(choices)
     field, equals, value = field.partition("=")
     with open_workspace(quiet=json_, **model) as workspace:
-        (segment,) = open_segments(workspace, [name], output.say)
+        (segment,) = open_segments(workspace, [name], output.say, watch=partial(output.progress, hidden=json_))
         with output.progress("compiling the new text", hidden=json_) as update:
             mixes = Mixes(
                 *(workspace, segment, field.strip(), value if equals else None),

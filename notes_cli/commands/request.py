@@ -6,15 +6,21 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli.commands.options import answers_of
+from notes_cli import output
+from notes_cli.commands.options import answers_of, named
+from notes_cli.errors import reason
 
 if TYPE_CHECKING:
     from notes_cli.editing.methods import Method
     from notes_cli.engine.sampler import SamplerOptions
+
+ENDLESS = 2**31 - 1  # tokens: no limit but the context's
+ROOM = 4096  # tokens for an answer without a limit, if -c says nothing else
 
 # What only the first turn of a session can say.
 _OPENING = ("fields", "system", "no_splice", "place")
@@ -47,10 +53,15 @@ class Request:
     json: bool
     stream: bool
 
+    @property
+    def room(self) -> int:
+        """Tokens that there must be room for when the answer begins."""
+        return ROOM if self.limit == ENDLESS else self.limit
 
-def read_request(question: str | None, given: Mapping[str, Any]) -> Request:
+
+def read_request(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> Request:
     """The request in the values of the options, by parameter. Raise UsageError and NotesError for one that is none."""
-    asked, choices = _question(question), answers_of(given["choices"])
+    asked, choices = _question(question, prompt, file), answers_of(given["choices"])
 
     from notes_cli.text.erratum import Erratum, word
     from notes_cli.work.prompting import parse_values
@@ -74,7 +85,7 @@ def read_request(question: str | None, given: Mapping[str, Any]) -> Request:
         think=given["think"],
         max_think=given["max_think"],
         choices=choices,
-        limit=given["limit"],
+        limit=ENDLESS if given["limit"] < 0 else given["limit"],
         sampling=_sampling(given),
         seam=given["seam"],
         place=given["place"],
@@ -89,8 +100,7 @@ def read_request(question: str | None, given: Mapping[str, Any]) -> Request:
 
 def _typed(*names: str) -> bool:
     """Whether one of these parameters stands on the command line: a setting of config.yaml is for where it fits."""
-    source = click.get_current_context().get_parameter_source
-    return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in names)
+    return any(map(named, names))
 
 
 def _method(name: str | None) -> Method | None:
@@ -108,18 +118,34 @@ def _sampling(given: Mapping[str, Any]) -> SamplerOptions:
     return SamplerOptions(given["temp"], **kept, seed=seed)
 
 
-def _question(argument: str | None) -> str:
-    """Piped text, then the argument. Raise UsageError if there is neither."""
+def _question(argument: str | None, prompt: str | None, file: Path | None) -> str:
+    """Piped text, then that of the file, then the argument. Raise UsageError if there is none of them."""
+    if argument is not None and prompt is not None:
+        raise click.UsageError(f"there are two questions, {argument!r} and --prompt. Leave one out")
+    argument = prompt if argument is None else argument
+    read = _read(file) if file is not None and str(file) != "-" else ""  # "-" is standard input, which is read anyway
     piped = ""
     piping = sys.stdin is not None and not sys.stdin.isatty()  # None where a script has closed it
-    if argument is None and not piping:
+    if file is not None and str(file) == "-" and sys.stdin is not None and not piping:
+        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
+        piping = True
+    if argument is None and not piping and not read:
         raise click.UsageError('there is no question. Write: notes ask "QUESTION", or pipe it in')
     if piping:
         try:
             piped = sys.stdin.buffer.read().decode().strip()
         except UnicodeDecodeError as error:
             raise click.UsageError(f"the piped text is not UTF-8 (byte {error.start})") from error
-    asked = "\n\n".join(part for part in (piped, (argument or "").strip()) if part)
+    asked = "\n\n".join(part for part in (piped, read, (argument or "").strip()) if part)
     if not asked:
         raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
     return asked
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} is not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise click.UsageError(f"cannot read {file}: {reason(error)}") from error

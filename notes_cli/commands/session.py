@@ -187,7 +187,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
 
     from notes_cli.work.session import Session
 
-    with open_workspace(quiet=json_, **model) as workspace, _sessions().locked(name) as stored:
+    with open_workspace(quiet=json_, session=name, **model) as workspace, _sessions().locked(name) as stored:
         found = Session(workspace, stored).compact()
         tokens = len(stored.state.tokens)
     told = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -97,7 +98,7 @@ def command(
     """
     _check_usage(names, session, errata, fields, methods, system, seam)
     answers = answers_of(choices)
-    with open_workspace(quiet=json_, **model) as workspace:
+    with open_workspace(quiet=json_, session=session, **model) as workspace:
         if session:
             passed = _verify_session(workspace, session, questions, answers, wording, json_)
         else:
@@ -145,7 +146,7 @@ def _verify_skills(
     from notes_cli.work.choosing import AUTO, defaults
     from notes_cli.work.prompting import Prompt, check_seam, open_segments, parse_errata, parse_values
 
-    segments = open_segments(workspace, names, output.say)
+    segments = open_segments(workspace, names, output.say, watch=partial(output.progress, hidden=json_))
     if system is None:
         system = "" if any(segment.whole for segment in segments) else verify_system()
     default = defaults(workspace)

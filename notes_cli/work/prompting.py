@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from shlex import quote
@@ -11,7 +12,7 @@ import numpy as np
 
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, lay_changed, prepare, rewritten
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import NotesError, SkillError, UnsupportedError, UnwritableError
 from notes_cli.text.erratum import Erratum, parse_erratum, word
@@ -47,12 +48,19 @@ class Prompt:
         return [word(erratum, self.wording) for erratum in (*said, *self.errata)]
 
 
+Watch = Callable[[str], AbstractContextManager[Progress]]  # of what is done: a label
+
+
+def _unseen(_label: str) -> AbstractContextManager[Progress]:
+    return nullcontext(lambda done, total: None)
+
+
 def open_segments(
-    workspace: Workspace, words: Sequence[str], say: Callable[[str], None], *, dry: bool = False
+    workspace: Workspace, words: Sequence[str], say: Callable[[str], None], *, dry: bool = False, watch: Watch = _unseen
 ) -> list[Segment]:
     """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now.
 
-    `dry`: a text is not compiled; its segment has no rows.
+    `dry`: a text is not compiled; its segment has no rows. `watch` shows how far compiling has come.
     """
     segments = []
     for given in words:
@@ -64,7 +72,7 @@ def open_segments(
             assert target.path is not None
             segments.append(workspace.open(target.path))
         else:
-            segments.append(_open_text(workspace, given, say, dry=dry))
+            segments.append(_open_text(workspace, given, say, watch, dry=dry))
     return segments
 
 
@@ -74,7 +82,7 @@ def _cache_options(workspace: Workspace) -> str:
     return f" -ctk {master.type_k} -ctv {master.type_v}" if "f32" in (master.type_k, master.type_v) else ""
 
 
-def _open_text(workspace: Workspace, given: str, say: Callable[[str], None], *, dry: bool) -> Segment:
+def _open_text(workspace: Workspace, given: str, say: Callable[[str], None], watch: Watch, *, dry: bool) -> Segment:
     """A text's segment: that of the library if it is up to date, else compiled now. It is kept where its name is free
     and the library can be written to; what came from elsewhere is never replaced."""
     if given == "-":
@@ -90,7 +98,8 @@ def _open_text(workspace: Workspace, given: str, say: Callable[[str], None], *, 
         why += f". To keep it: notes compile {quote(given)} --name NAME"
     else:
         try:
-            compiled = compile_to_library(workspace, skill, say=say)
+            with watch(f"compiling {skill.name}") as progress:
+                compiled = compile_to_library(workspace, skill, progress=progress, say=say)
         except UnwritableError as error:
             why = str(error)
         else:
@@ -98,7 +107,8 @@ def _open_text(workspace: Workspace, given: str, say: Callable[[str], None], *, 
                 say(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
             return workspace.open(compiled.path)
     say(f"{given} is compiled for this once: {why}")
-    return compile_skill(workspace, skill)
+    with watch(f"compiling {skill.name}") as progress:
+        return compile_skill(workspace, skill, progress)
 
 
 def parse_errata(given: Sequence[str], segments: Sequence[Segment]) -> list[Erratum]:

@@ -48,7 +48,9 @@ class Rows:
     def _header(self) -> Header:
         context = self._workspace.context
         whole = context.supports("splice") is not None
-        return Header(self._workspace.identity, context.options.cache, whole, str(self._workspace.model.path))
+        return Header(
+            self._workspace.identity, context.options.cache, whole, str(self._workspace.model.path.absolute())
+        )
 
     def restored(self) -> Notebook:
         """The notebook as the ledger has it. Raise SessionError for rows that are not its."""

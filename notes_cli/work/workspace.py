@@ -51,11 +51,11 @@ class Workspace:
         loading: Callable[[float], object] | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """`fixed_size`: the user chose n_ctx, a prompt that does not fit is an error. `beyond_trained`: more tokens
-        than the model was trained for are allowed. `hashing` gets the progress of reading the model's file for its
-        digest (bytes done, bytes in all), which happens once a file, `loading` the part of it that is loaded. `log` is
-        told what each context takes. Raise EngineError for an n_ctx that was chosen beyond what the model was trained
-        for."""
+        """`fixed_size`: the user chose n_ctx (0: what the model was trained for), a prompt that does not fit is an
+        error. `beyond_trained`: more tokens than the model was trained for are allowed. `hashing` gets the progress of
+        reading the model's file for its digest (bytes done, bytes in all), which happens once a file, `loading` the
+        part of it that is loaded. `log` is told what each context takes. Raise EngineError for an n_ctx that was chosen
+        beyond what the model was trained for."""
         self.options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self.paths = config.paths()
         self.library = Library(self.paths.library)
@@ -70,7 +70,9 @@ class Workspace:
             trained = limits.trained(self.model, self.options)
             # The most tokens that a context may have, None for any number.
             self.longest = None if beyond_trained and not limits.learned(self.model) else trained
-            if fixed_size:
+            if not self.options.n_ctx:
+                self.options = replace(self.options, n_ctx=trained or DEFAULT_CONTEXT)
+            elif fixed_size:
                 self._check_trained(self.options.n_ctx, "a context of {:,} tokens was asked for (-c)")
             elif self.longest is not None:
                 self.options = replace(self.options, n_ctx=min(self.options.n_ctx, self.longest))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,28 @@ def run_apart(*arguments: object, stdin: str = "") -> Outcome:
     """Run `notes` with these arguments in a process of its own."""
     done = subprocess.run(command_line(*arguments), input=stdin, capture_output=True, text=True, errors="replace")
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def on_a_terminal(arguments: Sequence[object], code: str = "", **environment: str) -> str:
+    """What `notes` writes to a terminal, after this code has run in its process; it must succeed."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{code}\nfrom notes_cli.__main__ import main; main()", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", **environment},
+    )
+    os.close(slave)
+    data = b""
+    try:
+        while chunk := os.read(master, 4096):
+            data += chunk
+    except OSError:  # Linux says so where the other side is closed
+        pass
+    os.close(master)
+    assert process.wait() == 0, data
+    return data.decode()
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

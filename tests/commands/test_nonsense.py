@@ -131,7 +131,7 @@ def test_settings_are_called_as_their_flags(notes: Notes, home: Path, monkeypatc
     """`predict: 3` is -n 3; what stands under a command goes before; flags and variables go before both."""
     home.mkdir()
     config = home / "config.yaml"
-    config.write_text("predict: 3\ntop-k: 7\nunknown: 1\nask: {top-k: 9}\n")
+    config.write_text("predict: 3\ntop-k: 7\nask: {top-k: 9}\n")
     result = notes("ask", "x", "--json").json
     assert (result["tokens"]["answer"], result["sampling"]["top_k"]) == (3, 9)
     assert notes("ask", "x", "--json", "--predict", 2).json["tokens"]["answer"] == 2

@@ -273,14 +273,11 @@ def test_a_recurrent_model_says_what_it_keeps(
     assert "each turn keeps those of the whole session" in notes("session", "show", "mine").out
 
 
-def test_settings_reach_the_commands_of_the_group(
-    notes: Notes, begun: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model of config.yaml is that of `notes session compact`, too."""
-    monkeypatch.delenv("NOTES_MODEL")
-    (home / "config.yaml").write_text("model: /nowhere.gguf\n")
+def test_settings_reach_the_commands_of_the_group(notes: Notes, begun: Path, home: Path) -> None:
+    """A context size of config.yaml is that of `notes session compact`, too."""
+    (home / "config.yaml").write_text("ctx-size: 1000000\n")
     outcome = notes("session", "compact", "mine")
-    assert outcome.code == 1 and "/nowhere.gguf" in outcome.err
+    assert outcome.code == 1 and "a context of 1,000,000 tokens was asked for" in outcome.err
 
 
 def test_rm_refuses_where_nobody_can_answer(notes: Notes, begun: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import pytest
 
 from notes_cli.cli import COMMANDS
 
-from .conftest import Notes, command_line, run_apart
+from .conftest import Notes, command_line, on_a_terminal, run_apart
 
 ENDLESS = (
     "-n",
@@ -95,31 +93,10 @@ def test_ls_needs_no_llama(home: Path) -> None:
     assert done.stdout == "[]\nFalse\n"
 
 
-def _on_a_terminal(arguments: list[str], **environment: str) -> str:
-    """What `notes` writes to a terminal as its stdout."""
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        command_line(*arguments),
-        stdin=subprocess.DEVNULL,
-        stdout=slave,
-        env={**os.environ, "TERM": "xterm-256color", **environment},
-    )
-    os.close(slave)
-    data = b""
-    try:
-        while chunk := os.read(master, 4096):
-            data += chunk
-    except OSError:  # Linux says so where the other side is closed
-        pass
-    os.close(master)
-    assert process.wait() == 0
-    return data.decode()
-
-
 def test_colour_on_a_terminal_only_and_not_with_no_color(notes: Notes, compiled: Path) -> None:
     """A terminal gets a bold head, NO_COLOR and a pipe none."""
-    assert "\x1b[" in _on_a_terminal(["ls"])
-    plain = _on_a_terminal(["ls"], NO_COLOR="1")
+    assert "\x1b[" in on_a_terminal(["ls"])
+    plain = on_a_terminal(["ls"], NO_COLOR="1")
     assert "returns" in plain and "\x1b[3" not in plain and "\x1b[4" not in plain
     assert "\x1b" not in run_apart("ls").out
 

@@ -1,0 +1,169 @@
+"""Where settings come from: flags, variables, config.yaml, the session; and what is said of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from notes_cli.config import resource
+
+from .conftest import Notes, on_a_terminal, run_here
+
+ASK = ("ask", "Why?", "-n", 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("modell: a.gguf", "no setting 'modell' in config.yaml. Did you mean model?"),
+        ("ctx_sise: 4096", "no setting 'ctx_sise' in config.yaml. Did you mean ctx-size?"),
+        ("ask: {tmep: 1}", "no setting 'tmep' for notes ask in config.yaml. Did you mean temp?"),
+        ("ask: {cases: x}", "no setting 'cases' for notes ask in config.yaml"),
+        ("sesion: {}", "no setting 'sesion' in config.yaml. Did you mean session?"),
+        ("frobnicate: 1", "Settings are called as the flags are"),
+        ("verify: 1", "verify in config.yaml must hold settings of notes verify"),
+    ],
+)
+def test_a_typing_error_is_an_error(notes: Notes, home: Path, config: str, message: str) -> None:
+    """Exit 1 and one line for every command, as none may go on with another model; help goes on."""
+    home.mkdir()
+    (home / "config.yaml").write_text(config)
+    for arguments in (ASK, ("ls",)):
+        outcome = notes(*arguments)
+        assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
+        assert message in outcome.err
+    assert notes("ask", "--help").code == 0
+
+
+def test_settings_of_other_commands_are_no_errors(notes: Notes, home: Path) -> None:
+    """What one command has, all others pass over; a section may hold what its command has; _ is as good as -."""
+    home.mkdir()
+    (home / "config.yaml").write_text("top_k: 3\nblocks: headings\nsession: {force: true}\nask: {predict: 2}\n")
+    outcome = notes("ask", "Why?", "--json")
+    assert (outcome.code, outcome.json["sampling"]["top_k"], outcome.json["tokens"]["answer"]) == (0, 3, 2)
+    assert notes("ls", "-q").code == 0
+
+
+def test_json_as_a_setting(notes: Notes, home: Path) -> None:
+    """`json: true` is --json, for errors, too."""
+    home.mkdir()
+    (home / "config.yaml").write_text("json: true\n")
+    assert notes("ls").json == []
+    assert notes("session", "show", "nobody").json["error"]["status"] == 1
+
+
+def test_the_model_that_ships_says_what_it_is(home: Path) -> None:
+    """Once a call, on stderr, with how to name another; not for scripts, and not where it was named."""
+    asked = run_here(*ASK)
+    said = [line for line in asked.err.splitlines() if "demonstration" in line]
+    assert len(said) == 1 and "-m FILE" in said[0] and str(home / "config.yaml") in said[0]
+    returns = resource("skills") / "returns"
+    assert "demonstration" in run_here("compile", returns).err
+    assert run_here("compile", returns, "-q").err == ""
+    assert "demonstration" not in run_here(*ASK, "--json").err
+    assert "demonstration" not in run_here(*ASK, "-m", resource("models") / "notes-tiny-q8_0.gguf").err
+
+
+@pytest.fixture
+def begun(notes: Notes, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A session `mine`, begun with a model of its own that nothing names any more; its file."""
+    path = tmp_path / "my model.gguf"
+    shutil.copy(model, path)
+    assert notes(*ASK, "--session", "mine", "-m", path, "-ctk", "bf16").code == 0
+    monkeypatch.delenv("NOTES_MODEL")
+    return path
+
+
+def test_a_session_remembers_its_model(
+    notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch, make_model: Callable[..., Path]
+) -> None:
+    """Whatever the settings say since then, and its cache types, too; a model that is named counts, and is refused."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model("qwen2")))
+    outcome = notes("ask", "And?", "-n", 2, "--session", "mine")
+    assert outcome.code == 0, outcome.err
+    assert notes("session", "compact", "mine").code == 0
+    assert notes("verify", "--session", "mine", "--question", "Why?").code == 0
+    refused = notes("ask", "And?", "--session", "mine", "-m", make_model("qwen2"))
+    assert refused.code == 1 and f"Its model: {begun}" in refused.err
+    refused = notes("ask", "And?", "--session", "mine", "-ctk", "f16")
+    assert refused.code == 1 and "bf16/f16" in refused.err
+
+
+def test_a_session_whose_model_has_gone(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says which it was; named, moved or not, it goes on."""
+    moved = begun.rename(begun.with_name("moved.gguf"))
+    lost = notes("ask", "And?", "--session", "mine")
+    assert lost.code == 1 and lost.err.count("\n") == 1
+    assert f"begun with tiny llama F32 ({begun}), which is not there. Name its file: -m FILE" in lost.err
+    assert notes("ask", "And?", "-n", 2, "--session", "mine", "-m", moved).code == 0
+    monkeypatch.setenv("NOTES_MODEL", str(moved))
+    assert notes("ask", "And?", "-n", 2, "--session", "mine").code == 0
+
+
+def test_a_relative_model_is_found_from_anywhere(
+    notes: Notes, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The ledger keeps where the file is, not how it was named."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(model.parent)
+    assert notes(*ASK, "--session", "mine", "-m", model.name).code == 0
+    monkeypatch.delenv("NOTES_MODEL")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert notes(*ASK, "--session", "mine").code == 0
+
+
+def test_the_trained_context(notes: Notes, model: Path, make_model: Callable[..., Path]) -> None:
+    """-c 0 is what the model was trained for, no more."""
+    small = make_model("llama", trained=512)
+    assert notes("ask", "Why? " * 20, "-c", 0, "-n", 2, "-m", small).code == 0
+    refused = notes("ask", "Why? " * 600, "-c", 0, "-n", 2, "-m", small)
+    assert refused.code == 1 and "512" in refused.err
+    wrong = notes("ask", "Why?", "-c", 5)
+    assert wrong.code == 2 and "5 is not a whole number from 16 to 2,147,483,647, nor 0" in wrong.err
+
+
+def test_an_answer_without_a_limit(notes: Notes) -> None:
+    """-n -1, also as --n-predict, goes on until the answer ends or the context is full, which is flagged."""
+    for form in (("-n", -1), ("--n-predict", "-1"), ("--predict=-1",)):
+        outcome = notes("ask", "Why?", "-c", 300, *form, "--json")
+        assert outcome.code == 0 and outcome.json["stopped"] in ("end", "context")
+        assert outcome.json["tokens"]["answer"] > 0
+    assert notes("ask", "Why?", "-n", -2).code == 2
+
+
+def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
+    """-p is the question, -f a text before it, after what is piped; each will do alone."""
+    text = tmp_path / "über.txt"
+    text.write_text("A text.\n", encoding="utf-8-sig")
+
+    def total(*arguments: object, stdin: str = "") -> int:
+        outcome = notes("ask", *arguments, "-n", 1, "--json", stdin=stdin)
+        assert outcome.code == 0, outcome.err
+        return int(outcome.json["tokens"]["total"])
+
+    assert total("-p", "Why?") == total("Why?") == total(stdin="Why?\n") == total("-f", "-", stdin="Why?")
+    assert total("-f", text) == total("A text.")
+    assert total("-f", text, "-p", "Why?", stdin="Piped.") == total("Piped.\n\nA text.\n\nWhy?")
+    for arguments, message in (
+        (("Why?", "-p", "How?"), "two questions, 'Why?' and --prompt"),
+        (("-f", tmp_path / "none"), "No such file"),
+        (("-f", tmp_path), "Is a directory"),
+    ):
+        wrong = notes("ask", *arguments)
+        assert wrong.code == 2 and message in wrong.err and wrong.err.count("\n") == 1
+
+
+def test_loading_a_large_model_is_shown(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, before it takes time; a small one is there at once."""
+    shown = on_a_terminal(["ask", "Why?", "-n", "1"], "import notes_cli.commands.options as o; o.NOTICED = 1")
+    assert f"loading {model.name}" in shown
+    assert "loading" not in on_a_terminal(["ask", "Why?", "-n", "1"])
+
+
+def test_compiling_on_the_way_is_shown(model: Path, skill: Path) -> None:
+    """`ask --splice TEXT` compiles; it says so before it is done."""
+    shown = on_a_terminal(["ask", "Why?", "-n", "1", "--splice", str(skill)])
+    assert "compiling returns" in shown
