@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import numpy as np
@@ -78,7 +79,8 @@ class Library:
     def find(self, name: str, identity: Identity, remedy: str = "notes compile FILE -m MODEL") -> Path:
         """The file of that name for that identity.
 
-        Raise SegmentError that says what differs, and `remedy`: the command that mends it.
+        Raise SegmentError that says what differs, and `remedy`: the command that mends it; FILE in it becomes the one
+        that the text came from.
         """
         path = self.path(name, identity)
         if path.is_file():
@@ -86,8 +88,11 @@ class Library:
         others = self.entries(name)
         if not others:
             raise SegmentError(self._unknown(name))
+        cards = [entry.card for entry in others if entry.card is not None]
+        source = next((card.source for card in cards if card.source != "-" and os.path.isfile(card.source)), "FILE")
+        remedy = remedy.replace(" FILE ", f" {quote(source)} ")
         # The nearest file first: the one with the fewest differences.
-        found = [entry.card.identity.differences(identity) for entry in others if entry.card is not None]
+        found = [card.identity.differences(identity) for card in cards]
         nearest = min((differences for differences in found if differences), key=len, default=None)
         if nearest is None:
             raise SegmentError(others[0].problem or f"{others[0].path} was renamed. Run: {remedy}")
@@ -192,7 +197,7 @@ def came_from(card: Card, source: str) -> bool:
 
 def source_text(source: str) -> str:
     """A source for people."""
-    return {"": "where its writer did not say", "-": "standard input"}.get(source, source)
+    return {"": "an unknown place (an earlier notes compiled it)", "-": "standard input"}.get(source, source)
 
 
 def _entry(name: str, path: Path) -> Entry:

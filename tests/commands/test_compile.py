@@ -74,6 +74,9 @@ def test_another_text_of_the_same_name(notes: Notes, skill: Path, compiled: Path
         assert (str(other) if other in arguments else "this one is from standard input") in outcome.err
     assert compiled.read_bytes() == before
     assert notes("ask", "x", "-n", 1, "--splice", other).code == 0 and compiled.read_bytes() == before
+    capital = tmp_path / "Returns.txt"
+    capital.write_text("fee: 13")
+    assert notes("compile", capital).code == 1 and compiled.read_bytes() == before
     assert notes("compile", other, "--name", "fees").code == 0 and compiled.read_bytes() == before
     assert notes("compile", other, "--force").out == f"{compiled}\n"
     (entry,) = notes("inspect", "returns", "--json").json

@@ -139,6 +139,18 @@ def test_doctor_finds_everything(notes: Notes, model: Path, home: Path) -> None:
     assert not home.exists()
 
 
+def test_doctor_says_who_can_write(notes: Notes, compiled: Path) -> None:
+    """A folder that is not ours alone is a problem, with the command that mends it."""
+    compiled.parent.chmod(0o777)
+    outcome = notes("doctor")
+    assert outcome.code == 1 and f"chmod 700 {compiled.parent}" in outcome.out.splitlines()[-1]
+    for arguments in (("ls",), ("ask", "x", "--splice", "returns"), ("compile", "-", "--name", "x"), ("rm", "returns")):
+        refused = notes(*arguments, stdin="x")
+        assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1) and "chmod 700" in refused.err
+    compiled.parent.chmod(0o700)
+    assert notes("doctor").code == 0
+
+
 def test_doctor_says_what_is_missing(notes: Notes, tmp_path: Path) -> None:
     """A model that is not there: exit 1, the problem last, the rest still shown."""
     outcome = notes("doctor", "-m", tmp_path / "no.gguf")

@@ -194,6 +194,20 @@ def test_words_become_segments(workspace: Workspace, skill: Skill, tmp_path: Pat
     assert len(said) == 2
 
 
+def test_the_remedy_names_the_file_of_the_text(
+    workspace: Workspace, make_workspace: MakeWorkspace, tmp_path: Path
+) -> None:
+    """What an error suggests can be run as it is; where the file is gone it says FILE."""
+    source = tmp_path / "my rules.txt"
+    source.write_text("date: 1")
+    compile_to_library(workspace, load_skill(source))
+    for named in (f"Run: notes compile '{source}' --name my-rules -m ", "Run: notes compile FILE --name my-rules -m "):
+        with pytest.raises(SegmentError) as caught:
+            open_segments(make_workspace("qwen2"), ["my-rules"], print)
+        assert named in str(caught.value)
+        source.unlink(missing_ok=True)
+
+
 def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
     """It is asked with all the same, by its own rows; the library keeps the other, and both are said."""
     for folder, words in (("a", "date: 1"), ("b", "date: 2")):
