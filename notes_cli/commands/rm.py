@@ -11,7 +11,8 @@ from notes_cli import output
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, expose_value=False, help="Changes nothing: it never asks.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
-def command(names: tuple[str, ...], dry_run: bool) -> None:
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+def command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
     """Remove compiled skills, for all models they were compiled for, without asking. The texts are not touched, and
     can be compiled again.
 
@@ -32,10 +33,11 @@ def command(names: tuple[str, ...], dry_run: bool) -> None:
         if name not in known:
             raise SegmentError(f"there is no compiled skill {name!r}. See: notes ls")
     if dry_run:
-        for entry in library.entries():
-            if entry.name in names:
-                output.data(str(entry.path))
-        return
-    for name in names:
-        for path in library.remove(name):
-            output.data(str(path))
+        files = [str(entry.path) for entry in library.entries() if entry.name in names]
+    else:
+        files = [str(path) for name in names for path in library.remove(name)]
+    if json_:
+        output.as_json({"version": 1, "removed": [] if dry_run else files, "would_remove": files if dry_run else []})
+    else:
+        for file in files:
+            output.data(file)

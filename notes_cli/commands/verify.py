@@ -154,14 +154,19 @@ def _verify_skills(
     asked, wording = list(questions) or field_questions(segments), wording or default.wording
     seam = default.seam if seam is None else seam
     model = f"{workspace.model.name} {workspace.model.quantization}"
+    bar = output.progress("recomputing", hidden=json_, later=True)
     if fields:
         prompt = Prompt("", segments, (), system, wording, values=parse_values(fields), place=default.place)
-        edits = verify_edits(workspace, prompt, asked, methods or [AUTO], choices=choices, seam=seam)
+        with bar as update:
+            edits = verify_edits(
+                *(workspace, prompt, asked, methods or [AUTO]), choices=choices, seam=seam, progress=update
+            )
         output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, model)
         return edits.passed
     corrections = parse_errata(errata, segments)
     how: dict[str, Any] = {"system": system, "seam": seam, "wording": wording, "place": default.place}
-    report = verify(workspace, segments, asked, corrections, choices=choices, **how)
+    with bar as update:
+        report = verify(workspace, segments, asked, corrections, choices=choices, progress=update, **how)
     output.as_json(_as_json(report)) if json_ else _print(report, model)
     return report.passed
 
@@ -182,7 +187,8 @@ def _verify_session(
     with Sessions(workspace.paths.sessions).locked(name, reading=True) as stored:
         session = Session(workspace, stored)
         asked = list(questions) or field_questions(session.state.skills)
-        report = verify_session(session, asked, choices=choices, wording=wording)
+        with output.progress("recomputing", hidden=json_, later=True) as update:
+            report = verify_session(session, asked, choices=choices, wording=wording, progress=update)
         at = [_place(session, error.position) for error in report.layers]
     if json_:
         output.as_json(_session_as_json(report, name, at))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.methods import METHODS, Method
+from notes_cli.engine.notebook import Progress
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, check_questions, decided, other_decision
@@ -93,11 +94,12 @@ def verify_edits(
     *,
     choices: Sequence[str] | None = None,
     seam: int = DEFAULT_SEAM,
+    progress: Progress | None = None,
 ) -> Edits:
     """Amend the prompt's skills by its values, by each method, and ask each question (the prompt's own is not asked).
 
     `methods` may hold `auto` and `all`. Raise NotesError for one that does not exist, for values that change nothing,
-    and where there is no question.
+    and where there is no question. `progress` is told of each recompute.
     """
     check_questions(questions)
     if not changes_of(workspace, prompt):
@@ -108,13 +110,16 @@ def verify_edits(
     chosen = [named.get(name) or [Method.parse(name, also=tuple(named))] for name in methods]
     wanted = dict.fromkeys(method for several in chosen for method in several)
     asked = [replace(prompt, question=question) for question in questions]
-    references = [_recomputed(workspace, one, choices) for one in asked]
-    tried = [_tried(workspace, asked, references, method, choices, seam) for method in wanted]
+    references = [_recomputed(workspace, one, choices, progress) for one in asked]
+    tried = [_tried(workspace, asked, references, method, choices, seam, progress) for method in wanted]
     return Edits(tuple(tried), str(auto), why, ALL in methods)
 
 
-def _recomputed(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None) -> Reference:
+def _recomputed(
+    workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
+) -> Reference:
     notebook = lay(workspace, replace(prompt, method=Method("recompute")), splice=False, room=ANSWER)
+    notebook.flush(progress)
     return notebook.logits(), decided(notebook, choices)[0]
 
 
@@ -125,6 +130,7 @@ def _tried(
     method: Method,
     choices: Sequence[str] | None,
     seam: int,
+    progress: Progress | None,
 ) -> Tried:
     cases = []
     for prompt, (wanted, reference) in zip(asked, references, strict=True):
@@ -132,6 +138,7 @@ def _tried(
             notebook = lay(workspace, replace(prompt, method=method), seam=seam, room=ANSWER)
         except NotesError as error:  # this model, or the way the skill was compiled, has other methods
             return Tried(str(method), refused=str(error))
+        notebook.flush(progress)
         found = notebook.logits()
         decoded = notebook.decoded
         decision, _ = decided(notebook, choices)

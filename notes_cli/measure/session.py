@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import NotesError
 from notes_cli.library.sessions import State
@@ -98,9 +98,15 @@ class _Found:
 
 
 def verify_session(
-    session: Session, questions: Sequence[str], *, choices: Sequence[str] | None = None, wording: str | None = None
+    session: Session,
+    questions: Sequence[str],
+    *,
+    choices: Sequence[str] | None = None,
+    wording: str | None = None,
+    progress: Progress | None = None,
 ) -> SessionReport:
-    """Compare at the end, and after each question as the next turn would ask it. The session stays as it is."""
+    """Compare at the end, and after each question as the next turn would ask it. The session stays as it is. `progress`
+    is told of each prefill."""
     if session.empty:
         raise NotesError(f"there is nothing to verify: session {session.stored.name} has no turn")
     workspace, state = session.workspace, session.state
@@ -114,12 +120,12 @@ def verify_session(
         ours.append(_Found(logits, decided(notebook, choices)[0], tuple(map(int, tokens))))
         _back(workspace, notebook, len(state.tokens))
 
-    notebook = _prefilled(workspace, state)
+    notebook = _prefilled(workspace, state, progress)
     theirs = [_end(notebook, ending)]
     layers = tuple(map(_error, rows, _rows(notebook)))
     for found in ours[1:]:
         if len(notebook) != len(state.tokens):
-            notebook = _prefilled(workspace, state)
+            notebook = _prefilled(workspace, state, progress)
         notebook.append(found.tokens)
         theirs.append(_Found(notebook.logits(), decided(notebook, choices)[0]))
         _back(workspace, notebook, len(state.tokens))
@@ -127,10 +133,10 @@ def verify_session(
     return SessionReport(len(state.tokens), tuple(points), layers, _edits(state), _reasons(state))
 
 
-def _prefilled(workspace: Workspace, state: State) -> Notebook:
+def _prefilled(workspace: Workspace, state: State, progress: Progress | None) -> Notebook:
     notebook = workspace.notebook()
     notebook.append(state.tokens)
-    notebook.flush()
+    notebook.flush(progress)
     return notebook
 
 

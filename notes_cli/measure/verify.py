@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.change import change
 from notes_cli.engine.decision import decide
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
@@ -162,12 +162,16 @@ def verify(
     seam: int = DEFAULT_SEAM,
     wording: str | None = None,
     place: str = DEFAULT_PLACE,
+    progress: Progress | None = None,
 ) -> Report:
-    """Measure every question as it stands and, if there are errata, with them."""
+    """Measure every question as it stands and, if there are errata, with them. `progress` is told of each recompute."""
     check_questions(questions)
     corrections: list[Sequence[Erratum]] = [(), errata] if errata else [()]
     cases = [
-        _measure(workspace, Prompt(question, segments, correction, system, wording, place=place), choices, seam)
+        _measure(
+            *(workspace, Prompt(question, segments, correction, system, wording, place=place), choices, seam),
+            progress,
+        )
         for correction in corrections
         for question in questions
     ]
@@ -193,7 +197,9 @@ def corrected_segment(segment: Segment, values: dict[str, str], workspace: Works
     return replace(bare, text=found.text, tokens=found.tokens) if found else bare
 
 
-def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, seam: int) -> Case:
+def _measure(
+    workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, seam: int, progress: Progress | None
+) -> Case:
     spliced = lay(workspace, prompt, seam=seam, room=ANSWER)
     found = spliced.logits()
     places = [(piece.position, min(piece.tokens, KEYS)) for piece in spliced.pieces if piece.moved]
@@ -207,6 +213,7 @@ def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None
     control_decision, _ = decided(control, choices)
 
     reference = lay(workspace, prompt, splice=False, room=ANSWER)
+    reference.flush(progress)
     wanted = reference.logits()
     right = _keys(reference, places)
     reference_decision, margin = decided(reference, choices)
@@ -220,7 +227,7 @@ def _measure(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None
         decision=decision,
         reference=reference_decision,
         margin=margin,
-        corrected=_corrected_decision(workspace, prompt, choices),
+        corrected=_corrected_decision(workspace, prompt, choices, progress),
         control_cosine=cosine(unrotated, wanted),
         control_decision=control_decision,
         spliced=count,
@@ -248,13 +255,16 @@ def _off(found: NDArray[np.float32] | None, wanted: NDArray[np.float32] | None) 
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
-def _corrected_decision(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None) -> str | None:
+def _corrected_decision(
+    workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
+) -> str | None:
     values = {erratum.field: erratum.value for erratum in prompt.errata if erratum.field and erratum.value}
     if not values:
         return None
     free = [erratum for erratum in prompt.errata if erratum.field is None]
     segments = [corrected_segment(segment, values, workspace) for segment in prompt.segments]
     notebook = lay(workspace, replace(prompt, segments=segments, errata=free), splice=False, room=ANSWER)
+    notebook.flush(progress)
     return decided(notebook, choices)[0]
 
 

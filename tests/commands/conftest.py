@@ -77,8 +77,8 @@ def run_apart(*arguments: object, stdin: str = "") -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def on_a_terminal(arguments: Sequence[object], code: str = "", **environment: str) -> str:
-    """What `notes` writes to a terminal, after this code has run in its process; it must succeed."""
+def on_a_terminal(arguments: Sequence[object], code: str = "", status: Sequence[int] = (0,), **environment: str) -> str:
+    """What `notes` writes to a terminal, after this code has run in its process; it must exit with such a status."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", f"{code}\nfrom notes_cli.__main__ import main; main()", *map(str, arguments)],
@@ -95,7 +95,7 @@ def on_a_terminal(arguments: Sequence[object], code: str = "", **environment: st
     except OSError:  # Linux says so where the other side is closed
         pass
     os.close(master)
-    assert process.wait() == 0, data
+    assert process.wait() in status, data
     return data.decode()
 
 

@@ -167,3 +167,14 @@ def test_compiling_on_the_way_is_shown(model: Path, skill: Path) -> None:
     """`ask --splice TEXT` compiles; it says so before it is done."""
     shown = on_a_terminal(["ask", "Why?", "-n", "1", "--splice", str(skill)])
     assert "compiling returns" in shown
+
+
+def test_verifying_is_shown(model: Path, tmp_path: Path) -> None:
+    """Each recompute that takes a while, of skills, edits and sessions alike."""
+    long = tmp_path / "long.txt"
+    long.write_text("tier: gold\n\n" + "A line of a long text.\n" * 40)
+    ask = ("--question", "Why?", "--choices", "a,b")
+    assert run_here("ask", "Why?", "--splice", long, "--session", "mine", "-n", 1).code == 0
+    for what in (["long"], ["long", "--field", "tier=b", "--method", "erratum"], ["--session", "mine"]):
+        shown = on_a_terminal(["verify", *what, *ask], status=(0, 1))
+        assert "recomputing" in shown
