@@ -140,3 +140,13 @@ int32_t notes_append(llama_context * ctx, const llama_seq_id * seqs, const int32
         return NOTES_OK;
     });
 }
+
+int32_t notes_truncate(llama_context * ctx, llama_seq_id seq, llama_pos p0) {
+    if (!ctx) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_kv::truncate(*ctx, seq, p0);
+        return NOTES_OK;
+    });
+}

@@ -131,6 +131,10 @@ LLAMA_API int32_t notes_rewrite(struct llama_context * ctx, llama_seq_id seq, co
 LLAMA_API int32_t notes_append(struct llama_context * ctx, const llama_seq_id * seqs, const int32_t * n_tokens,
         int32_t n_seqs, const llama_token * tokens, enum notes_output output);
 
+// Drop the rows of `seq` from position `p0` on. Refused where the next token would look at rows of a sliding window that
+// are gone, and where recurrent state cannot go back.
+LLAMA_API int32_t notes_truncate(struct llama_context * ctx, llama_seq_id seq, llama_pos p0);
+
 #ifdef __cplusplus
 }
 #endif

@@ -182,7 +182,7 @@ std::vector<double> notes_kv::frequencies(int32_t i) const {
 // rows in and out
 //
 
-void notes_kv::check_seq(llama_seq_id seq) const {
+static void check_seq(const llama_context & ctx, llama_seq_id seq) {
     if (seq < 0 || (uint32_t) seq >= ctx.n_seq_max()) {
         throw notes_failure(NOTES_E_ARGUMENT, "sequence " + std::to_string(seq) + " does not exist; the context has " + std::to_string(ctx.n_seq_max()));
     }
@@ -244,19 +244,19 @@ llama_pos notes_kv::sees_from(const llama_kv_cache & kv, llama_pos pos) {
     }
 }
 
-// Whether this cache has every row of the sequence from position `from` on. The first one has all that there are.
-bool notes_kv::keeps(const notes_memory & memory, size_t cache, llama_seq_id seq, llama_pos from) {
+// Whether this cache has every row of the sequence at positions [p0, p1). The first one has all that there are.
+bool notes_kv::keeps(const notes_memory & memory, size_t cache, llama_seq_id seq, llama_pos p0, llama_pos p1) {
     const auto & all  = memory.caches[0].kv->get_cells(seq).seq_pos_get(seq);
     const auto & here = memory.caches[cache].kv->get_cells(seq).seq_pos_get(seq);
-    return std::equal(all.lower_bound({ from, 0 }), all.end(), here.lower_bound({ from, 0 }), here.end(),
+    return std::equal(all.lower_bound({ p0, 0 }), all.lower_bound({ p1, 0 }), here.lower_bound({ p0, 0 }), here.lower_bound({ p1, 0 }),
             [](const auto & a, const auto & b) { return a.first == b.first; });
 }
 
-// Whether the sliding-window layers no longer have something that a token at `pos`, after all rows, looks at.
+// Whether the sliding-window layers no longer have something before `pos` that a token there looks at.
 bool notes_kv::lacks_window(const notes_memory & memory, llama_seq_id seq, llama_pos pos) {
     for (size_t c = 0; c < memory.caches.size(); ++c) {
         const auto & cache = memory.caches[c];
-        if (cache.window && !cache.kv->keep_masked && !keeps(memory, c, seq, sees_from(*cache.kv, pos))) {
+        if (cache.window && !cache.kv->keep_masked && !keeps(memory, c, seq, sees_from(*cache.kv, pos), pos)) {
             return true;
         }
     }
@@ -512,7 +512,7 @@ llama_ubatch notes_kv::ubatch(const llama_seq_id & seq, const llama_token * toke
 }
 
 void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_rows * rows, int32_t n_layers, llama_pos base) {
-    check_seq(seq);
+    check_seq(ctx, seq);
     check_rows(rows, n_layers);
 
     check_range(p0, n);
@@ -613,7 +613,7 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
 }
 
 void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const {
-    check_seq(seq);
+    check_seq(ctx, seq);
     check_rows(rows, n_layers);
 
     check_range(p0, n);
@@ -703,7 +703,7 @@ static void add(llama_batch_ext & batch, llama_seq_id seq, llama_pos pos, llama_
 }
 
 void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output) {
-    check_seq(seq);
+    check_seq(ctx, seq);
 
     const int32_t n_batch = ctx.n_batch();
     if (n <= 0 || (output == NOTES_OUTPUT_ALL && n > n_batch)) {
@@ -806,11 +806,14 @@ static void check_last(const llama_context & ctx, int64_t last) {
 }
 
 // The position after the last row. That of an image is as far on as the image is high or wide.
-static llama_pos next_position(llama_context & ctx, llama_seq_id seq) {
-    const llama_pos last = ctx.get_memory()->seq_pos_max(seq);
+static llama_pos next_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
+    llama_pos last = ctx.get_memory()->seq_pos_max(seq);
+    for (const auto & cache : memory.caches) {
+        last = std::max(last, cache.kv->seq_pos_max(seq)); // with a sliding window the memory tells of its layers alone
+    }
     llama_pos res = last + 1;
     if (last >= 0 && ctx.get_model().hparams.n_pos_per_embd() > 1) {
-        for (const auto & cache : notes_memory(ctx).caches) {
+        for (const auto & cache : memory.caches) {
             const auto & cells = cache.kv->get_cells(seq);
             for (const uint32_t cell : cells_between(cells, seq, last, (int64_t) last + 1)) {
                 const auto & ext = cells.ext_get(cell);
@@ -838,7 +841,7 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         if (seqs[s] < 0 || (uint32_t) seqs[s] >= ctx.n_seq_max() || !seen.insert(seqs[s]).second || n_tokens[s] <= 0) {
             throw notes_failure(NOTES_E_ARGUMENT, "cannot append " + std::to_string(n_tokens[s]) + " tokens to sequence " + std::to_string(seqs[s]));
         }
-        const llama_pos p0 = next_position(ctx, seqs[s]);
+        const llama_pos p0 = next_position(ctx, parts, seqs[s]);
         if ((int64_t) p0 + n_tokens[s] > ctx.n_ctx_seq()) {
             throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n_tokens[s]) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
         }
@@ -884,5 +887,24 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
             }
         }
         throw;
+    }
+}
+
+void notes_kv::truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0) {
+    const std::string why = refusal(ctx, NOTES_APPEND);
+    if (!why.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, why);
+    }
+    check_seq(ctx, seq);
+    if (p0 < 0) {
+        throw notes_failure(NOTES_E_ARGUMENT, "there is no position " + std::to_string(p0));
+    }
+    const notes_memory parts(ctx);
+    const bool after = std::any_of(parts.caches.begin(), parts.caches.end(), [&](const auto & cache) { return cache.kv->seq_pos_max(seq) >= p0; });
+    if (after && lacks_window(parts, seq, p0)) {
+        throw notes_failure(NOTES_E_POSITION, "the sliding-window layers no longer hold what position " + std::to_string(p0) + " looks at (swa_full keeps all rows)");
+    }
+    if (!ctx.get_memory()->seq_rm(seq, p0, -1)) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, "this model's memory cannot go back to position " + std::to_string(p0) + " (recurrent state)");
     }
 }

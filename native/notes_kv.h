@@ -39,8 +39,9 @@ struct notes_kv {
     void read   (llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const;
     void rewrite(llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output);
 
-    // Any memory can append.
-    static void append(llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, int32_t n_seqs, const llama_token * tokens, notes_output output);
+    // Any memory can append and truncate, if not everywhere.
+    static void append  (llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, int32_t n_seqs, const llama_token * tokens, notes_output output);
+    static void truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0);
 
 private:
     llama_context & ctx;
@@ -60,12 +61,11 @@ private:
 
     void settle() const;
     void check_rows(const notes_rows * rows, int32_t n_layers) const;
-    void check_seq(llama_seq_id seq) const;
     void check_positions(const llama_pos * positions, int32_t n, llama_pos base) const;
     bool whole_window(size_t cache) const;
     bool has_still_pairs() const;
     static llama_pos sees_from(const llama_kv_cache & kv, llama_pos pos);
-    static bool keeps(const notes_memory & memory, size_t cache, llama_seq_id seq, llama_pos from);
+    static bool keeps(const notes_memory & memory, size_t cache, llama_seq_id seq, llama_pos p0, llama_pos p1 = INT32_MAX);
     static bool lacks_window(const notes_memory & memory, llama_seq_id seq, llama_pos pos);
     int64_t room(size_t cache, llama_seq_id seq, int64_t first) const;
 

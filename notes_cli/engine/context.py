@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,13 +73,16 @@ class Context:
         self.unmovable: str | None = None  # why no rows may be moved, where that was measured (engine/turning.py)
         self.model = model
         self.options = options = options or ContextOptions()
+        _check(options)
         params = llama.llama_context_default_params()
-        params.n_ctx = options.n_ctx
-        params.n_batch = options.n_batch
-        params.n_ubatch = min(options.n_ubatch, options.n_batch)
         # Where the sequence cannot go back, a second one is there to be spoilt: see `ahead`.
         spare = model.recurrent and options.n_sequences == 1
-        params.n_seq_max = options.n_sequences + spare
+        self._sequences = params.n_seq_max = options.n_sequences + spare
+        # llama.cpp keeps an output for each sequence and as many as a batch has tokens, or the context before it is
+        # rounded up, and aborts where these are fewer (llama_context::output_reserve).
+        params.n_ctx = max(options.n_ctx, params.n_seq_max) if options.n_ctx else 0
+        params.n_batch = max(options.n_batch, params.n_seq_max)
+        params.n_ubatch = min(options.n_ubatch, options.n_batch)
         params.kv_unified = options.unified or spare
         params.n_threads = params.n_threads_batch = options.n_threads or _threads(model)
         params.flash_attn_type = _FLASH[options.flash_attention]
@@ -106,6 +110,7 @@ class Context:
             reason = native.log_lines[-1].split(": ", 1)[-1].strip() if native.log_lines else "no reason given"
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
         self.n_ctx = int(llama.llama_n_ctx_seq(self._handle))
+        self.n_batch = int(llama.llama_n_batch(self._handle))  # tokens of which all logits can be had at once
         if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to go beyond
             self.n_ctx = min(self.n_ctx, bound)
 
@@ -202,13 +207,13 @@ class Context:
 
     def length(self, sequence: int) -> int:
         """Number of positions up to the last row of the sequence."""
-        return int(llama.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+        return int(llama.llama_memory_seq_pos_max(self._memory, self._known(sequence))) + 1
 
     def append(self, tokens: dict[int, Tokens], output: Output = "last") -> None:
         """Decode tokens after the last row of each sequence, all in one batch."""
-        sequences = np.array(list(tokens), np.int32)
-        counts = np.array([len(part) for part in tokens.values()], np.int32)
-        flat = np.concatenate(list(tokens.values())).astype(np.int32)
+        sequences = _integers([self._known(sequence) for sequence in tokens], "a sequence")
+        counts = _integers([len(part) for part in tokens.values()], "a count")
+        flat = np.concatenate([np.zeros(0, np.int32), *(_integers(part, "a token") for part in tokens.values())])
         native.call(
             *("notes_append", self.handle, _int32(sequences), _int32(counts), len(sequences), _int32(flat)),
             _OUTPUT[output],
@@ -231,7 +236,7 @@ class Context:
 
     def rewrite(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at positions that already hold rows, ascending, scattered or not, in their place."""
-        where, what = (np.ascontiguousarray(part, np.int32) for part in (positions, tokens))
+        where, what = _integers(positions, "a position"), _integers(tokens, "a token")
         if len(where) != len(what):
             raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
         native.call("notes_rewrite", self.handle, sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
@@ -255,11 +260,11 @@ class Context:
         self._check_layers(layers, len(tokens))
         if self.unmovable and position != base:
             raise UnsupportedError(self.unmovable)
-        what = np.ascontiguousarray(tokens, np.int32)
+        what = _integers(tokens, "a token")
         base = base if rotate else position
         native.call(
             *("notes_splice", self.handle, sequence, position, _int32(what), len(what)),
-            *(None if axes is None else _int32(np.ascontiguousarray(axes, np.int32)), *_rows(layers), base),
+            *(None if axes is None else _int32(_integers(axes, "a position")), *_rows(layers), base),
         )
 
     def read(self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
@@ -287,11 +292,7 @@ class Context:
 
     def truncate(self, sequence: int, length: int) -> None:
         """Drop the rows of the sequence from position `length` on."""
-        window = 0 if self.options.swa_full else int(llama.llama_model_n_swa(self.model.handle))
-        if window and length and int(llama.llama_memory_seq_pos_min(self._memory, sequence)) > max(0, length - window):
-            raise EngineError(f"the sliding-window layers no longer hold what position {length} looks at (swa_full)")
-        if not llama.llama_memory_seq_rm(self._memory, sequence, length, -1):
-            raise EngineError(f"this model's memory cannot go back to position {length} (recurrent state)")
+        native.call("notes_truncate", self.handle, sequence, length)
 
     @contextmanager
     def ahead(self, sequence: int) -> Iterator[int]:
@@ -325,6 +326,12 @@ class Context:
         if np.isnan(logits).any():
             raise EngineError(f"{self.model.name} computes logits that are not numbers: its file or its K/V is damaged")
         return logits
+
+    def _known(self, sequence: int) -> int:
+        """The sequence, if there is one: llama.cpp aborts on others."""
+        if not 0 <= sequence < self._sequences:
+            raise EngineError(f"sequence {sequence} does not exist; the context has {self._sequences}")
+        return sequence
 
     def _check_layers(self, layers: Sequence[LayerRows], count: int) -> None:
         """The hook trusts the shapes it is told; this is where they are known."""
@@ -360,6 +367,36 @@ def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:
 def _master(kv_type: str) -> str:
     """The type that segments for a cache of this type keep: rows are quantized once, where they are spliced."""
     return "f32" if kv_type == "f32" else "f16"
+
+
+def _check(options: ContextOptions) -> None:
+    """Raise EngineError for what no context can be made with. ctypes would cut numbers off, llama.cpp abort or compute
+    what is no number."""
+    wholes = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 0, "n_threads": 0, "n_sequences": 1, "yarn_orig_ctx": 0}
+    for name, low in wholes.items():
+        value = getattr(options, name)
+        high = 256 if name == "n_sequences" else native.INTS[-1]
+        if value is not None and not low <= value <= high:
+            raise EngineError(f"{name} is {value}: it must be from {low} to {high:,}")
+    for name in ("rope_freq_base", "rope_freq_scale", "yarn_attn_factor"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < math.inf:  # nor NaN
+            raise EngineError(f"{name} is {value}: it must be a number of 0 or more")
+    for name, known in (
+        *(("type_k", KV_TYPES), ("type_v", KV_TYPES), ("flash_attention", _FLASH)),
+        *((("rope_scaling", _ROPE_SCALING),) if options.rope_scaling is not None else ()),
+    ):
+        if getattr(options, name) not in known:
+            raise EngineError(f"{name} is {getattr(options, name)!r}: it must be one of {', '.join(known)}")
+
+
+def _integers(values: Any, what: str) -> NDArray[np.int32]:
+    """The numbers as C has them. Raise EngineError for one that a C int does not hold."""
+    found = np.asarray(values)
+    if found.dtype != np.int32:
+        for value in (found.min(), found.max()) if found.size else ():
+            native.fits(int(value), what)
+    return np.ascontiguousarray(found, np.int32)
 
 
 def _int32(array: NDArray[np.int32]) -> Any:

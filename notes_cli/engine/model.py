@@ -94,8 +94,8 @@ class Model:
 
     def _load(self, gpu_layers: int, main_gpu: int, mmap: bool, loading: Callable[[float], object] | None) -> None:
         params = llama.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers if gpu_layers >= 0 else 0x7FFFFFFF
-        params.main_gpu = main_gpu
+        params.n_gpu_layers = min(gpu_layers, native.INTS[-1]) if gpu_layers >= 0 else native.INTS[-1]
+        params.main_gpu = native.fits(main_gpu, "main_gpu")
         params.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
         progress = native.loading(loading)  # must live as long as the call
         params.progress_callback = progress
@@ -192,6 +192,8 @@ class Model:
         if not data:
             return np.zeros(0, np.int32)
         # A text has at most one token a byte, plus what some tokenizers put before it.
+        if len(data) + 8 not in native.INTS:
+            raise ModelError(f"a text of {len(data):,} bytes is more than llama.cpp can read")
         buffer = (ctypes.c_int32 * (len(data) + 8))()
         count = llama.llama_tokenize(self._vocab, data, len(data), buffer, len(buffer), False, special)
         if count < 0:
@@ -247,6 +249,7 @@ class Model:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes a token stands for; may be part of a UTF-8 character."""
+        self._check_token(token)
         buffer = ctypes.create_string_buffer(256)
         size = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
         if size < 0:
@@ -264,7 +267,17 @@ class Model:
 
     def ends(self, token: int) -> bool:
         """Whether the token ends an answer (end of turn, end of text)."""
+        self._check_token(token)
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+    def unknown(self, tokens: Iterable[int]) -> int | None:
+        """The first of these tokens that is outside the vocabulary; None if all are known."""
+        return next((int(token) for token in tokens if not 0 <= token < self.n_vocab), None)
+
+    def _check_token(self, token: int) -> None:
+        """llama.cpp ends the process over a token that it does not know."""
+        if self.unknown([token]) is not None:
+            raise ModelError(f"token {token} is outside the vocabulary of {self.n_vocab}")
 
 
 def _is_markup(text: str) -> bool:

@@ -111,6 +111,7 @@ _signatures: dict[str, list[Any]] = {
     ],
     "notes_rewrite": [ctypes.c_void_p, ctypes.c_int32, _int32_p, _int32_p, ctypes.c_int32, ctypes.c_int],
     "notes_append": [ctypes.c_void_p, _int32_p, _int32_p, ctypes.c_int32, _int32_p, ctypes.c_int],
+    "notes_truncate": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32],
     "notes_guard": [ctypes.c_char_p, ctypes.c_char_p],
 }
 _results: dict[str, Any] = {"notes_supports": ctypes.c_bool, "notes_can_move": ctypes.c_bool, "notes_guard": None}
@@ -128,9 +129,26 @@ def last_error() -> str:
     return str(_library.notes_error().decode(errors="replace"))
 
 
+INTS = range(-(1 << 31), 1 << 31)  # what a C int holds: ctypes cuts off the rest and says nothing
+
+
+def fits(value: int, what: str = "a number for llama.cpp") -> int:
+    """The number, if a C int holds it. Raise EngineError otherwise."""
+    if value not in INTS:
+        raise EngineError(f"{what} is {value}, which is beyond what llama.cpp can count ({INTS[0]:,} to {INTS[-1]:,})")
+    return value
+
+
+def _hook(name: str, arguments: tuple[Any, ...]) -> Any:
+    for kind, value in zip(_signatures[name], arguments, strict=True):
+        if kind in (ctypes.c_int, ctypes.c_int32):
+            fits(value)
+    return getattr(_library, name)(*arguments)
+
+
 def call(name: str, *arguments: Any) -> int:
     """Call a hook that returns a status or a count; raise what it says when it fails."""
-    result = int(getattr(_library, name)(*arguments))
+    result = int(_hook(name, arguments))
     if result == E_UNSUPPORTED:
         raise UnsupportedError(last_error())
     if result < OK:
@@ -172,7 +190,7 @@ def supports(context: Any, operation: str) -> str | None:
 
 def can_move(context: Any, base: int, position: int, count: int) -> str | None:
     """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
-    return None if _library.notes_can_move(context, base, position, count) else last_error()
+    return None if _hook("notes_can_move", (context, base, position, count)) else last_error()
 
 
 def devices() -> list[str]:

@@ -312,8 +312,12 @@ class Notebook:
         self.flush()
         self._check_room(len(tokens))
         with self.context.ahead(self.sequence) as sequence:
-            self.context.append({sequence: np.array(tokens, np.int32)}, "all")
-            return np.stack([self.context.logits(index) for index in range(len(tokens))])
+            found = []
+            for first in range(0, len(tokens), self.context.n_batch):
+                part = tokens[first : first + self.context.n_batch]
+                self.context.append({sequence: np.array(part)}, "all")
+                found += [self.context.logits(index) for index in range(len(part))]
+            return np.stack(found)
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token, and

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from notes_cli.engine import native
 from notes_cli.engine.native import llama
 from notes_cli.errors import EngineError
 
@@ -41,7 +42,7 @@ class Sampler:
             parts.append(llama.llama_sampler_init_greedy())
         else:
             parts += [
-                llama.llama_sampler_init_top_k(options.top_k),
+                llama.llama_sampler_init_top_k(native.fits(options.top_k, "top_k")),
                 llama.llama_sampler_init_top_p(options.top_p, 1),
                 llama.llama_sampler_init_min_p(options.min_p, 1),
                 llama.llama_sampler_init_temp(options.temperature),
