@@ -43,6 +43,13 @@ class Rows:
             differences = [f"begun with a {begun.cache} K/V cache, this context keeps {self._header.cache}"]
         if differences:
             raise SessionError(f"session {self._stored.name} was {'; '.join(differences)}. Its model: {begun.model}")
+        model, name = self._workspace.model, self._stored.name
+        unknown = model.unknown(self._stored.state.tokens)
+        if unknown is not None:
+            raise SessionError(
+                f"session {name} holds token {unknown}, and {model.name} has a vocabulary of {model.n_vocab}: its "
+                f"ledger is damaged, or was not written for this model. Go back to before it: notes session undo {name}"
+            )
 
     @property
     def _header(self) -> Header:

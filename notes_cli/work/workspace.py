@@ -261,3 +261,10 @@ class Workspace:
         if differences:
             found = "; ".join(differences)
             raise SegmentError(f"{segment.name} was {found}. Compile it for this model, with these options")
+        model, tokens = self.model, [*segment.tokens.tolist(), *segment.context.tolist()]
+        unknown = model.unknown(tokens)
+        if unknown is not None:
+            raise SegmentError(
+                f"{segment.name} holds token {unknown}, and {model.name} has a vocabulary of {model.n_vocab}: it is "
+                "not what was compiled for this model. Compile it again"
+            )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import pytest
 
-from notes_cli.library.container import peek
+from notes_cli.library.container import open_segment, peek, write_segment
 
 from .conftest import Notes, snapshot
 
@@ -57,6 +58,18 @@ def test_not_a_gguf(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path)
 def test_a_segment_is_no_model(refuse: Refuse, compiled: Path) -> None:
     """A segment named as the model is refused."""
     assert "cannot load" in refuse("ask", "Why?", "-m", compiled)
+
+
+@pytest.mark.parametrize("where", ["tokens", "context"])
+def test_tokens_that_the_model_does_not_have(refuse: Refuse, compiled: Path, where: str) -> None:
+    """A segment says that it was compiled for this model, and holds tokens that it has not: anybody may write that."""
+    segment = open_segment(compiled)
+    tokens = getattr(segment, where).copy()
+    tokens[0] = 259
+    write_segment(compiled, replace(segment, **{where: tokens}))
+    for options in ((), ("--explain",), ("--field", "tier=silver")):
+        error = refuse("ask", "Why?", "--splice", compiled, *options)
+        assert "returns holds token 259, and tiny llama has a vocabulary of 259" in error
 
 
 @pytest.mark.parametrize("by_path", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Callable
@@ -134,6 +135,25 @@ def test_another_model_is_refused(notes: Notes, begun: Path, make_model: Callabl
         assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
         assert f"begun for architecture llama, this model is qwen2. Its model: {model}" in outcome.err
     assert snapshot(begun) == before
+
+
+@pytest.mark.parametrize("bad", [259, 2**31 - 1])
+@pytest.mark.parametrize(
+    "arguments", [("ask", "And now?", "--session", "mine"), ("edit", "mine", "--field", "tier=silver")]
+)
+def test_a_ledger_of_tokens_that_the_model_does_not_have(
+    notes: Notes, begun: Path, arguments: tuple[str, ...], bad: int
+) -> None:
+    """A ledger may be anybody's: 259 tokens are known, and over another one llama.cpp ends the process."""
+    ledger = begun / "ledger.jsonl"
+    head, turn = ledger.read_text().splitlines()
+    line = json.loads(turn)
+    line["pieces"][0]["tokens"][0] = bad
+    ledger.write_text(f"{head}\n{json.dumps(line)}\n")
+    outcome = notes(*arguments)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert f"session mine holds token {bad}, and tiny llama has a vocabulary of 259" in outcome.err
+    assert notes("session", "undo", "mine").code == 0
 
 
 def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
