@@ -235,7 +235,7 @@ def test_decisions_by_blocks_and_hoisted_fields(monkeypatch: pytest.MonkeyPatch,
     value = text.partition(f"\n{name}: ")[2].partition("\n")[0]
     hoisted = tmp_path / "hoisted.md"
     hoisted.write_text(HOISTED.format(name, value, text.split("---\n", 2)[2]))
-    for method, compiling in (("block", (resource("skills") / "returns", "--blocks", 3)), ("suffix", (hoisted,))):
+    for method, compiling in (("block", (resource("skills") / "returns", "--blocks", 3)), ("suffix", (hoisted, "-f"))):
         assert run_here("compile", *compiling).code == 0
         ask = ("ask", question, "--splice", "returns", "--choices", f"{old},{new}", "--json")
         for system in ((), ("-s", "You work for Harbor Books.")):

@@ -85,12 +85,18 @@ def test_tokens_that_the_model_does_not_have(refuse: Refuse, compiled: Path, whe
     ],
 )
 def test_a_segment_of_another_model(
-    refuse: Refuse, compiled: Path, make_model: MakeModel, settings: dict[str, object], says: list[str], by_path: bool
+    refuse: Refuse,
+    skill: Path,
+    compiled: Path,
+    make_model: MakeModel,
+    settings: dict[str, object],
+    says: list[str],
+    by_path: bool,
 ) -> None:
     """Other architecture, other weights of the same name, other quantization of the same weights."""
     error = refuse("ask", "Why?", "--splice", compiled if by_path else "returns", "-m", make_model(**settings))
     assert all(part in error for part in says)
-    assert ("Compile it for this model" if by_path else "Run: notes compile FILE --name returns -m") in error
+    assert ("Compile it for this model" if by_path else f"Run: notes compile {skill} --name returns -m") in error
 
 
 @pytest.mark.parametrize("by_path", [False, True])
