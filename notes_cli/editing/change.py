@@ -11,7 +11,7 @@ from notes_cli.engine.notebook import Patch, shifted
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.text.fields import Field, clean_value
 from notes_cli.text.skill import Skill, with_values
-from notes_cli.text.spans import token_span
+from notes_cli.text.spans import token_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def skill_of(segment: Segment) -> Skill:
 def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
     """The tokens in which each field's value stands. Raise SkillError where they do not give the text back."""
     pieces = [model.piece(int(token)) for token in tokens]
-    return tuple(FieldSpan(*field, *token_span(skill.text, pieces, field.start, field.end)) for field in skill.fields)
+    places = token_spans(skill.text, pieces, [(field.start, field.end) for field in skill.fields])
+    return tuple(FieldSpan(*field, *place) for field, place in zip(skill.fields, places, strict=True))
 
 
 def _patches(

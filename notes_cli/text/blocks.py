@@ -13,13 +13,14 @@ from itertools import accumulate
 from typing import Literal
 
 from notes_cli.errors import SkillError
-from notes_cli.text.fields import FENCE
+from notes_cli.text.fields import fences, within
+from notes_cli.text.spans import byte_offsets
 
 Blocks = int | Literal["headings"]  # how many, or one a heading
 
 PLACES = {
     "headings": re.compile(r"^ {0,3}#{1,6}[ \t]+(?=\S)", re.M),
-    "paragraphs": re.compile(r"(?<=\n)[ \t]*\n+(?P<place>)(?![ \t]*\n)"),
+    "paragraphs": re.compile(r"(?<=\n)[ \t]*\n(?P<place>)(?![ \t]*\n)"),
     "lines": re.compile(r"\n(?P<place>)(?![ \t]*\n)"),
 }
 
@@ -51,13 +52,21 @@ def references(texts: Sequence[str], stands: Mapping[str, set[int]]) -> list[str
 
     `texts` are those of the blocks; `stands` tells for each field in which of them its value is, counted from 0.
     """
-    return [
-        f"block {number + 1} refers to {name}, which stands in {_blocks(stands[name])}: decisions may suffer; "
-        "keep them in one block"
-        for number, text in enumerate(texts)
-        for name in stands
-        if number not in stands[name] and _names(text, name)
-    ]
+    parts = {name: set(_words(name)) for name in stands}
+    found = []
+    for number, text in enumerate(texts):
+        words = set(_words(text))
+        for name in stands:
+            if number not in stands[name] and parts[name] <= words and _names(text, name):
+                found.append(
+                    f"block {number + 1} refers to {name}, which stands in {_blocks(stands[name])}: decisions may "
+                    "suffer; keep them in one block"
+                )
+    return found
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W_]+", text.casefold())
 
 
 def _names(text: str, name: str) -> bool:
@@ -73,10 +82,10 @@ def _blocks(numbers: set[int]) -> str:
 
 def _places(text: str, kind: str) -> list[int]:
     """Characters before which the text may be cut, its first one left out."""
-    fences = [match.span() for match in FENCE.finditer(text)]
+    code = fences(text)
     found = PLACES[kind].finditer(text)
     places = [match.start() if kind == "headings" else match.start("place") for match in found]
-    return [place for place in places if place and not any(first < place < last for first, last in fences)]
+    return [place for place in places if place and not within(code, place - 1)]
 
 
 def _at_tokens(text: str, token_bytes: Sequence[bytes], places: Sequence[int]) -> list[int]:
@@ -86,9 +95,9 @@ def _at_tokens(text: str, token_bytes: Sequence[bytes], places: Sequence[int]) -
         raise SkillError("the tokens of this model do not give the text back, so it cannot be cut into blocks")
     shift = len(joined) - len(data)
     begins = [0, *accumulate(map(len, token_bytes))][:-1]  # where each token begins, in bytes
-    found = []
+    found, at = [], byte_offsets(text)
     for place in places:
-        byte = shift + len(text[:place].encode())
+        byte = shift + at[place]
         token = bisect_left(begins, byte)
         if token < len(begins) and begins[token] == byte:
             found.append(token)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 from notes_cli.config import resource
 from notes_cli.documents import read_yaml
 from notes_cli.errors import NotesError, SkillError
-from notes_cli.text.fields import FIELD_NAME, clean_value
+from notes_cli.text.fields import clean_value
+from notes_cli.text.keys import field_name, is_name, listed
 
 SLOT = re.compile(r"\{(field|value|text)\}")
 
@@ -42,18 +44,19 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     """Read `field=value` or free words. `known_fields` are those of all spliced skills.
 
     Raise SkillError for an empty erratum, a value that is empty or has several lines, and for what looks like
-    `field=value` with a field that no skill has.
+    `field=value` with a field that no skill has: several words do if they are nearly the name of one.
     """
     text = text.strip()
     if not text:
         raise SkillError("the erratum is empty. Write field=value, or the correction in your own words")
     name, equals, value = text.partition("=")
-    name = name.rstrip()
-    if not equals or not (name in known_fields or FIELD_NAME.fullmatch(name)):
+    name = field_name(name)
+    if not equals or not is_name(name):
         return Erratum(None, None, text)
     if name not in known_fields:
-        known = ", ".join(sorted(known_fields)) or "none"
-        raise SkillError(f"no spliced skill has a field {name!r}. Known fields: {known}")
+        if " " in name and not get_close_matches(name, known_fields, n=1, cutoff=0.8):
+            return Erratum(None, None, text)  # "We now say x=1 everywhere."
+        raise SkillError(f"no spliced skill has a field {name!r}. Known fields: {listed(sorted(known_fields))}")
     return Erratum(name, clean_value(name, value), text)
 
 

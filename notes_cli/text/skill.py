@@ -16,10 +16,13 @@ from typing import Any, BinaryIO
 from notes_cli.documents import parse_yaml
 from notes_cli.errors import SkillError, reason
 from notes_cli.text import names
-from notes_cli.text.fields import FIELD_NAME, Field, Hole, clean_value, fill, find_fields
+from notes_cli.text.fields import Field, Hole, clean_value, fill, find_fields
+from notes_cli.text.keys import FIELD_NAME, field_name, is_name, listed
 
 MAX_BYTES = 64 << 20  # far beyond any context; a model file named by mistake is refused, not read
 MAX_HEADER = 64 << 10  # characters of front matter, which are read slowly
+MAX_FIELDS = 1000  # that the front matter declares: each is looked for in the text
+MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
@@ -105,11 +108,11 @@ def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
 
     Raise SkillError for a field that the skill does not have, and for an empty value or one of several lines.
     """
+    had = skill.values
     for name in values:
-        if name not in skill.values:
-            known = ", ".join(skill.values) or "none"
-            raise SkillError(f"{skill.name} has no field {name!r}. Its fields: {known}")
-    new = skill.values | {name: clean_value(name, value) for name, value in values.items()}
+        if name not in had:
+            raise SkillError(f"{skill.name} has no field {name!r}. Its fields: {listed(list(had))}")
+    new = had | {name: clean_value(name, value) for name, value in values.items()}
     text, fields = fill(skill.text, [Hole(found.start, found.end, found.name) for found in skill.fields], new)
     return replace(skill, text=text, fields=fields)
 
@@ -171,16 +174,26 @@ def _declared(header: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
         return {}, []
     if not isinstance(declared, dict):
         raise SkillError("fields in the front matter must be `name: value` lines")
-    values, hoisted = {}, []
+    if len(declared) > MAX_FIELDS:
+        raise SkillError(f"the front matter declares more than {MAX_FIELDS:,} fields")
+    values: dict[str, str] = {}
+    hoisted: list[str] = []
     for name, value in declared.items():
-        if not isinstance(name, str) or not FIELD_NAME.fullmatch(name):
-            raise SkillError(f"field name {name!r} must be a word of letters, digits, _ and -")
+        name = field_name(name)
+        if not FIELD_NAME.fullmatch(name) and not is_name(name):
+            raise SkillError(
+                f"field name {name[:80]!r} must be a word of letters, digits, _ and -, or a few such words"
+            )
+        if name in values:
+            raise SkillError(f"field {name!r} stands twice in the front matter. Keep one of them")
         if isinstance(value, dict):
             value, hoist = _mapping(name, value)
             hoisted += [name] if hoist else []
         if not isinstance(value, str):
             raise SkillError(f"the value of field {name!r} must be text or a number")
         values[name] = clean_value(name, value)
+        if len(values[name]) > MAX_VALUE:
+            raise SkillError(f"the value of field {name!r} is longer than {MAX_VALUE:,} characters")
     return values, hoisted
 
 

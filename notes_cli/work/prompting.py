@@ -17,6 +17,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import NotesError, SkillError, UnsupportedError, UnwritableError
 from notes_cli.text.erratum import Erratum, parse_erratum, word
 from notes_cli.text.fields import clean_value
+from notes_cli.text.keys import field_name
 from notes_cli.text.prompt import build
 from notes_cli.text.skill import load_skill
 from notes_cli.work.choosing import DEFAULT_SEAM, choose
@@ -121,10 +122,11 @@ def parse_values(given: Sequence[str]) -> dict[str, str]:
     """New values of fields, each as `name=value`; the last of a name counts. Raise SkillError for anything else."""
     values = {}
     for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
+        given_name, equals, value = text.partition("=")
+        name = field_name(given_name)
+        if not equals or not name:
             raise SkillError(f"{text!r} is not a field and its value. Write --field NAME=VALUE")
-        values[name.strip()] = clean_value(name.strip(), value)
+        values[name] = clean_value(name, value)
     return values
 
 

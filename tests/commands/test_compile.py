@@ -13,7 +13,7 @@ import pytest
 
 from notes_cli import output
 from notes_cli.library import container
-from notes_cli.library.container import open_segment
+from notes_cli.library.container import open_segment, peek
 
 from .conftest import TEXT, Notes, snapshot
 
@@ -206,7 +206,7 @@ def test_a_damaged_file_is_compiled_again(notes: Notes, skill: Path, compiled: P
         (" \n\n", "has no text"),
         ("---\ndescription: x\n---\n", "has no text"),
         ("---\nname: [\n---\nx", "front matter is not valid YAML"),
-        ("The {{day}}.", "no such field has a value"),
+        ("days: 3\nThe {{dyas}}.", "no such field has a value. Did you mean 'days'"),
     ],
 )
 def test_a_text_that_is_no_skill_is_refused(notes: Notes, skill: Path, home: Path, text: str, message: str) -> None:
@@ -264,3 +264,24 @@ def test_interrupted_writing_keeps_the_old_file(
     monkeypatch.setattr(container, "_seal", interrupted)
     assert notes("compile", skill).code == 130
     assert snapshot(home / "library") == before
+
+
+def test_braces_of_others_are_compiled_as_they_are(notes: Notes, skill: Path) -> None:
+    """A text about Helm or Jinja needs nothing: one line says what stays, and how to say that it is meant so."""
+    skill.write_text("tier: gold\nWrite {{name}} and {{ .Values.x }} there.")
+    outcome = notes("compile", skill)
+    assert outcome.code == 0 and "{{name}} stays as it is: no such field has a value" in outcome.err
+    assert r"write \{{name}} where it is meant so" in outcome.err
+    assert peek(Path(outcome.out.strip())).text == skill.read_text()
+
+
+def test_keys_as_people_write_them(notes: Notes, skill: Path) -> None:
+    """They are fields, usable as they are written."""
+    skill.write_text("Delivery time: 3 days\nRückgabefrist: 30 Tage\n日期\uff1a2026-06-01\n")
+    outcome = notes("compile", skill)
+    assert outcome.code == 0 and "tokens, Delivery time, Rückgabefrist, 日期" in outcome.err
+    ask = ("ask", "Why?", "--splice", skill, "-n", 1, "--json")
+    for edit in ("Delivery time=5 days", "Ru\u0308ckgabefrist=14 Tage", "日期=2026-07-01", "Delivery  time = 4 days"):
+        for option in (("--erratum",), ("--method", "erratum", "--field")):
+            (said,) = [piece for piece in notes(*ask, *option, edit).json["pieces"] if piece["kind"] == "erratum"]
+            assert said["tokens"] > len("Correction: ")

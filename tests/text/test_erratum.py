@@ -23,6 +23,18 @@ def test_free_text(text: str) -> None:
     assert parse_erratum(text, KNOWN) == Erratum(None, None, text)
 
 
+def test_names_as_people_write_them() -> None:
+    """Several words and any script; several words that are nearly a name are a typo, all others are words."""
+    known = {"Delivery time", "日期", "Größe"}
+    for text, name in [("Delivery  time = 5", "Delivery time"), ("日期=5", "日期"), ("Gro\u0308\u00dfe=5", "Größe")]:
+        assert parse_erratum(text, known) == Erratum(name, "5", text)
+    for text in ("Delivry time=5 days", "Grösse=5", "価格=5"):
+        with pytest.raises(SkillError, match="Known fields: Delivery time, Größe, 日期"):
+            parse_erratum(text, known)
+    for text in ("The shop says x=5", "Time of day = 5", "1=2", "a.b.c: x=5"):
+        assert parse_erratum(text, known) == Erratum(None, None, text)
+
+
 def test_an_unknown_field_names_the_known() -> None:
     """A typo is not taken for a sentence."""
     with pytest.raises(SkillError, match="Known fields: date, tier"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
 from notes_cli.text.fields import Field, Hole, fill, find_fields
+from notes_cli.text.spans import token_spans
 
 
 def spans(text: str, fields: tuple[Field, ...]) -> dict[str, list[str]]:
@@ -46,6 +49,148 @@ def test_sentences_urls_and_code_are_no_fields(line: str) -> None:
     assert find_fields(line, {}) == (line, (), [])
 
 
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ("Delivery time: 3 days", {"Delivery time": "3 days"}),
+        ("Rückgabefrist: 30 Tage", {"Rückgabefrist": "30 Tage"}),
+        ("Ru\u0308ckgabefrist: 30 Tage", {"Rückgabefrist": "30 Tage"}),  # the same letters, written apart
+        ("Größe: L\nstraße: Am Hang", {"Größe": "L", "straße": "Am Hang"}),
+        ("日期: 2026-06-01", {"日期": "2026-06-01"}),
+        ("日期\uff1a2026-06-01\n等级\uff1a金牌", {"日期": "2026-06-01", "等级": "金牌"}),
+        ("date\uff1a2026-06-01", {"date": "2026-06-01"}),
+        ("# Shop\n\nDelivery time: 3 days\nOpening hours: Monday to Friday\n\nWe ship.", None),
+        ("- Delivery time: 3 days\n- Ask first.\n- Opening hours: 9 to 5", None),
+        ("День: 1 июня\nЖдём дней: 30", {"День": "1 июня", "Ждём дней": "30"}),
+        ("तिथि: 5", {"तिथि": "5"}),
+        ("تاريخ: 2026-06-01", {"تاريخ": "2026-06-01"}),
+        ("배송 기간: 3일", {"배송 기간": "3일"}),
+        ("Délai de livraison: 3 jours", {"Délai de livraison": "3 jours"}),
+        ("Price (EUR): 30", {"Price (EUR)": "30"}),
+        ("Délai\u202f: 3 jours", {"Délai": "3 jours"}),
+    ],
+)
+def test_keys_as_people_write_them(body: str, fields: dict[str, str] | None) -> None:
+    """Several words, any script, the colon of Chinese; the name is as it is written."""
+    fields = fields or {"Delivery time": "3 days", "Opening hours": body.split("hours: ")[1].split("\n")[0]}
+    text, found, warnings = find_fields(body, {})
+    assert {field.name: field.value for field in found} == fields and text == body and not warnings
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "For example: 3 days",
+        "For example: three days",
+        "Please note: closed on 24 December",
+        "See also: section 3",
+        "The price is: 30 EUR",
+        "We deliver in: 3 days",
+        "In short: 30 days, no more",
+        "Step 2: wait 5 minutes",
+        "He said: it takes 3 days. Then he left",
+        "Return policy: strict",  # alone, and no digit: it may be a sentence
+        "Some prose\nDelivery time: 3 days\nmore prose",
+        "Zum Beispiel: 3 Tage",
+        "Bitte beachten: ab 17 Uhr zu",
+        "Das bedeutet: 30 Tage",
+        "Par exemple: 3 jours",
+        "Por ejemplo: 3 días",
+        "注意\uff1a先问",
+        "例如\uff1a3 天",
+        "如果您需要退货请联系客服\uff1a12345",
+        "他说\uff1a你好\uff0c世界",
+        "foo.bar: 3",
+        "int Foo::bar: 3",
+        "if (x == 3): y = 4",
+        "    Délai: 3 jours",
+        "```\nDelivery time: 3 days\n```",
+        "Um 12:30 Uhr",
+        "Siehe https://example.org: 3 Seiten",
+    ],
+)
+def test_prose_and_code_name_no_field(line: str) -> None:
+    """Whatever the language: what leads into a sentence, or is one, stays text."""
+    assert find_fields(line, {}) == (line, (), [])
+
+
+def before(body: str) -> dict[str, set[str]]:
+    """The fields of lines as they were found when a key was one word of ASCII, values by name."""
+    line = r"^ {0,3}(?:[-*+] )?([A-Za-z][A-Za-z0-9_-]{0,63}):[ \t]+(\S(?:[^\n]{0,78}[^\s.!?:;,])?)[ \t]*$"
+    fence = r"^ {0,3}(```+|~~~+)[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)"
+    code = [match.span() for match in re.finditer(fence, body, re.M | re.S)]
+    found: dict[str, set[str]] = {}
+    for match in re.finditer(line, body, re.M):
+        if not any(first <= match.start(2) < last for first, last in code) and "{{" not in match[2]:
+            found.setdefault(match[1], set()).add(match[2])
+    return found
+
+
+PARTS = ["date: 1", "- tier: gold", "Note: ask first.", "```", "````", "~~~", "  ~~~~ ", "x", "", "   a: b", "    c: d"]
+PARTS += [
+    "Delivery time: 3",
+    "日期\uff1a3",
+    "e:  f  ",
+    "g: https://x",
+    "`h: i`",
+    "j: k:",
+    "``` l",
+    "\t",
+    "o:p",
+]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=12))
+def test_what_was_a_field_is_one(lines: list[str]) -> None:
+    """Every line that gave a field its value does; others have names of another kind."""
+    body = "\n".join(lines)
+    _, fields, _ = find_fields(body, {})
+    found: dict[str, set[str]] = {}
+    for field in fields:
+        found.setdefault(field.name, set()).add(field.value)
+    assert {name: values for name, values in found.items() if name in before(body)} == before(body)
+    assert all(not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", name) for name in found.keys() - before(body).keys())
+
+
+LONG = 150_000
+HUGE = {
+    "fields": "".join(f"key{i}: value {i}\n" for i in range(7000)),
+    "names": "".join(f"Key x{i}y: value {i}\n" for i in range(7000)),
+    "one field": "date: 1\n" * 18_000,
+    "placeholders": "date: 1\n" + "{{date}} " * 15_000,
+    "braces": "{{a" * 50_000 + "{{" + "b" * LONG,
+    "near names": "".join(f"key{i}: {i}\n" for i in range(3000)) + "".join(f"{{{{yek{i}}}}} " for i in range(6000)),
+    "fences": "```\na: b\n```\n" * 12_000 + "```\n" * 9_999 + "`" * LONG,
+    "blanks": "a:" + " " * LONG + "x\nb: y" + " " * LONG + "z" + "\n" * LONG + "\t" * LONG,
+    "colons": "日期\uff1a" * 50_000 + ": " * LONG,
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_long_texts_are_read_in_time(name: str) -> None:
+    """In proportion to the text: what took its square would not end here."""
+    text, fields, _ = find_fields(HUGE[name].strip(), {})
+    assert all(text[field.start : field.end] == field.value for field in fields[:100])
+    starts = token_spans(text, [bytes([byte]) for byte in text.encode()], [field[2:] for field in fields])
+    assert len(starts) == len(fields)
+
+
+def test_many_declared_fields_are_found_in_time() -> None:
+    """Each is looked for in the text; hoisted ones, too."""
+    values = {f"f{i}": f"{i}x" for i in range(1000)}
+    body = "".join(f"{i}x {'w ' * 60}\n" for i in range(1000))
+    assert len(find_fields(body, values)[1]) == len(find_fields(body, values, values)[1]) == 1000
+
+
+def test_placeholders_of_any_name() -> None:
+    """Declared, or given by a line."""
+    text, fields, _ = find_fields("Delivery time: 3 days\n\nWithin {{Delivery  time}}, {{ 日期 }}.", {"日期": "1 June"})
+    assert text == "Delivery time: 3 days\n\nWithin 3 days, 1 June."
+    assert [field.name for field in fields] == ["Delivery time", "Delivery time", "日期"]
+    text, fields, _ = find_fields("Frist: {{Frist in Tagen}}\n", {"Frist in Tagen": "30"}, ["Frist in Tagen"])
+    assert text == "Frist: [Frist in Tagen]\n\nFrist in Tagen: 30" and len(fields) == 1
+
+
 def test_fenced_code_holds_no_fields() -> None:
     """A YAML sample in a fence is an example, not a field."""
     body = "```yaml\nhost: a\n```\nhost: b"
@@ -73,10 +218,49 @@ def test_a_line_with_a_placeholder_is_one_span() -> None:
     assert spans(text, fields) == {"date": ["1 June", "1 June"]}
 
 
-def test_an_unknown_placeholder_is_an_error_that_names_the_known() -> None:
-    """A typo must not reach the model."""
-    with pytest.raises(SkillError, match=r"\{\{dote\}\} stands in the text.*Known fields: date"):
-        find_fields("date: 1\n{{dote}}", {})
+@pytest.mark.parametrize(
+    ("body", "declared"),
+    [
+        ("date: 1\n{{dote}}", {}),
+        ("date: 1\n{{daet}}", {}),
+        ("1 June, {{deadlines}}", {"deadline": "1 June"}),
+        ("1 June, {{deadlne}}", {"deadline": "1 June"}),
+    ],
+)
+def test_a_placeholder_that_is_nearly_a_field_is_a_typo(body: str, declared: dict[str, str]) -> None:
+    """It must not reach the model; the line names the field, and how to say that it is meant so."""
+    with pytest.raises(
+        SkillError, match=r"\{\{d\w+\}\} stands in the text.*Did you mean 'd.*Known fields: d"
+    ) as caught:
+        find_fields(body, declared)
+    assert r"Write \{{" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "apiVersion: v1\nname: {{ .Release.Name }}\nimage: {{ .Values.image | quote }}\n{{- if .Values.x }}\n{{ end }}",
+        "date: 1\n<li v-for='item in items'>{{ item }} on {{ user.name }}</li>",
+        "items: 3\n{% for item in items %}{{ item }}{{ loop.index }}{% endfor %}",
+        "tier: gold\n{{#each tiers}}{{this}}{{/each}} {{{raw}}} {{ }} {{}} {{ a | b }}",
+        "f: 1\n{{x}} {{g}} {{end}}",
+    ],
+)
+def test_the_braces_of_others_stay(body: str) -> None:
+    """Jinja, Vue, Helm and Handlebars in a skill are text; what is left is said in one line, with the escape."""
+    text, fields, warnings = find_fields(body, {})
+    assert text == body and all(text[field.start : field.end] == field.value for field in fields)
+    assert len(warnings) <= 1
+    for warning in warnings:
+        assert "as it is" in warning or "as they are" in warning
+        assert r"write \{{" in warning and "\n" not in warning
+
+
+def test_many_braces_are_one_line() -> None:
+    """The first are named, the rest counted; an escaped one is said nothing of."""
+    _, _, (warning,) = find_fields("{{a}} {{b}} {{a}} {{c}} {{d}} {{e}}", {})
+    assert warning.startswith("{{a}}, {{b}}, {{c}} and 2 more stay as they are: no such field has a value.")
+    assert find_fields(r"\{{a}}", {}) == ("{{a}}", (), [])
 
 
 def test_a_backslash_keeps_braces() -> None:

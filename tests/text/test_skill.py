@@ -86,7 +86,11 @@ def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
         ("---\njust words\n---\nx", "must hold `key: value` lines"),
         ("---\nname: [a]\n---\nx", "name in the front matter must be text"),
         ("---\nfields: [a]\n---\nx", "fields in the front matter must be"),
-        ("---\nfields:\n  a b: 1\n---\nx", "field name 'a b' must be a word"),
+        ("---\nfields:\n  a=b: 1\n---\nx", "field name 'a=b' must be a word"),
+        ("---\nfields:\n  a.b: 1\n---\nx", "field name 'a.b' must be a word"),
+        ("---\nfields:\n  x y: 1\n  x  y: 2\n---\nx", "field 'x y' stands twice"),
+        ("---\nfields: {" + ", ".join(f"f{i}: v" for i in range(1001)) + "}\n---\nx", "more than 1,000 fields"),
+        ("---\nfields: {a: " + "v" * 1001 + "}\n---\nx", "is longer than 1,000 characters"),
         ("---\nfields:\n  a: {b: 1}\n---\nx", "field 'a' has an unknown key 'b' in the front"),
         ("---\nfields:\n  a: {value: [1]}\n---\nx", "the value of field 'a' must be text"),
         ("---\nfields:\n  a: {value: 1, hoist: perhaps}\n---\nx", "hoist of field 'a' must be true or false"),
@@ -94,7 +98,7 @@ def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
         ("---\nfields:\n  a: {}\n---\nx", "field 'a' has no value in the front matter"),
         ("---\nfields:\n  a:\n---\nx", "field 'a' has no value"),
         ('---\nfields:\n  a: "1\\n2"\n---\nx', "more than one line"),
-        ("{{date}}", "no such field has a value"),
+        ("---\nfields:\n  tier: gold\n---\ngold {{tiers}}", "no such field has a value. Did you mean 'tier'"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:

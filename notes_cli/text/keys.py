@@ -1,0 +1,146 @@
+"""Keys: which lines of a text give a field a value.
+
+The plain form is FIELD_LINE: one word of ASCII letters, a colon, a value. A key may also be written as people write, in
+any script: `Delivery time: 3 days`, `Rückgabefrist: 30 Tage`, with the colon of Chinese, too. Many lines of prose look
+like that, so such a line counts only if the key reads as a name and the value as no sentence, and if it stands apart:
+among other such lines, between empty lines, under a heading, or as an item of a list. Several words, or a script
+without capitals, need one thing more: a digit in the value, or another such line beside it.
+
+It knows lines; what comes of them is the business of fields.py.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from notes_cli.config import resource
+from notes_cli.documents import read_yaml
+
+FIELD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+
+# A key of one word or slug, a colon with a blank after it (so no URL and no time of day), and a value of at
+# most 80 characters on the same line that does not end as a sentence does ("Note: ask first." is not a
+# field). The line may be a list item; indented by four or more it is Markdown code.
+FIELD_LINE = re.compile(
+    r"^ {0,3}(?:[-*+] )?(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63}):[ \t]+"
+    r"(?P<value>\S(?:[^\n]{0,78}[^\s.!?:;,])?)[ \t]*$",
+    re.M,
+)
+# The same with any key, and with the punctuation of Chinese and Japanese: its colon (FF1A) needs no blank.
+STOPS = r"\u3002\uff01\uff1f\uff1b\uff0c\u3001"  # that of sentences
+KEY_LINE = re.compile(
+    r"^ {0,3}(?:[-*+] )?(?P<key>[^\s:\uff1a=][^\n:\uff1a=]{0,63})(?::[ \t]+|\uff1a[ \t]*)"
+    rf"(?P<value>[^\s:\uff1a](?:[^\n]{{0,78}}[^\s.!?:;,\uff1a{STOPS}\u2026{{[(\\])?)[ \t]*$",
+    re.M,
+)
+APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may stand beside a key: nothing, a heading, a rule
+ITEM = re.compile(r" {0,3}[-*+] ")
+SENTENCE = re.compile(rf"[{STOPS}]|[.!?;]\s+\S*[A-Z]|//")  # what no such value holds
+MAX_WORDS = 4
+MAX_UNCASED = 10  # characters of a word in a script without capitals, which may also be without blanks
+
+
+class KeyLine(NamedTuple):
+    """A line that gives a field a value: characters [start, end) of the text hold it, the line is [first, last)."""
+
+    name: str
+    value: str
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+def field_name(text: str) -> str:
+    """A name as it is compared: blanks as one, and letters with their marks as one character."""
+    return unicodedata.normalize("NFC", " ".join(text.split()))
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can name a field: up to 64 letters, digits and what joins them, the first of them a letter."""
+    return (
+        0 < len(text) <= 64
+        and text == field_name(text)
+        and unicodedata.category(text[0])[0] == "L"
+        and all(unicodedata.category(char)[0] in "LMN" or char in " _-'\u2019&/()%" for char in text)
+    )
+
+
+def key_lines(text: str) -> list[KeyLine]:
+    """The lines of a text that give a field a value, in their order. Code is not looked for."""
+    plain = {match.start(): _line(match) for match in FIELD_LINE.finditer(text)}
+    others = {
+        match.start(): match
+        for match in KEY_LINE.finditer(text)
+        if match.start() not in plain
+        and _reads_as_name(field_name(match["key"]))
+        and not SENTENCE.search(match["value"])
+    }
+    if not others:
+        return list(plain.values())
+    found, lines = dict(plain), list(_lines(text))
+    for number, (first, line) in enumerate(lines):
+        if first not in others:
+            continue
+        beside = [lines[near] for near in (number - 1, number + 1) if 0 <= near < len(lines)]
+        among = any(near in plain or near in others for near, _ in beside)
+        apart = all(
+            near in plain or near in others or APART.fullmatch(other) or (ITEM.match(other) and ITEM.match(line))
+            for near, other in beside
+        )
+        match = others[first]
+        if apart and (among or _is_word(match["key"]) or any(char.isdigit() for char in match["value"])):
+            found[first] = _line(match)
+    return [found[first] for first in sorted(found)]
+
+
+def _line(match: re.Match[str]) -> KeyLine:
+    return KeyLine(field_name(match["key"]), match["value"], *match.span("value"), *match.span())
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Each line of a text, and where it begins."""
+    first = 0
+    for line in text.split("\n"):
+        yield first, line
+        first += len(line) + 1
+
+
+def _reads_as_name(key: str) -> bool:
+    words = key.split(" ")
+    plain = [word.strip("()'\u2019").casefold() for word in words]
+    return (
+        is_name(key)
+        and len(words) <= MAX_WORDS
+        and (len(words) == 1 or not key[0].islower())
+        and not {plain[0], plain[-1]} & _words("leads")
+        and not _words("verbs").intersection(plain)
+        and not (len(words) > 1 and words[-1].isnumeric())  # Step 2, Section 4
+        and all(len(word) <= MAX_UNCASED for word in words if not _has_case(word))
+    )
+
+
+@cache
+def _words(kind: str) -> frozenset[str]:
+    """What no name begins or ends with (leads), and what is nowhere in one (verbs), by prompts/keys.yaml."""
+    table = read_yaml(resource("prompts") / "keys.yaml")
+    return frozenset(word for words in table[kind].values() for word in words.split())
+
+
+def _is_word(key: str) -> bool:
+    """One word of a script that has capitals: such a key needs no more evidence than an English one."""
+    return " " not in key and _has_case(key)
+
+
+def _has_case(word: str) -> bool:
+    return word.lower() != word.upper()
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Names for a message of one line; `none` without any."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + more
