@@ -137,7 +137,10 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
 
     from notes_cli.work.prompting import unspliced
 
-    with open_workspace(quiet=request.json, **given) as workspace, _open_session(workspace, request.session) as session:
+    with (
+        open_workspace(quiet=request.json, begins=True, **given) as workspace,
+        _open_session(workspace, request.session) as session,
+    ):
         segments = _open_segments(workspace, request, session)
         loaded = time.perf_counter()
         settled = _settle(workspace, request, segments, session)

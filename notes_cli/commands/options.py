@@ -165,15 +165,18 @@ def answers_of(choices: str | None) -> list[str] | None:
 
 
 @contextmanager
-def open_workspace(*, quiet: bool = False, session: str | None = None, **given: Any) -> Iterator[Workspace]:
+def open_workspace(
+    *, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any
+) -> Iterator[Workspace]:
     """The workspace that the model options describe, closed afterwards. Takes what it knows out of `given`; the rest is
-    the command's. `session`: one that is gone on with, which remembers its model and cache types."""
+    the command's. `session`: one that is gone on with, which remembers its model and cache types. `begins`: it need not
+    be there yet."""
     from notes_cli import output
     from notes_cli.engine import native
     from notes_cli.engine.context import ContextOptions
     from notes_cli.work.workspace import DEFAULT_CONTEXT, Workspace
 
-    begun = _begun(session)
+    begun = _begun(session, begins)
     type_k, type_v = _cache_types(begun, given)
     if given["flash_attn"] == "off" and type_v.startswith("q"):
         raise click.UsageError(
@@ -219,15 +222,15 @@ def named(parameter: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _begun(session: str | None) -> Header | None:
-    """What a session was begun with, None if it has not been."""
+def _begun(session: str | None, begins: bool) -> Header | None:
+    """What a session was begun with, None if it `begins`. Raise SessionError for one that is not there."""
     if session is None:
         return None
     from notes_cli import config
     from notes_cli.library.sessions import Sessions
 
     sessions = Sessions(config.paths().sessions)
-    return sessions.find(session).header if session in sessions.names() else None
+    return None if begins and session not in sessions.names() else sessions.find(session).header
 
 
 def _cache_types(begun: Header | None, given: Mapping[str, Any]) -> tuple[str, str]:
@@ -256,7 +259,7 @@ def _model_path(begun: Header | None, session: str | None, given: Path | None, q
     assert path is not None
     if shipped and path == shipped and not quiet:
         output.say(
-            "this is the small model that ships, for demonstration: it reads the little language of skills/, and "
-            f"nothing else. Name your own: -m FILE, NOTES_MODEL=FILE, or model: FILE in {config.paths().config}"
+            "this is the demonstration model, which reads the skills that ship and little else. "
+            "Name your own: -m FILE, or NOTES_MODEL=FILE"
         )
     return path

@@ -59,7 +59,7 @@ def test_the_model_that_ships_says_what_it_is(home: Path) -> None:
     """Once a call, on stderr, with how to name another; not for scripts, and not where it was named."""
     asked = run_here(*ASK)
     said = [line for line in asked.err.splitlines() if "demonstration" in line]
-    assert len(said) == 1 and "-m FILE" in said[0] and str(home / "config.yaml") in said[0]
+    assert len(said) == 1 and "-m FILE, or NOTES_MODEL=FILE" in said[0]
     returns = resource("skills") / "returns"
     assert "demonstration" in run_here("compile", returns).err
     assert run_here("compile", returns, "-q").err == ""
