@@ -175,6 +175,7 @@ def _ended(status: int) -> str:
 def _judge(judge: Judge, first: int, budget: Budget, shared: _Shared, memory: int) -> None:
     """The child's part. Never returns."""
     os.setpgid(0, 0)
+    me = os.getpid()
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
@@ -186,6 +187,8 @@ def _judge(judge: Judge, first: int, budget: Budget, shared: _Shared, memory: in
                 verdict = judge(number)
             except BaseException as error:
                 verdict = Verdict("crash", traced(error))
+            if os.getpid() != me:  # a process that the judge forked came back: as a second judge it would fork more
+                os._exit(70)
             shared.add(verdict.outcome)
             if verdict.outcome in BAD:
                 shared.fail(verdict.outcome, number, verdict.why)

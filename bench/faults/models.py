@@ -376,10 +376,10 @@ def judged(path: Path) -> Verdict:
 
 def _ask(path: Path, said: Path) -> None:
     """The child's part. Never returns."""
-    from notes_cli import cli
-
     status = 2
     try:
+        from notes_cli import cli
+
         out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
