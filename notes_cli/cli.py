@@ -26,6 +26,7 @@ COMMANDS = {
     "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",
     "calibrate": "Measure which edit method to trust on this model.",
+    "profile": "List, show and remove what was measured of models.",
     "probe": "Show on which tokens of a skill a decision rests.",
     "ls": "List compiled skills.",
     "inspect": "Show what is in a compiled skill.",

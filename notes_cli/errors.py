@@ -44,6 +44,10 @@ class UnsupportedError(EngineError):
     """This model or context cannot do the operation; the message holds the reason."""
 
 
+class OutdatedError(NotesError):
+    """A profile that an older notes wrote, by a rule that is not followed any more."""
+
+
 class OutputError(NotesError):
     """What was found cannot be printed."""
 

@@ -239,6 +239,8 @@ def _settle(workspace: Workspace, request: Request, segments: Sequence[Segment],
     found = defaults(workspace, think=think) if segments or session else UNMEASURED
     wording = request.wording or found.wording or shipped_wordings().default
     seam = found.seam if request.seam is None else request.seam
+    if found.note:
+        output.say(f"warning: {found.note}")
     goes_on = _goes_on(session)
     amends = bool(request.values) and not goes_on
     method, why = _method(workspace, request, segments, think) if amends else (None, None)

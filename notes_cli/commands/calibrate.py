@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool, **model: Any) -> None:
     """Measure which edit method, wording, seam and place to trust on this model.
 
-    Decisions with one field changed are made by full recompute, and by each edit method: the cheapest class of methods
-    (a few tokens; those behind the field; all) that holds one that decides as the recompute in 95 of 100 cases wins,
-    and in it the method that agrees best. `--method auto`, the wording, the seam and the place follow from then on.
+    Decisions with one field changed are made by full recompute and by each edit method, and what is right is known.
+    What holds without a profile, the erratum, stays unless another method is proven right more often (by an exact 95%
+    interval over the cases in which the two differ); of those the cheapest wins that is proven as good as the best, and
+    of equals the safer. At least 24 decisions are needed. `--method auto`, the wording, the seam and the place follow
+    from then on; notes profile shows and removes what was measured.
 
     A case in YAML holds text (or skill: FILE), question, choices, field, value (the new one) and right: the two right
     answers. See prompts/battery.yaml.
@@ -49,6 +51,7 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
     import notes_cli
     from notes_cli.library.profiles import Profiles
     from notes_cli.measure.calibrate import calibrate
+    from notes_cli.measure.proof import LEAST
     from notes_cli.text.battery import load_battery, shipped_battery
 
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
@@ -56,15 +59,21 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
     with open_workspace(quiet=json_, **model) as workspace:
         with output.progress("measuring decisions", unit="steps", hidden=json_) as update:
             profile = calibrate(workspace, cases, update)
-        path = Profiles(workspace.paths.profiles).save(profile, f"notes {notes_cli.__version__}")
+        enough = len(cases) >= LEAST
+        path = Profiles(workspace.paths.profiles).save(profile, f"notes {notes_cli.__version__}") if enough else None
     if json_:
-        output.as_json({"version": 1, "path": str(path), **asdict(profile)})
-        return
-    _print(profile)
-    output.say(f"written to {path}")
+        output.as_json({"version": 1, "path": str(path) if path else None, **asdict(profile)})
+    else:
+        print_profile(profile)
+    output.say(
+        f"written to {path}"
+        if path
+        else f"nothing is written: {len(cases)} decisions are too few to choose by, {LEAST} at least are needed"
+    )
 
 
-def _print(profile: Profile) -> None:
+def print_profile(profile: Profile) -> None:
+    """Every method with its figures, the verdicts, and what is used."""
     names = dict.fromkeys(one.name for one in profile.measured if one.what == "method")
     rows = []
     for name in names:
@@ -73,7 +82,7 @@ def _print(profile: Profile) -> None:
         cost = direct or reasoned
         assert cost is not None  # it was measured one way at least
         rows.append((name, f"{cost.decoded:.0f}", f"{cost.ms:.0f}", f"{cost.cosine:.4f}", *shares))
-    columns = ("method", "decoded", "ms", "cosine", "as recompute", "right", "reasoned: as recompute", "right")
+    columns = ("method", "decoded", "ms", "cosine", "right", "as recompute", "reasoned: right", "as recompute")
     if rows:
         output.table(columns, rows, right=columns[1:])
     for way in ("direct", "reasoned"):
@@ -82,16 +91,14 @@ def _print(profile: Profile) -> None:
 
 
 def _shares(one: Measured | None) -> tuple[str, str]:
-    return (f"{one.same} of {one.cases}", f"{one.right / one.cases:.3f}") if one else ("", "")
+    if not one:
+        return "", ""
+    from notes_cli.measure.proof import interval
+
+    low, high = interval(one.right, one.cases)
+    return f"{one.right} of {one.cases} ({low:.2f} to {high:.2f})", f"{one.same}"
 
 
 def _verdict(profile: Profile, way: str) -> str:
-    name, heard = profile.methods[way], profile.heard[way]
-    if name == "recompute":
-        return (
-            f"{way}: no method is trustworthy: use recompute "
-            f"(the field decides in {heard} of {profile.cases} cases when all is recomputed)"
-        )
-    measured = profile.found("method", name, way)
-    assert measured is not None  # it was chosen among those measured
-    return f"{way}: use {name}: {measured.same} of {measured.cases} decisions as a recompute's"
+    heard = f"a recompute decides by the field in {profile.heard[way]} of {profile.cases} cases"
+    return f"{way}: use {profile.methods[way]}: {profile.verdicts[way]}; {heard}"

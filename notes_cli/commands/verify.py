@@ -150,6 +150,8 @@ def _verify_skills(
     if system is None:
         system = "" if any(segment.whole for segment in segments) else verify_system()
     default = defaults(workspace)
+    if default.note:
+        output.say(f"warning: {default.note}")
     check_seam(seam or 0, segments)
     asked, wording = list(questions) or field_questions(segments), wording or default.wording
     seam = default.seam if seam is None else seam

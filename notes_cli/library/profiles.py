@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from notes_cli.engine.identity import Identity
-from notes_cli.errors import NotesError, reason
+from notes_cli.errors import NotesError, OutdatedError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.text.prompt import PLACES
 
-FORMAT = 1  # changes when an older notes would read a newer profile wrongly
+FORMAT = 2  # changes when an older notes would read a newer profile wrongly; 1 chose by agreement, right or wrong
+LONGEST_SEAM = 64
+WAYS = ("direct", "reasoned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,13 @@ class Profile:
     cache: str  # K and V as the cache keeps them, "q8_0/f16"
     cases: int
     heard: dict[str, int]  # by way: cases in which a full recompute decides by the field
-    methods: dict[str, str]  # by way: the edit method to use; recompute where none is trustworthy
+    methods: dict[str, str]  # by way: the edit method to use
     wording: str
     seam: int
     place: str
     measured: Sequence[Measured]
     created: str = ""
+    verdicts: dict[str, str] = field(default_factory=lambda: dict.fromkeys(WAYS, ""))  # by way: why that method
 
     def found(self, what: str, name: str, way: str = "direct") -> Measured | None:
         """What was measured of one way of doing it."""
@@ -79,25 +82,67 @@ class Profiles:
         return path
 
     def find(self, identity: Identity, cache: str) -> Profile | None:
-        """The profile of this model in this cache, None without one. Raise NotesError if it cannot be read."""
+        """The profile of this model in this cache, None without one. Raise OutdatedError for one of an older notes, and
+        NotesError for one that cannot be read, or is not this model's."""
         path = self.path(identity, cache)
-        try:
-            data = json.loads(path.read_bytes())
-            if data["format"] > FORMAT:
-                raise NotesError(f"{path} has format {data['format']}, this notes reads {FORMAT}. Update notes")
-            profile = _profile(data)
-        except FileNotFoundError:
+        profile = self.read(path) if path.exists() else None
+        if profile is None:
             return None
-        except OSError as error:
-            raise NotesError(f"cannot read {path}: {reason(error)}") from error
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise NotesError(f"{path} is damaged. Remove it, or measure again: notes calibrate") from error
         differences = list(profile.identity.differences(identity))
         if profile.cache != cache:
             differences.append(f"measured in a cache of {profile.cache[:20]!r}, this one is {cache}")
         if differences:
-            raise NotesError(f"{path} was {'; '.join(differences)}. Remove it, or measure again: notes calibrate")
+            raise NotesError(f"{path} was {'; '.join(differences)}. {_remedy(path)}")
         return profile
+
+    def read(self, path: Path) -> Profile:
+        """The profile in a file. Raise OutdatedError for one of an older notes, NotesError for one that cannot be
+        read."""
+        try:
+            data = json.loads(path.read_bytes())
+            version = _count(data, "format")
+            if version > FORMAT:
+                raise NotesError(f"{path} has format {version}, this notes reads {FORMAT}. Update notes")
+            if version < FORMAT:
+                raise OutdatedError(
+                    f"{path} was written by an older notes, which chose by agreement with a recompute, right or wrong, "
+                    f"and is not followed. {_remedy(path)}"
+                )
+            return _profile(data)
+        except OSError as error:
+            raise NotesError(f"cannot read {path}: {reason(error)}") from error
+        except _BadError as error:
+            raise damaged(path, *error.args) from error
+        except (AttributeError, RecursionError, TypeError, ValueError) as error:
+            raise NotesError(f"{path} is damaged: it is no profile. {_remedy(path)}") from error
+
+    def names(self) -> list[str]:
+        """Of all profiles: that of the file, without its ending."""
+        private.check(self.folder)
+        try:
+            return sorted(path.stem for path in self.folder.glob("*.json"))
+        except OSError as error:
+            raise NotesError(f"cannot read {self.folder}: {reason(error)}") from error
+
+    def named(self, name: str) -> Path:
+        """The file of the profile of that name, or of the one whose name begins so. Raise NotesError for none."""
+        names = self.names()
+        found = [one for one in names if one == name] or [one for one in names if name and one.startswith(name)]
+        if len(found) != 1:
+            what = f"several profiles have a name that begins with {name!r}" if found else f"no profile {name!r}"
+            raise NotesError(f"{what}. See: notes profile ls")
+        path = self.folder / f"{found[0]}.json"
+        private.check_file(path)
+        return path
+
+    def remove(self, name: str) -> Path:
+        """Remove a profile; return where it was."""
+        path = self.named(name)
+        try:
+            path.unlink()
+        except OSError as error:
+            raise NotesError(f"cannot remove {path}: {reason(error)}") from error
+        return path
 
     def save(self, profile: Profile, writer: str) -> Path:
         """Write the profile in place of an older one. Raise NotesError if that cannot be."""
@@ -112,43 +157,81 @@ class Profiles:
         return path
 
 
+def damaged(path: Path, key: str, value: object, must: str) -> NotesError:
+    """What to raise for a value that a profile must not have: where it is, and what mends it."""
+    found = "missing" if value is None else repr(value)[:60]
+    return NotesError(f"{path} is damaged: {key} is {found}, it must be {must}. {_remedy(path)}")
+
+
+def _remedy(path: Path) -> str:
+    return f"Measure again (notes calibrate), or remove it: notes profile rm {path.stem}"
+
+
+class _BadError(Exception):
+    """A key, its value, and what it must be."""
+
+
 def _profile(data: dict[str, Any]) -> Profile:
-    """Raise KeyError, TypeError or ValueError where the data is no profile: it decides how answers come about."""
-    ways = ("direct", "reasoned")
-    cases = _count(data["cases"])
+    """Raise _BadError, or what a value of another type raises, where the data is no profile: it decides how answers
+    come about."""
+    cases = _count(data, "cases")
+    heard, methods, verdicts = (_dict(data, key) for key in ("heard", "methods", "verdicts"))
+    try:
+        identity = Identity.from_dict(_dict(data, "identity"))
+    except KeyError as error:
+        raise _BadError(f"identity.{error.args[0]}", None, "text") from error
+    measured = data.get("measured")
+    if not isinstance(measured, list):
+        raise _BadError("measured", measured, "a list")
     return Profile(
-        identity=Identity.from_dict(data["identity"]),
-        cache=_text(data["cache"]),
+        identity=identity,
+        cache=_text(data, "cache"),
         cases=cases,
-        heard={way: _count(data["heard"][way], cases) for way in ways},
-        methods={way: _text(data["methods"][way]) for way in ways},
-        wording=_text(data["wording"]),
-        seam=_count(data["seam"]),
-        place=_text(data["place"], PLACES),
-        measured=tuple(_measured(Measured(**one)) for one in data["measured"]),
-        created=_text(data["created"]),
+        heard={way: _count(heard, way, cases, "heard.") for way in WAYS},
+        methods={way: _text(methods, way, under="methods.") for way in WAYS},
+        wording=_text(data, "wording"),
+        seam=_count(data, "seam", LONGEST_SEAM),
+        place=_text(data, "place", PLACES),
+        measured=tuple(_measured(one, number) for number, one in enumerate(measured)),
+        created=_text(data, "created"),
+        verdicts={way: _text(verdicts, way, under="verdicts.") for way in WAYS},
     )
 
 
-def _measured(one: Measured) -> Measured:
-    for word in (one.what, one.name, one.way):
-        _text(word)
-    cases = _count(one.cases)
-    for count in (one.same, one.right):
-        _count(count, cases)
-    for figure in (one.cosine, one.decoded, one.ms):
-        if type(figure) not in (int, float) or not math.isfinite(figure):
-            raise ValueError("measured")
-    return one
+def _measured(data: Any, number: int) -> Measured:
+    under = f"measured[{number}]."
+    if not isinstance(data, dict):
+        raise _BadError(under[:-1], data, "an object")
+    cases = _count(data, "cases", under=under)
+    what, name, way = (_text(data, key, under=under) for key in ("what", "name", "way"))
+    same, right = (_count(data, key, cases, under) for key in ("same", "right"))
+    near, decoded, ms = (_figure(data, key, under) for key in ("cosine", "decoded", "ms"))
+    return Measured(what, name, way, cases, same, right, near, decoded, ms)
 
 
-def _text(value: object, known: Sequence[str] = ()) -> str:
+def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key)
+    if not isinstance(value, dict):
+        raise _BadError(key, value, "an object")
+    return value
+
+
+def _text(data: dict[str, Any], key: str, known: Sequence[str] = (), under: str = "") -> str:
+    value = data.get(key)
     if not isinstance(value, str) or (known and value not in known):
-        raise ValueError("text")
+        raise _BadError(under + key, value, " or ".join(known) or "text")
     return value
 
 
-def _count(value: object, most: int | None = None) -> int:
+def _count(data: dict[str, Any], key: str, most: int | None = None, under: str = "") -> int:
+    value = data.get(key)
     if type(value) is not int or value < 0 or (most is not None and value > most):
-        raise ValueError("count")
+        raise _BadError(under + key, value, "a whole number from 0" + ("" if most is None else f" to {most}"))
     return value
+
+
+def _figure(data: dict[str, Any], key: str, under: str) -> float:
+    value = data.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _BadError(under + key, value, "a number")
+    return float(value)

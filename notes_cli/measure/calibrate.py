@@ -1,7 +1,8 @@
 """Calibrating: which edit method, wording, seam and place hold on this model, measured over a battery of decisions.
 
-Each case is decided by full recompute with the old value and with the new one. Where these differ the model has heard
-the field, and a method is asked to decide as the recompute with the new value does.
+Each case is decided in every way, and what is right is known: that is what counts. Agreement with a full recompute is
+told, but a recompute may itself be wrong: a model that overlooks a field in a long text may well follow a correction.
+What holds without a profile stays unless something else is proven better (proof.py).
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.influence import influence
-from notes_cli.editing.methods import Method
+from notes_cli.editing.methods import DEFAULT_METHOD, Method
 from notes_cli.engine.decision import decide
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
-from notes_cli.library.profiles import Measured, Profile
+from notes_cli.library.profiles import WAYS, Measured, Profile
 from notes_cli.measure.compare import cosine
+from notes_cli.measure.proof import choose
 from notes_cli.text.battery import Case
 from notes_cli.text.erratum import shipped_wordings
 from notes_cli.text.wording import verify_system
@@ -32,13 +34,14 @@ from notes_cli.work.prompting import Prompt, lay
 from notes_cli.work.thinking import decide_after, think
 from notes_cli.work.workspace import Workspace
 
-# In classes of cost, the cheapest first: a few tokens, however long the skill; those behind the field.
-CLASSES = (("erratum", "field", "field+erratum", "selective@16"), ("suffix",))
-WAYS = ("direct", "reasoned")
-SEAMS = (0, 1, 2, 4)
-TRUST = 0.95  # of the decisions must be the recompute's
-HEARD = 0.5  # of the cases must be decided by the field, or the model does not read
-NEAR = 1.25  # a longer seam must bring the logits nearer than this
+# In classes of cost, the cheapest first: a few tokens, however long the skill; those behind the field; all of them.
+CLASSES = (("erratum", "field", "field+erratum", "selective@16"), ("suffix",), ("recompute",))
+# The safest first, by what it may leave wrong. A recompute and a suffix leave no row that has seen the old value. An
+# erratum leaves all rows as they were compiled, so that old text and correction both stand to be read, and can be taken
+# back. The others change rows in place, and those behind still hold what was concluded from the old value: all of them
+# with `field`, fewer with `selective`; with an erratum beside it the new value is at least said.
+SAFEST = ("recompute", "suffix", "erratum", "field+erratum", "selective@16", "field")
+SEAMS = (0, 1, 2, 4)  # a longer one is safer: more is recomputed
 THINK = 256  # tokens of a chain of thought
 
 Progress = Callable[[int, int], None]
@@ -68,7 +71,7 @@ class _Recomputed:
 
 
 class _Tally:
-    """Observations by what, name and way."""
+    """Observations by what, name and way, in the order of the cases."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, str], list[tuple[bool, bool, float, int, float]]] = defaultdict(list)
@@ -77,6 +80,16 @@ class _Tally:
         near = cosine(found.logits, reference.logits)
         same = found.choice == reference.choice
         self._rows[what, name, way].append((same, found.choice == right, near, found.decoded, found.seconds))
+
+    def right(self, what: str, way: str = "direct") -> dict[str, list[bool]]:
+        """By name: whether each case was right. Without what was not possible in all cases, and `stale`."""
+        found = {
+            name: [row[1] for row in rows]
+            for (one, name, by), rows in self._rows.items()
+            if (one, by) == (what, way) and name != "stale"
+        }
+        most = max(map(len, found.values()), default=0)
+        return {name: rows for name, rows in found.items() if len(rows) == most}
 
     def measured(self) -> list[Measured]:
         found = []
@@ -102,7 +115,7 @@ def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | 
         _unedited(workspace, case, replace(prompt, values={}), found.before, tally)
         recomputed.append(found)
         told(number, 2 * len(cases))
-    wording = _wording(tally.measured())
+    wording = _one_of(tally, "wording", shipped_wordings().default)
     for number, (case, found) in enumerate(zip(cases, recomputed, strict=True), len(cases) + 1):
         prompt = replace(_prompt(case, _influenced(workspace, case)), wording=wording)
         thinking = replace(prompt, think=True)
@@ -110,18 +123,27 @@ def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | 
         found = _recomputed(workspace, case, thinking)
         heard["reasoned"] += _methods(workspace, case, thinking, found, "reasoned", tally)
         told(number, 2 * len(cases))
-    measured = tally.measured()
+    chosen = {way: choose(tally.right("method", way), DEFAULT_METHOD, CLASSES, SAFEST) for way in WAYS}
     return Profile(
         identity=workspace.identity,
         cache=cache,
         cases=len(cases),
         heard=heard,
-        methods={way: choose(measured, way, heard[way] / len(cases)) for way in WAYS},
+        methods={way: choice.name for way, choice in chosen.items()},
         wording=wording,
-        seam=_seam(measured),
-        place=_place(measured),
-        measured=tuple(measured),
+        seam=int(_one_of(tally, "seam", str(DEFAULT_SEAM))),
+        place=_one_of(tally, "place", DEFAULT_PLACE),
+        measured=tuple(tally.measured()),
+        verdicts={way: choice.why for way, choice in chosen.items()},
     )
+
+
+def _one_of(tally: _Tally, what: str, default: str) -> str:
+    """The wording, the seam or the place that is proven better than the default, or the default. They cost alike; of
+    seams the longer one is the safer."""
+    right = tally.right(what)
+    safest = sorted(right, key=lambda name: -int(name) if what == "seam" else name != default)
+    return choose(right, default, [safest], safest).name
 
 
 def _prompt(case: Case, segment: Segment) -> Prompt:
@@ -142,27 +164,23 @@ def _recomputed(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed
 
 
 def _wordings(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, tally: _Tally) -> None:
-    """All wordings of an erratum, on a case that is heard."""
-    if not reference.heard:
-        return
+    """All wordings of an erratum."""
     for wording in shipped_wordings().forms:
         said = replace(prompt, method=Method("erratum"), wording=wording)
         tally.add("wording", wording, "direct", _decided(workspace, said, case), reference.after, case.right[1])
 
 
 def _methods(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, way: str, tally: _Tally) -> bool:
-    """All methods, on a case that is heard; whether it is."""
-    if not reference.heard:
-        return False
+    """All methods; whether the field decides when all is recomputed."""
     after = reference.after
-    for name in ("stale", *(name for names in CLASSES for name in names)):
+    for name in ("stale", *(name for names in CLASSES for name in names if name != "recompute")):
         try:
             found = _decided(workspace, replace(prompt, method=Method.parse(name)), case)
         except UnsupportedError:  # such models have other methods
             continue
         tally.add("method", name, way, found, after, case.right[1])
     tally.add("method", "recompute", way, after, after, case.right[1])
-    return True
+    return reference.heard
 
 
 def _unedited(workspace: Workspace, case: Case, prompt: Prompt, reference: _Found, tally: _Tally) -> None:
@@ -191,39 +209,3 @@ def _decided(
     else:
         choice = decide(notebook, case.choices).choice
     return _Found(choice, logits, decoded, time.perf_counter() - started)
-
-
-def choose(measured: Sequence[Measured], way: str, heard: float) -> str:
-    """The method that agrees best in the cheapest class that holds a trustworthy one; else recompute."""
-    if heard < HEARD:
-        return "recompute"
-    scores = {one.name: one for one in measured if one.what == "method" and one.way == way}
-    for names in CLASSES:
-        tried = [scores[name] for name in names if name in scores]
-        best = max(tried, key=lambda one: (one.same, -one.decoded), default=None)
-        if best is not None and best.agreement >= TRUST:
-            return best.name
-    return "recompute"
-
-
-def _wording(measured: Sequence[Measured]) -> str:
-    """The wording that agrees best; the default one unless another is better."""
-    default = shipped_wordings().default
-    tried = [one for one in measured if one.what == "wording"]
-    best = max(tried, key=lambda one: (one.same, one.name == default), default=None)
-    return best.name if best else default
-
-
-def _seam(measured: Sequence[Measured]) -> int:
-    """The shortest of the seams that decide alike and hardly differ in their logits."""
-    tried = [one for one in measured if one.what == "seam"]
-    best = max(one.same for one in tried)
-    good = [one for one in tried if one.same == best]
-    nearest = min(1 - one.cosine for one in good)
-    return min(int(one.name) for one in good if 1 - one.cosine <= NEAR * nearest)
-
-
-def _place(measured: Sequence[Measured]) -> str:
-    """Where a spliced skill is read right more often."""
-    tried = [one for one in measured if one.what == "place"]
-    return max(tried, key=lambda one: (one.right, one.name == DEFAULT_PLACE)).name

@@ -6,12 +6,14 @@ By the profile that `notes calibrate` wrote of this model; without one, by what 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from notes_cli.editing.change import Change
 from notes_cli.editing.methods import DEFAULT_METHOD, Method
-from notes_cli.errors import NotesError, UnsupportedError
-from notes_cli.library.profiles import Profile, Profiles
+from notes_cli.errors import NotesError, OutdatedError, UnsupportedError
+from notes_cli.library.profiles import Profile, Profiles, damaged
+from notes_cli.text.erratum import shipped_wordings
 from notes_cli.work.workspace import Workspace
 
 AUTO = "auto"
@@ -30,6 +32,7 @@ class Defaults:
     seam: int
     place: str
     why: str
+    note: str = ""  # for people, where a profile is there and not followed
 
 
 UNMEASURED = Defaults(
@@ -39,15 +42,16 @@ UNMEASURED = Defaults(
 
 
 def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
-    """By the profile of the workspace's model. `think`: decisions come after a chain of thought."""
-    profile = _profile(workspace)
+    """By the profile of the workspace's model. `think`: decisions come after a chain of thought. Raise NotesError for
+    one that is damaged."""
+    try:
+        profile = _profile(workspace)
+    except OutdatedError as error:
+        return replace(UNMEASURED, note=str(error))
     if profile is None:
         return UNMEASURED
     way = "reasoned" if think else "direct"
-    try:
-        method = Method.parse(profile.methods[way])
-    except NotesError as error:
-        raise NotesError(f"the profile of this model: {error}. Measure again: notes calibrate") from error
+    method = Method.parse(profile.methods[way])
     return Defaults(method, profile.wording, profile.seam, profile.place, _why(profile, way))
 
 
@@ -76,12 +80,24 @@ def _profile(workspace: Workspace) -> Profile | None:
         identity = workspace.identity
     except UnsupportedError:  # its rows cannot be kept, so nothing was measured
         return None
-    return Profiles(workspace.paths.profiles).find(identity, workspace.context.options.cache)
+    profiles, cache = Profiles(workspace.paths.profiles), workspace.context.options.cache
+    profile = profiles.find(identity, cache)
+    if profile:
+        check_names(profile, profiles.path(identity, cache))
+    return profile
+
+
+def check_names(profile: Profile, path: Path) -> None:
+    """Raise NotesError for a method or a wording that there is not: the profile is another notes', or damaged."""
+    for way, name in profile.methods.items():
+        try:
+            Method.parse(name)
+        except NotesError as error:
+            raise damaged(path, f"methods.{way}", name, "an edit method") from error
+    forms = list(shipped_wordings().forms)
+    if profile.wording not in forms:
+        raise damaged(path, "wording", profile.wording, " or ".join(forms))
 
 
 def _why(profile: Profile, way: str) -> str:
-    name, day = profile.methods[way], profile.created[:10]
-    measured = profile.found("method", name, way)
-    if name == "recompute" or measured is None:
-        return f"recompute: no method is trustworthy on this model (notes calibrate, {day})"
-    return f"{name}: {measured.same} of {measured.cases} decisions as a recompute's (notes calibrate, {day})"
+    return f"{profile.methods[way]}: {profile.verdicts[way]} (notes calibrate, {profile.created[:10]})"

@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 
 from notes_cli.cli import run
+from notes_cli.engine.context import ContextOptions
+from notes_cli.library.profiles import Measured, Profile, Profiles
+from notes_cli.work.workspace import Workspace
 
 TEXT = """# Returns
 
@@ -139,3 +142,13 @@ def compiled(notes: Notes, skill: Path) -> Path:
     outcome = notes("compile", skill)
     assert outcome.code == 0, outcome.err
     return Path(outcome.out.strip())
+
+
+def saved(notes: Notes) -> str:
+    """A profile of the tiny model, as `notes calibrate` would have written it; its name."""
+    path = Path(os.environ["NOTES_MODEL"])
+    with Workspace(path, ContextOptions(n_ctx=256, n_threads=1)) as workspace:
+        measured = [Measured("method", "field", "direct", 40, 39, 38, 0.99, 30.0, 10.0)]
+        counts, ways = {"direct": 40, "reasoned": 36}, {"direct": "field", "reasoned": "erratum"}
+        profile = Profile(workspace.identity, "f16/f16", 40, counts, ways, "now", 1, "early", measured)
+        return Profiles(workspace.paths.profiles).save(profile, "notes 0").stem

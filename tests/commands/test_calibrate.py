@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from .conftest import Notes
+from notes_cli.engine import decision
+from notes_cli.engine.decision import Decision
+from notes_cli.engine.notebook import Notebook
+from notes_cli.measure import calibrate
+from notes_cli.measure.proof import LEAST
+from notes_cli.work.thinking import Thought
+
+from .conftest import Notes, saved
 
 CASE = """cases:
   - skill: returns.txt
@@ -27,23 +34,94 @@ def mine(skill: Path) -> Path:
     return path
 
 
-def test_a_deaf_model_makes_auto_recompute(notes: Notes, compiled: Path, mine: Path, home: Path) -> None:
-    """Random weights: the verdict in words, and then `--field` decodes the corrected skill anew."""
-    ask = ("ask", "Why?", "--splice", "returns", "--field", "date=2026-07-01", "--explain")
-    before = notes(*ask)
-    assert "method erratum: " in before.out and "notes calibrate" in before.out
-    done = notes("calibrate", "--cases", mine, "-n", 5)
-    assert done.code == 0 and "direct: no method is trustworthy: use recompute" in done.out
-    assert str(home / "profiles") in done.err
-    after = notes(*ask)
-    assert "method recompute: no method is trustworthy" in after.out and "recomputed with the new value" in after.out
-    assert "recomputed with the new value" not in notes(*ask, "--method", "erratum").out
+@pytest.fixture
+def many(mine: Path) -> Path:
+    """As many decisions as are needed: the same one, but the model does not know."""
+    head, case = CASE.split("\n", 1)
+    mine.write_text(f"{head}\n{case * LEAST}")
+    return mine
 
 
-def test_only_cases_of_ones_own(notes: Notes, mine: Path) -> None:
-    """The battery that ships is left out."""
+@pytest.fixture
+def hears(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], None]:
+    """Put a model in the place of the tiny one that gives the second answer to a prompt of which something holds."""
+
+    def put(holds: Callable[[str], bool]) -> None:
+        def decide(notebook: Notebook, choices: Sequence[str], *_: object) -> Decision:
+            text = notebook.context.model.text(map(int, notebook.tokens))
+            choice = choices[holds(text)]
+            return Decision(choice, {one: float(one == choice) for one in choices})
+
+        monkeypatch.setattr(calibrate, "think", lambda *_: Thought("", 0, True))
+        monkeypatch.setattr(calibrate, "decide", decide)
+        monkeypatch.setattr(calibrate, "decide_after", lambda _, *given: decide(*given))
+        monkeypatch.setattr(decision, "decide", decide)
+        monkeypatch.setattr(calibrate, "SEAMS", (1,))
+
+    return put
+
+
+ASK = ("ask", "May I return this?", "--splice", "returns", "--field", "date=2026-07-01")
+
+
+def test_what_is_right_stays_so(
+    notes: Notes, compiled: Path, many: Path, home: Path, hears: Callable[[Callable[[str], bool]], None]
+) -> None:
+    """A model that overlooks the field in its text, however it was read, and follows a correction: agreement with its
+    recompute would choose what is wrong. Before and after calibrating, auto corrects, and the answer is right."""
+    hears(lambda text: "2026-07-01" in text.split("refused.")[1])  # behind the text
+    answer = (*ASK, "--choices", "accepted,refused")
+    assert notes(*answer).out == "refused\n"
+    done = notes("calibrate", "--cases", many, "--only")
+    assert done.code == 0 and str(home / "profiles") in done.err
+    assert (
+        f"direct: use erratum: nothing was proven better than erratum, which is right in {LEAST} of {LEAST}" in done.out
+    )
+    assert f"a recompute decides by the field in 0 of {LEAST} cases" in done.out
+    assert notes(*answer).out == "refused\n"
+    told = notes(*ASK, "--explain").out
+    assert "method erratum: nothing was proven better" in told and "notes calibrate, 20" in told
+
+
+def test_what_is_proven_better_is_followed(
+    notes: Notes, compiled: Path, many: Path, hears: Callable[[Callable[[str], bool]], None]
+) -> None:
+    """A model that reads its text and no corrections: a method that changes the text is right where errata are not.
+    The profile is listed, shown, and removed by its name; then what is safe holds again."""
+    hears(lambda text: "date: 2026-07-01\ntier" in text)
+    found = notes("calibrate", "--cases", many, "--only", "--json").json
+    assert found["methods"]["direct"] != "erratum" and Path(found["path"]).is_file()
+    assert notes(*ASK, "--choices", "accepted,refused").out == "refused\n"
+    (listed,) = notes("profile", "ls", "--json").json
+    assert listed["methods"] == found["methods"] and listed["problem"] is None
+    name = notes("profile", "ls", "-q").out.strip()
+    assert name == listed["name"] == Path(found["path"]).stem and name in notes("profile", "ls").out
+    assert found["verdicts"]["direct"] in notes("profile", "show", name[:6]).out
+    assert notes("profile", "rm", name, "no such").code == 1 and Path(found["path"]).is_file()
+    assert notes("profile", "rm", name).out.strip() == found["path"] and not Path(found["path"]).exists()
+    assert notes("profile", "ls").err.startswith("no profiles yet in ")
+    assert "method erratum: this model has not been measured" in notes(*ASK, "--explain").out
+
+
+def test_few_decisions_set_nothing(notes: Notes, compiled: Path, mine: Path, home: Path) -> None:
+    """They are measured and shown, and an older profile stays."""
+    done = notes("calibrate", "--cases", mine, "--only")
+    assert done.code == 0 and "direct: use erratum: 1 cases prove nothing" in done.out
+    assert "nothing is written: 1 decisions are too few" in done.err and not (home / "profiles").exists()
     found = notes("calibrate", "--cases", mine, "--only", "--json").json
-    assert found["cases"] == 1 and json.loads(Path(found["path"]).read_text())["cases"] == 1
+    assert found["cases"] == 1 and found["path"] is None
+
+
+def test_a_profile_of_an_older_notes_is_told(notes: Notes, compiled: Path, home: Path) -> None:
+    """Asking goes on by what is safe, and says how to measure again; `profile ls` says it, too."""
+    name = saved(notes)
+    path = home / "profiles" / f"{name}.json"
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    asked = notes(*ASK, "-n", 2)
+    assert asked.code == 0 and f"warning: {path} was written by an older notes" in asked.err
+    assert f"notes profile rm {name}" in asked.err
+    assert "older notes" in notes("profile", "ls", "--json").json[0]["problem"]
+    assert notes("profile", "rm", name).code == 0 and "warning" not in notes(*ASK, "-n", 2).err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.config import resource, shipped_model
 
-from .conftest import Notes
+from .conftest import Notes, saved
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
 RETURNS = str(resource("skills") / "returns")
@@ -75,6 +75,9 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("rm --json", ["rm", "returns", "--dry-run", "--json"]),
         ("inspect --json", ["inspect", "returns", "--json"]),
         ("doctor --json", ["doctor", "--json"]),
+        ("profile ls --json", ["profile", "ls", "--json"]),
+        ("calibrate --json", ["profile", "show", "PROFILE", "--json"]),
+        ("profile rm --json", ["profile", "rm", "PROFILE", "--json"]),
     ],
 )
 def test_keys_are_those_of_the_document(
@@ -87,6 +90,9 @@ def test_keys_are_those_of_the_document(
         assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", "2").code == 0
         assert notes("edit", "mine", "--field", "tier=basic").code == 0
         assert notes("session", "export", "mine", tmp_path / "imported.notes.tar").code == 0
+    if arguments[0] == "profile":
+        name = saved(notes)
+        arguments = [argument.replace("PROFILE", name) for argument in arguments]
     found = flat(notes(*arguments).json, keys)
     assert {key for key, _ in found} == set(keys)
     for key, value in found:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.engine.identity import Identity
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, OutdatedError
 from notes_cli.library.profiles import Measured, Profile, Profiles
 
 from ..limits import small_files
@@ -67,7 +67,7 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, profile: Profile, change: 
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(NotesError, match=r"is damaged\. Remove it, or measure again: notes calibrate"):
+    with pytest.raises(NotesError, match=r"is damaged: .*notes calibrate.*notes profile rm"):
         profiles.find(profile.identity, profile.cache)
 
 
@@ -77,7 +77,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile)
     path = profiles.save(profile, "notes 0")
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "identity": {**data["identity"], "weights": "cd" * 32}}))
-    with pytest.raises(NotesError, match=r"cdcd.*Remove it, or measure again: notes calibrate"):
+    with pytest.raises(NotesError, match=r"cdcd.*Measure again \(notes calibrate\)"):
         profiles.find(profile.identity, profile.cache)
     path.write_text(json.dumps({**data, "cache": "f32/f32"}))
     with pytest.raises(NotesError, match=r"a cache of 'f32/f32', this one is q8_0/f16"):
@@ -88,8 +88,8 @@ def test_a_newer_profile_is_refused(tmp_path: Path, profile: Profile) -> None:
     """What it says might mean something else."""
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
-    with pytest.raises(NotesError, match="format 2, this notes reads 1"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
+    with pytest.raises(NotesError, match="format 3, this notes reads 2"):
         profiles.find(profile.identity, profile.cache)
 
 
@@ -108,3 +108,50 @@ def test_a_full_disk_leaves_the_older_profile(tmp_path: Path, profile: Profile) 
     with small_files(100), pytest.raises(NotesError, match=r"cannot write .*: File too large\. Nothing was changed"):
         profiles.save(profile, "notes 2")
     assert [*path.parent.iterdir()] == [path] and path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seam": -5}, "seam is -5, it must be a whole number from 0 to 64"),
+        ({"seam": 65}, "seam is 65, it must be a whole number from 0 to 64"),
+        ({"place": "middle"}, "place is 'middle', it must be early or late"),
+        ({"heard": {"direct": 41, "reasoned": 0}}, "heard.direct is 41, it must be a whole number from 0 to 40"),
+        ({"methods": {"direct": "field"}}, "methods.reasoned is missing, it must be text"),
+        ({"measured": [{**MEASURED, "right": -1}]}, "measured[0].right is -1, it must be a whole number from 0 to 2"),
+        ({"identity": {}}, "identity.model is missing"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, profile: Profile, change: dict[str, object], told: str) -> None:
+    """The file, the key, the value, and the commands that mend it."""
+    profiles = Profiles(tmp_path)
+    path = profiles.save(profile, "notes 0")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(NotesError) as refused:
+        profiles.find(profile.identity, profile.cache)
+    said = str(refused.value)
+    assert said.startswith(f"{path} is damaged: {told}") and said.endswith(f"notes profile rm {path.stem}")
+
+
+def test_a_profile_of_an_older_notes(tmp_path: Path, profile: Profile) -> None:
+    """It was chosen by another rule: told apart from a damaged one, with the command that measures again."""
+    profiles = Profiles(tmp_path)
+    path = profiles.save(profile, "notes 0")
+    old = {key: value for key, value in json.loads(path.read_text()).items() if key != "verdicts"}
+    path.write_text(json.dumps({**old, "format": 1}))
+    with pytest.raises(OutdatedError, match=r"by an older notes.*notes calibrate"):
+        profiles.find(profile.identity, profile.cache)
+
+
+def test_profiles_by_name(tmp_path: Path, profile: Profile) -> None:
+    """In order; the beginning of a name is enough where it is one profile's; removed, and the others stay."""
+    profiles = Profiles(tmp_path / "profiles")
+    assert profiles.names() == []
+    first = profiles.save(profile, "notes 0")
+    second = profiles.save(replace(profile, cache="f16/f16"), "notes 0")
+    assert profiles.names() == sorted([first.stem, second.stem])
+    assert profiles.named(first.stem) == profiles.named(first.stem[:-2]) == first
+    for name in ("", "no", first.stem[:12], "../x"):
+        with pytest.raises(NotesError, match="notes profile ls"):
+            profiles.named(name)
+    assert profiles.remove(second.stem) == second and profiles.names() == [first.stem]

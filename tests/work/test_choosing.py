@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from notes_cli.editing.change import change
@@ -24,6 +26,7 @@ def calibrated(workspace: Workspace, direct: str, reasoned: str = "recompute") -
     profile = Profile(
         *(workspace.identity, "f16/f16", 40, {"direct": 40, "reasoned": 36}),
         *({"direct": direct, "reasoned": reasoned}, "line", 4, "late", measured),
+        verdicts=dict.fromkeys(("direct", "reasoned"), "it is right in 38 of 40"),
     )
     Profiles(workspace.paths.profiles).save(profile, "notes 0")
 
@@ -40,15 +43,42 @@ def test_a_profile_is_followed(workspace: Workspace) -> None:
     calibrated(workspace, "selective@16", "field")
     found = defaults(workspace)
     assert (found.method, found.wording, found.seam, found.place) == (Method("selective", 16), "line", 4, "late")
-    assert "39 of 40 decisions" in found.why
+    assert "selective@16: it is right in 38 of 40 (notes calibrate, " in found.why
     assert defaults(workspace, think=True).method == Method("field")
 
 
-def test_where_nothing_is_trustworthy(workspace: Workspace) -> None:
+def test_where_a_recompute_was_proven_better(workspace: Workspace) -> None:
     """All is recomputed, and the reason says so."""
     calibrated(workspace, "recompute")
     found = defaults(workspace)
-    assert found.method == Method("recompute") and "no method is trustworthy" in found.why
+    assert found.method == Method("recompute") and "right in 38 of 40" in found.why
+
+
+def test_a_profile_of_an_older_notes_is_not_followed(workspace: Workspace) -> None:
+    """It could make answers worse: what is safe holds, and a line says what to do."""
+    calibrated(workspace, "recompute")
+    (path,) = workspace.paths.profiles.iterdir()
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    found = defaults(workspace)
+    assert found.method == Method("erratum") and "Measure again (notes calibrate)" in found.note
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"direct": "field"', '"direct": "magic"', "methods.direct is 'magic', it must be an edit method"),
+        ('"wording": "line"', '"wording": "loud"', "wording is 'loud', it must be"),
+    ],
+)
+def test_names_that_there_are_not(workspace: Workspace, old: str, new: str, told: str) -> None:
+    """A method or a wording that nobody knows is refused with the key and the value, before anything is laid."""
+    calibrated(workspace, "field")
+    (path,) = workspace.paths.profiles.iterdir()
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(NotesError, match=re.escape(told)):
+        defaults(workspace)
 
 
 def test_a_profile_is_of_one_cache(workspace: Workspace) -> None:
@@ -68,10 +98,3 @@ def test_little_behind_a_change_is_decoded(workspace: Workspace, behind: int, me
     assert changed is not None
     found, why = choose(workspace, [changed])
     assert found.name == method and why.startswith(method)
-
-
-def test_a_method_that_does_not_exist(workspace: Workspace) -> None:
-    """A profile that names one is said to be at fault, with the command that mends it."""
-    calibrated(workspace, "guess")
-    with pytest.raises(NotesError, match=r"the profile of this model: no edit method 'guess'.*notes calibrate"):
-        defaults(workspace)
