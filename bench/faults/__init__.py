@@ -7,4 +7,7 @@ One module a kind of fault (frame.py says what such a module holds); this is the
 they run.
 """
 
-KINDS = ("containers", "ledgers", "archives", "profiles", "kills")
+KINDS = (
+    *("containers", "ledgers", "archives", "profiles", "models"),
+    *("kills", "interrupts", "disk", "permissions", "concurrency"),
+)

@@ -130,9 +130,10 @@ def tried(judge: Judge, budget: Budget, *, patience: float = PATIENCE, memory: i
     with _Shared() as shared:
         first = 0
         while first < budget.cases and not budget.over:
+            parent = os.getpid()
             child = os.fork()
             if not child:
-                _judge(judge, first, budget, shared, memory)
+                _judge(judge, first, budget, shared, memory, parent)
             current, since = -1, time.monotonic()
             while True:
                 done, status = os.waitpid(child, os.WNOHANG)
@@ -172,7 +173,7 @@ def _ended(status: int) -> str:
     return f"signal {signal.Signals(-number).name}" if number < 0 else f"status {number}"
 
 
-def _judge(judge: Judge, first: int, budget: Budget, shared: _Shared, memory: int) -> None:
+def _judge(judge: Judge, first: int, budget: Budget, shared: _Shared, memory: int, parent: int) -> None:
     """The child's part. Never returns."""
     os.setpgid(0, 0)
     me = os.getpid()
@@ -180,7 +181,7 @@ def _judge(judge: Judge, first: int, budget: Budget, shared: _Shared, memory: in
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         for number in range(first, budget.cases):
-            if budget.over:
+            if budget.over or os.getppid() != parent:  # nobody waits for it any more
                 break
             shared.current = number + 1
             try:

@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
         """What is wrong with how it ended, if it was not killed: a traceback, silence, several lines."""
         if "Traceback" in self.err or "Traceback" in self.out:
             return f"traceback: {self.err.strip().splitlines()[-1][:300]}"
-        if self.code in (0, 130, -signal.SIGKILL):
+        if self.code in (0, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP):
             return ""
         if self.code not in (1, 2):
             return f"status {self.code}: {self.err[-200:]}"
