@@ -82,10 +82,11 @@ class Model:
         self.sources = open_sources(path)  # all files of the model
         try:
             self._load(gpu_layers, main_gpu, mmap, loading)
+            self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
+            self._check_tokenizer()
         except BaseException:
             self.close()
             raise
-        self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
         self.n_ctx_train = int(llama.llama_model_n_ctx_train(self._handle))
         self.architecture = self.metadata("general.architecture") or "unknown"
         self.name = self.metadata("general.name") or path.stem
@@ -113,6 +114,13 @@ class Model:
         for source in self.sources:
             if source.changed:
                 raise ModelError(f"{source.path} changed while it was being loaded. Try again when it is complete")
+
+    def _check_tokenizer(self) -> None:
+        """llama.cpp's greedy tokenizer (RWKV) never ends at a byte that begins tokens and is none itself."""
+        if llama.llama_vocab_type(self._vocab) == llama.LLAMA_VOCAB_TYPE_RWKV:
+            pieces = {self.piece(token, special=True) for token in range(self.n_vocab)}
+            if any(piece[:1] not in pieces for piece in pieces if piece):
+                raise ModelError(f"{self.path}: its tokenizer is damaged (bytes begin tokens and are none themselves)")
 
     @property
     def handle(self) -> Any:
