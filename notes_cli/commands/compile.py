@@ -29,7 +29,10 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 
 
 @click.command()
-@click.argument("source", type=click.Path())
+@click.argument("source", type=click.Path(), required=False)
+@click.option(
+    "--from", "segment", metavar="SEGMENT", help="Instead of SOURCE: the text of a compiled skill, by name or file."
+)
 @click.option("--name", metavar="NAME", help="Name in the library.  [default: front matter, folder or file name]")
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library."
@@ -46,7 +49,8 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 @click.option("-q", "--quiet", is_flag=True, help="Only the path, no progress.")
 @model_options
 def command(
-    source: str,
+    source: str | None,
+    segment: str | None,
     name: str | None,
     target: Path | None,
     force: bool,
@@ -75,13 +79,23 @@ def command(
       notes compile skills/returns
       cat policy.md | notes compile - --name policy
       notes compile manual.md --blocks headings
+      notes compile --from returns -m other.gguf     its text, for another model
     """
+    from notes_cli import config
+    from notes_cli.library.store import Library
     from notes_cli.text.skill import load_skill
-    from notes_cli.work.compiling import allowed, block_warnings, compile_to_library
+    from notes_cli.work.compiling import again, allowed, block_warnings, compile_to_library
 
-    if source == "-" and sys.stdin is not None and sys.stdin.isatty():
-        output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
-    skill = load_skill(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
+    if (source is None) == (segment is None):
+        raise click.UsageError("name a text to compile, or a compiled skill with --from")
+    if segment is not None:
+        card = Library(config.paths().library).latest(segment)
+        skill, blocks = again(card, name), blocks or len(card.blocks) or None
+    else:
+        assert source is not None
+        if source == "-" and sys.stdin is not None and sys.stdin.isatty():
+            output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
+        skill = load_skill(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
     for warning in skill.warnings:
         output.say(f"warning: {warning}")
     with open_workspace(quiet=quiet, **model) as workspace:

@@ -54,12 +54,12 @@ class Identity:
                 )
         elif self.rope != other.rope:
             mine, theirs = self.rope_text, other.rope_text
-            if mine == theirs:
-                mine = "factors"
-                theirs = "others (LongRoPE goes by -c, some sparse attention by -fa: compile with the same)"
+            if mine == theirs:  # such as the factors of LongRoPE, which go by the size of the context
+                mine, theirs = f"{mine} ({self.rope[:12]})", f"{theirs} ({other.rope[:12]})"
             found.append(f"compiled with RoPE {mine}, this context uses {theirs}")
         if self.kv_type != other.kv_type:
             found.append(f"compiled from a {self.kv_type} K/V cache, this context keeps {other.kv_type}")
         if self.adapters != other.adapters:
-            found.append("compiled with other adapters (LoRA) than this context uses")
+            mine, theirs = (one[:12] or "none" for one in (self.adapters, other.adapters))
+            found.append(f"compiled with adapters (LoRA): {mine}, this context uses {theirs}")
         return found

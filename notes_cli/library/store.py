@@ -98,6 +98,20 @@ class Library:
             raise SegmentError(others[0].problem or f"{others[0].path} was renamed. Run: {remedy}")
         raise SegmentError(f"{name} was {'; '.join(nearest)}. Run: {remedy}")
 
+    def latest(self, word: str) -> Card:
+        """What a user's word stands for, a name (then of its files the one compiled last) or a segment file.
+
+        Raise SegmentError if it is neither, or cannot be read.
+        """
+        target = self.resolve(word)
+        if target.kind == "text" or target.path is not None:
+            return peek(Path(word).expanduser())
+        entries = self.entries(target.name)
+        cards = [entry.card for entry in entries if entry.card is not None]
+        if not cards:
+            raise SegmentError(entries[0].problem)
+        return max(cards, key=lambda card: card.created)
+
     def remove(self, name: str, identity: Identity | None = None) -> list[Path]:
         """Delete the files of that name, all or the one for the identity; return them.
 

@@ -31,7 +31,7 @@ from notes_cli.errors import DamagedError, SegmentError, SkillError, TakenError,
 from notes_cli.library.container import Card, open_segment, peek, write_segment
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.text.blocks import Blocks, block_starts, references
-from notes_cli.text.skill import Skill
+from notes_cli.text.skill import Field, Skill
 from notes_cli.work.workspace import Workspace
 
 MOVES = 8  # times that the rows of a block are moved on, each a rounding, before it is computed anew (docs/LOG.md)
@@ -293,11 +293,17 @@ def _known(path: Path) -> Segment | None:
         return None
 
 
+def again(card: Card, name: str | None = None) -> Skill:
+    """The skill that a segment was compiled from, by the text and the fields that it holds."""
+    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in card.fields)
+    return Skill(name or card.name, card.description, card.text, fields, card.source)
+
+
 def origin(skill: Skill) -> str:
-    """Where the skill's text came from, as a segment keeps it: an absolute path (one that is not UTF-8 is spelt), or
-    "-" for standard input."""
-    if skill.source == "-":
-        return "-"
+    """Where the skill's text came from, as a segment keeps it: an absolute path (one that is not UTF-8 is spelt), "-"
+    for standard input, or "" where that is not known."""
+    if skill.source in ("", "-"):
+        return skill.source
     return os.path.abspath(skill.source).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
@@ -321,7 +327,7 @@ def _belongs(skill: Skill, cards: Iterable[Card]) -> bool:
 def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
     """Where the same text is now that its file is gone, or if it is not known where it was, it came from."""
     source, old = origin(skill), peek(path).source
-    if source in ("-", old) or (old not in ("", "-") and os.path.lexists(old)):
+    if source in ("", "-", old) or (old not in ("", "-") and os.path.lexists(old)):
         return
     with suppress(SegmentError), workspace.library.compiling(skill.name, workspace.identity, wait=0):
         card, segment = peek(path), open_segment(path)

@@ -67,20 +67,15 @@ def open_segments(
     for given in words:
         target = workspace.library.resolve(given)
         if target.kind == "name":
-            remedy = f"notes compile FILE --name {target.name} -m {workspace.model.path}{_cache_options(workspace)}"
-            segments.append(workspace.open(workspace.library.find(target.name, workspace.identity, remedy)))
+            remedy = workspace.compile_again(target.name)
+            path = workspace.library.find(target.name, workspace.identity, remedy)
+            segments.append(workspace.open(path, target.name))
         elif target.kind == "segment":
             assert target.path is not None
             segments.append(workspace.open(target.path))
         else:
             segments.append(_open_text(workspace, given, say, watch, dry=dry))
     return segments
-
-
-def _cache_options(workspace: Workspace) -> str:
-    """What a compile must be told of the cache: nothing unless it is f32, as all other types take f16 rows."""
-    master = workspace.context.master
-    return f" -ctk {master.type_k} -ctv {master.type_v}" if "f32" in (master.type_k, master.type_v) else ""
 
 
 def _open_text(workspace: Workspace, given: str, say: Callable[[str], None], watch: Watch, *, dry: bool) -> Segment:

@@ -6,6 +6,7 @@ What every command that runs a model starts from. The context grows with the pro
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -64,6 +65,8 @@ class Workspace:
         self._log = log
         self._context: Context | None = None
         self._weights: str | None = None
+        self._beyond_trained = beyond_trained
+        self._words: dict[str, str] = {}  # what the user calls the segments that were opened, by their names
         start_rendering()  # it gets ready while the model is loaded
         self.model = Model(model, gpu_layers=gpu_layers, loading=loading)
         try:
@@ -249,9 +252,13 @@ class Workspace:
             return tokens
         return np.concatenate([np.array([bos], np.int32), tokens])
 
-    def open(self, path: Path) -> Segment:
-        """A segment from a file, checked against this model. Raise SegmentError that says what does not fit."""
+    def open(self, path: Path, word: str = "") -> Segment:
+        """A segment from a file, checked against this model. `word`: what the user calls it, if not by its path.
+
+        Raise SegmentError that says what does not fit, and the command that mends it.
+        """
         segment = open_segment(path)
+        self._words[segment.name] = word or str(path)
         self.check(segment)
         return segment
 
@@ -260,11 +267,30 @@ class Workspace:
         differences = segment.identity.differences(self.identity)
         if differences:
             found = "; ".join(differences)
-            raise SegmentError(f"{segment.name} was {found}. Compile it for this model, with these options")
+            raise SegmentError(f"{segment.name} was {found}. Run: {self.compile_again(segment.name)}")
         model, tokens = self.model, [*segment.tokens.tolist(), *segment.context.tolist()]
         unknown = model.unknown(tokens)
         if unknown is not None:
             raise SegmentError(
                 f"{segment.name} holds token {unknown}, and {model.name} has a vocabulary of {model.n_vocab}: it is "
-                "not what was compiled for this model. Compile it again"
+                f"not what was compiled for this model. Run: {self.compile_again(segment.name)}"
             )
+
+    def compile_again(self, name: str) -> str:
+        """The command that compiles a skill for this model with these options, from the text that it holds."""
+        options, given = self.options, ContextOptions(n_ctx=DEFAULT_CONTEXT)
+        words = ["--from", self._words.get(name, name), "-m", str(self.model.path)]
+        rows = self.context.master  # compiled in f16, which serves all caches but f32
+        for flag, value, default in (
+            ("-c", options.n_ctx, given.n_ctx),  # LongRoPE goes by it
+            ("-fa", options.flash_attention, given.flash_attention),  # the keys of some sparse attention by this
+            ("-ctk", rows.type_k, given.type_k),
+            ("-ctv", rows.type_v, given.type_v),
+            ("--rope-scaling", options.rope_scaling, given.rope_scaling),
+            ("--rope-freq-base", options.rope_freq_base, given.rope_freq_base),
+            ("--rope-freq-scale", options.rope_freq_scale, given.rope_freq_scale),
+            ("--yarn-orig-ctx", options.yarn_orig_ctx, given.yarn_orig_ctx),
+        ):
+            if value != default:
+                words += [flag, str(value)]
+        return shlex.join(["notes", "compile", *words, *(["--beyond-trained"] if self._beyond_trained else [])])
