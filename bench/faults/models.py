@@ -16,12 +16,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import gguf
 
+# All that a mutant needs is loaded before it gets a copy of this process.
+import notes_cli.commands.ask
+import notes_cli.work.prompting
+import notes_cli.work.thinking  # noqa: F401
 from bench.faults.frame import ACCEPTED, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, traced, tried
 from bench.faults.mutate import bytes_changed
 from bench.faults.parts import ALIGN, Key, Parts, Tensor
+from notes_cli import cli
 
 sys.path.append(str(ROOT / "tests"))
 from tiny import TEMPLATE, write_model  # type: ignore[import-not-found]
@@ -78,9 +84,6 @@ TEMPLATES = (
 def run(budget: Budget, seed: int) -> Row:
     folder = SCRATCH / "models"
     folder.mkdir(parents=True, exist_ok=True)
-    import notes_cli.commands.ask
-    import notes_cli.work.prompting  # noqa: F401  # once, here: each mutant gets a copy of this process
-
     return tried(Models(folder, seed), budget, patience=PATIENCE + 20, say="models")
 
 
@@ -344,6 +347,7 @@ LIES: tuple[Callable[[random.Random, Parts], None], ...] = (
 def judged(path: Path) -> Verdict:
     """What `notes ask` makes of the file, in a process of its own."""
     said = path.with_suffix(".said")
+    said.unlink(missing_ok=True)
     child = os.fork()
     if not child:
         _ask(path, said)
@@ -374,12 +378,10 @@ def judged(path: Path) -> Verdict:
     return REFUSED if code else ACCEPTED
 
 
-def _ask(path: Path, said: Path) -> None:
-    """The child's part. Never returns."""
+def _ask(path: Path, said: Path) -> NoReturn:
+    """The child's part. Whatever happens, it ends here: a child that went on would try all other cases, too."""
     status = 2
     try:
-        from notes_cli import cli
-
         out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
@@ -388,7 +390,6 @@ def _ask(path: Path, said: Path) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY, 4 * MEMORY))
         status = cli.run(["ask", "What is it?", "-m", str(path), "-n", "3", "-t", "1", "-c", "512"])
-        sys.stdout.flush()
         sys.stderr.flush()
     except BaseException as error:
         os.write(2, f"Traceback: {traced(error)}".encode())

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from shlex import quote
 from typing import Literal
 
 import numpy as np
@@ -79,8 +78,7 @@ class Library:
     def find(self, name: str, identity: Identity, remedy: str = "notes compile FILE -m MODEL") -> Path:
         """The file of that name for that identity.
 
-        Raise SegmentError that says what differs, and `remedy`: the command that mends it; FILE in it becomes the one
-        that the text came from.
+        Raise SegmentError that says what differs, and `remedy`: the command that mends it.
         """
         path = self.path(name, identity)
         if path.is_file():
@@ -89,8 +87,6 @@ class Library:
         if not others:
             raise SegmentError(self._unknown(name))
         cards = [entry.card for entry in others if entry.card is not None]
-        source = next((card.source for card in cards if card.source != "-" and os.path.isfile(card.source)), "FILE")
-        remedy = remedy.replace(" FILE ", f" {quote(source)} ")
         # The nearest file first: the one with the fewest differences.
         found = [card.identity.differences(identity) for card in cards]
         nearest = min((differences for differences in found if differences), key=len, default=None)

@@ -38,15 +38,12 @@ def test_f32_says_how_to_compile_for_it(notes: Notes, skill: Path, compiled: Pat
         refused = notes(*ASK, *kv)
         assert refused.code == 1 and refused.err.count("\n") == 1
         options = refused.err.split("Run: notes ")[1].split()
-        assert options[:2] == ["compile", str(skill)] and options[-4:] == [
-            "-ctk",
-            kv[1].replace("q8_0", "f16"),
-            *kv[2:],
-        ]
+        rows = ["-ctk", "f32", "-ctv", "f32"] if kv[1] == "f32" else ["-ctv", "f32"]
+        assert options[:3] == ["compile", "--from", "returns"] and options[5:] == rows
         assert notes(*options).code == 0
         assert notes(*ASK, *kv).code == 0
     by_file = notes("ask", "Why?", "--splice", compiled, "-ctk", "f32", "-ctv", "f32")
-    assert by_file.code == 1 and "with these options" in by_file.err
+    assert by_file.code == 1 and f"Run: notes compile --from {compiled} -m" in by_file.err
 
 
 def test_quantized_v_without_flash_attention(notes: Notes, skill: Path, compiled: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_segment_of_another_model(
     """Other architecture, other weights of the same name, other quantization of the same weights."""
     error = refuse("ask", "Why?", "--splice", compiled if by_path else "returns", "-m", make_model(**settings))
     assert all(part in error for part in says)
-    assert ("Compile it for this model" if by_path else f"Run: notes compile {skill} --name returns -m") in error
+    assert f"Run: notes compile --from {compiled if by_path else 'returns'} -m" in error
 
 
 @pytest.mark.parametrize("by_path", [False, True])
