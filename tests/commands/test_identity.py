@@ -116,8 +116,8 @@ MISSES = {
     "rope base of the file": Miss(FILES, keys(llama__rope__freq_base=20000.0)),
     "one file and several": Miss(FILES, lambda source, target, _make: edited(source, target, parts=10)),
     "an architecture of the same shapes": Miss(
-        ("compiled for architecture llama, this model is arcee",),
-        lambda source, target, _make: edited(source, target, architecture="arcee"),
+        ("compiled for architecture llama, this model is smollm3",),
+        lambda source, target, _make: edited(source, target, architecture="smollm3"),
     ),
     "rope base": Miss((BASE, "this context uses norm base 20000 scale 1"), None, ("--rope-freq-base", "20000")),
     "rope scale": Miss((BASE, "this context uses norm base 10000 scale 0.5"), None, ("--rope-freq-scale", "0.5")),
@@ -129,7 +129,7 @@ MISSES = {
     "where yarn starts from": Miss(
         ("compiled with RoPE norm base 10000 scale 0.25 (", "this context uses norm base 10000 scale 0.25 ("),
         lambda source, _target, _make: source,
-        ("--yarn-orig-ctx", "512"),
+        ("--yarn-orig-ctx", "2048"),
         "yarn",
     ),
     "yarn switched off": Miss(
@@ -146,8 +146,8 @@ MISSES = {
     ),
     "K in f32": Miss(("from a f16/f16 K/V cache, this context keeps f32/f16",), None, ("-ctk", "f32")),
     "V in f32": Miss(("from a f16/f16 K/V cache, this context keeps f16/f32",), None, ("-ctv", "f32")),
-    "K in f32, V quantized": Miss(
-        ("from a f16/f16 K/V cache, this context keeps f32/f16",), None, ("-ctk", "f32", "-ctv", "q8_0")
+    "K in f32, V in bf16": Miss(
+        ("from a f16/f16 K/V cache, this context keeps f32/f16",), None, ("-ctk", "f32", "-ctv", "bf16")
     ),
 }
 KINDS: dict[str, dict[str, Any]] = {

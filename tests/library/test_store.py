@@ -67,7 +67,7 @@ def test_find_wants_the_same_identity(filled: Library, identity: Identity) -> No
             "compiled with RoPE neox base 10000, this context uses yarn 4",
         ),
         ({"kv_type": "q8_0/q8_0"}, "f16/f16 K/V cache, this context keeps q8_0/q8_0"),
-        ({"adapters": "l"}, "other adapters"),
+        ({"adapters": "l"}, "none, this context uses l"),
     ],
 )
 def test_what_differs_is_said_with_the_remedy(
