@@ -2,7 +2,7 @@
 
     python -m bench.speed [--tokens 1024 4096 8192] [--threads N] [--repeat N] [--no-prefill] [--json]
 
-What is warm: the segment's file is in the page cache and mapped (`load` opens it and checks every byte), and the cache
+What is warm: the segment's file is in the page cache (`load` reads it and checks every byte), and the cache
 of the context has been written once by llama.cpp. `first` is the first splice after that; the following ones go to the
 same cells. memcpy moves as many bytes as the splice puts into the cache, between two buffers that have been written
 before; the two take turns, so that a busy machine slows both. Times are the fastest of all turns where not said

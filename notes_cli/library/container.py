@@ -1,18 +1,20 @@
 """The container: one segment in one GGUF file, described byte by byte in docs/format.md.
 
-Written all or nothing, mapped on load, and no byte of it unchecked: a checksum over the head (with its own
-digits as zeros) and one over each tensor with its padding. It knows no names and no folders: see store.py.
+Written all or nothing, read once, and no byte of it unchecked: a checksum over the head (with its own digits as
+zeros) and one over each tensor with its padding. What is checked is what is used, as the bytes are in memory of our
+own: others may truncate the file or write into it meanwhile. It knows no names and no folders: see store.py.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -22,13 +24,15 @@ from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import DamagedError, SegmentError, UnwritableError, reason
 from notes_cli.library.atomic import replacing
 from notes_cli.library.card import FORMAT, INFLUENCE, KIND, Card, field_names, metadata, read_card
-from notes_cli.library.gguf import MAGIC, FormatError, Head, TensorPlace, padded, read_head
+from notes_cli.library.gguf import MAGIC, FormatError, Head, ShortError, TensorPlace, padded, read_head
 
 __all__ = ["Card", "open_segment", "peek", "write_segment"]
 
 NO_DIGEST = "0" * 32
 HEAD_SUM = "notes.checksum.head"
 LISTS = ("notes.tokens", "notes.context")
+FIRST = 1 << 18  # bytes in which most heads end, with the lists after them
+CHUNK = 8 << 20  # bytes that are read at once
 ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
 # By part of a layer: the names of its K and its V, as llama.cpp has them.
 NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
@@ -69,13 +73,13 @@ def write_segment(path: Path, segment: Segment, *, writer: str = "notes", create
 
 
 def open_segment(path: Path) -> Segment:
-    """Map a segment file; its rows are read-only views of the file. Every byte is checked first.
+    """Read a segment file; its rows are read-only views of what was read. Every byte is checked first.
 
     Raise SegmentError, in one line, if the file is missing or of a newer format, or cannot be read now; DamagedError if
     it is damaged, or no segment.
     """
-    with _mapped(path) as data:
-        head = _checked_head(data)
+    with _saying(path):
+        data, head = _read(path, rows=True)
         for name in head.tensors:
             _check_tensor(data, head, name)
         card = _card(path, data, head)
@@ -101,13 +105,13 @@ def open_segment(path: Path) -> Segment:
 
 def peek(path: Path) -> Card:
     """What the file says of itself; the rows are neither read nor checked. Errors as in open_segment."""
-    with _mapped(path) as data:
-        head = _checked_head(data)
+    with _saying(path):
+        data, head = _read(path, rows=False)
         for name in LISTS:
             if name in head.tensors:
                 _check_tensor(data, head, name)
         card = _card(path, data, head)
-        return replace(card, tokens=card.tokens.copy(), context=card.context.copy())  # the file can be closed
+        return replace(card, tokens=card.tokens.copy(), context=card.context.copy())  # all else can be freed
 
 
 # ---- writing
@@ -151,20 +155,50 @@ def _seal(path: Path) -> None:
 # ---- reading
 
 
-@contextmanager
-def _mapped(path: Path) -> Iterator[memoryview]:
-    """The bytes of the file, mapped read-only for as long as an array refers to them.
+def _read(path: Path, *, rows: bool) -> tuple[memoryview, Head]:
+    """The bytes of the file, with all rows or up to the end of the lists at least, and its head, which was checked.
 
-    What goes wrong in the block is said with the path and a remedy.
+    No byte is read twice: another process may be writing.
     """
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = _read_on(file, memoryview(b""), min(size, FIRST))
+        while True:
+            try:
+                head = _checked_head(data, size)
+                break
+            except ShortError:
+                if len(data) == size:
+                    raise
+                data = _read_on(file, data, min(size, 16 * len(data)))
+        lists = [head.tensors[name].end for name in LISTS if name in head.tensors]
+        end = head.end if rows else max(head.size, *lists)
+        return (_read_on(file, data, end) if end > len(data) else data).toreadonly(), head
+
+
+def _read_on(file: BinaryIO, data: memoryview, size: int) -> memoryview:
+    """What has been read of the file, and what follows, `size` bytes in all."""
+    buffer, at = np.empty(size, np.uint8).data, len(data)
+    buffer[:at] = data
+    while at < size:
+        count = file.readinto(buffer[at : at + CHUNK])  # type: ignore[attr-defined]
+        if not count:
+            raise FormatError(f"it ends at byte {at} of {size}: somebody cut it off meanwhile")
+        at += count
+    return buffer
+
+
+@contextmanager
+def _saying(path: Path) -> Iterator[None]:
+    """What goes wrong in the block is said with the path and a remedy."""
     try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        yield memoryview(mapped)
+        yield
     except FileNotFoundError:
         raise SegmentError(f"no such segment: {path}. See: notes ls") from None
     except OSError as error:
         raise SegmentError(f"cannot read {path}: {reason(error)}") from error
+    except MemoryError as error:
+        raise SegmentError(f"cannot read {path}: its rows do not fit into memory") from error
     except _NewerError as error:
         raise SegmentError(f"{path} has segment format {error}, this notes reads {FORMAT}. Update notes") from error
     except _OtherKindError as error:
@@ -181,10 +215,10 @@ class _OtherKindError(FormatError):
     """A sound GGUF file of another kind, such as a model."""
 
 
-def _checked_head(data: memoryview) -> Head:
-    """The head, with its checksum found right. Only then is anything in it believed."""
+def _checked_head(data: memoryview, size: int) -> Head:
+    """The head of a file of that size, with its checksum found right. Only then is anything in it believed."""
     try:
-        head = read_head(data)
+        head = read_head(data, size)
     except FormatError:
         # Other GGUF files hold types that the reader does not know: say what such a file is.
         if data[:4] == MAGIC and len(data) > 256 and b"notes." not in bytes(data[:256]):
@@ -222,7 +256,7 @@ def _card(path: Path, data: memoryview, head: Head) -> Card:
     tokens, context = (_ints(data, head, name) for name in LISTS)
     if not len(tokens):
         raise FormatError("it has no tokens")
-    return read_card(path, head, tokens, context, len(data))
+    return read_card(path, head, tokens, context, head.end)
 
 
 def _ints(data: memoryview, head: Head, name: str) -> Tokens:
@@ -249,7 +283,7 @@ def _influence(data: memoryview, head: Head, card: Card) -> dict[str, NDArray[np
 
 
 def _array(data: memoryview, place: TensorPlace) -> NDArray[Any]:
-    """A view of the file: nothing is copied, and it cannot be written to."""
+    """A view of what was read: nothing is copied, and it cannot be written to."""
     count = place.nbytes // place.dtype.itemsize
     return np.frombuffer(data, place.dtype, count, place.offset).reshape(place.shape)
 

@@ -32,6 +32,10 @@ class FormatError(ValueError):
     """The bytes are not the head of a GGUF file that this reader understands."""
 
 
+class ShortError(FormatError):
+    """The bytes end before the head does."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
     """Where a tensor lies: bytes [offset, offset + nbytes) of the file, padded with zeros up to `end`."""
@@ -51,10 +55,12 @@ class Head:
     value_offset: dict[str, int]  # where in the file the bytes of each string value begin
     tensors: dict[str, TensorPlace]
     size: int  # bytes before the first tensor, padding included
+    end: int  # bytes of the file
 
 
-def read_head(data: memoryview) -> Head:
-    """Read the head of a GGUF file, given all of its bytes (mapped, not loaded). Raise FormatError.
+def read_head(data: memoryview, size: int | None = None) -> Head:
+    """Read the head of a GGUF file of `size` bytes, given all of them or the first ones. Raise FormatError; ShortError
+    if there are too few of them.
 
     The tensors must follow each other without a gap and end where the file ends.
     """
@@ -72,9 +78,12 @@ def read_head(data: memoryview) -> Head:
     start = padded(cursor.at)
     tensors = {name: _placed(place, start) for name, place in places.items()}
     end = max((place.end for place in tensors.values()), default=start)
-    if end != len(data):
-        raise FormatError(f"it has {len(data)} bytes where its head says {end}")
-    return Head(metadata, value_offset, tensors, start)
+    size = len(data) if size is None else size
+    if end != size:
+        raise FormatError(f"it has {size} bytes where its head says {end}")
+    if start > len(data):
+        raise ShortError("it ends too early")
+    return Head(metadata, value_offset, tensors, start, end)
 
 
 def padded(size: int) -> int:
@@ -91,7 +100,7 @@ class _Cursor:
 
     def take(self, size: int) -> bytes:
         if size > len(self._data) - self.at:
-            raise FormatError("it ends too early")
+            raise ShortError("it ends too early")
         self.at += size
         return bytes(self._data[self.at - size : self.at])
 

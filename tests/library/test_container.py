@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import stat
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
 from notes_cli.errors import SegmentError, UnwritableError
 from notes_cli.library import card, container
-from notes_cli.library.container import open_segment, peek, write_segment
+from notes_cli.library.container import FIRST, open_segment, peek, write_segment
 
 from ..limits import small_files
 
@@ -503,3 +505,94 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, make_segment: MakeSeg
     with small_files(size):
         write_segment(path, larger)
     assert open_segment(path).tokens.tolist() == larger.tokens.tolist()
+
+
+MEANWHILE = """
+import os, sys, threading
+from pathlib import Path
+from notes_cli.errors import SegmentError
+from notes_cli.library.container import open_segment, peek
+path, how = Path(sys.argv[1]), sys.argv[2]
+before = path.read_bytes()
+
+def bytes_of(segment):
+    return b"".join(layer.k.tobytes() + layer.v.tobytes() for layer in segment.layers)
+
+segment = open_segment(path)
+rows = bytes_of(segment)
+if how == "cut off":
+    os.truncate(path, 100)
+else:
+    with path.open("r+b") as file:
+        file.seek(-len(rows) // 2, os.SEEK_END)
+        file.write(bytes(len(rows) // 2))
+assert bytes_of(segment) == rows  # mapped rows: a bus error, or zeros
+with path.open("r+b") as file:
+    file.write(before)
+
+def disturb():
+    while not done:
+        os.truncate(path, len(before) // 2)
+        with path.open("r+b") as file:
+            file.write(before)
+
+done = False
+other = threading.Thread(target=disturb)
+other.start()
+said = set()
+for _ in range(60):
+    try:
+        assert bytes_of(open_segment(path)) == rows
+        assert len(peek(path).tokens) == len(segment)
+    except SegmentError as error:
+        said.add(str(error).count("\\n"))
+done = True
+other.join()
+print(said or {0})
+"""
+
+
+@pytest.mark.parametrize("how", ["cut off", "written into"])
+def test_a_file_that_others_change_meanwhile(tmp_path: Path, make_segment: MakeSegment, how: str) -> None:
+    """Truncated or rewritten in place, after it was opened or while it is: the rows stay those that were checked, or
+    one line says what is wrong. No bus error: that would end the process, so it has one of its own."""
+    path = tmp_path / "returns.gguf"
+    write_segment(path, make_segment(4000, layers=2, k=64, v=64))
+    done = subprocess.run([sys.executable, "-c", MEANWHILE, str(path), how], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "{0}"), done.stderr[-500:]
+
+
+def test_a_long_head_is_read_whole(tmp_path: Path, make_segment: MakeSegment) -> None:
+    """A text longer than what is read at first, to a byte: the same segment comes back, and so does its card."""
+    for length in (FIRST - 4000, FIRST, 20 * FIRST):
+        path = tmp_path / f"{length}.gguf"
+        segment = make_segment(3, text="date: 1é" + "x" * length)
+        write_segment(path, segment)
+        assert open_segment(path).text == peek(path).text == segment.text
+        assert (open_segment(path).layers[0].v == segment.layers[0].v).all()
+
+
+def test_a_card_costs_no_rows(tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ls` of large segments reads their heads alone."""
+    path = tmp_path / "returns.gguf"
+    write_segment(path, make_segment(4000, layers=8, k=64, v=64))
+    asked: list[int] = []
+    whole = container._read_on
+    monkeypatch.setattr(container, "_read_on", lambda file, data, size: asked.append(size) or whole(file, data, size))
+    peek(path)
+    assert sum(asked) <= FIRST < path.stat().st_size
+
+
+def test_rows_that_do_not_fit_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_segment: MakeSegment
+) -> None:
+    """One line, as for all that cannot be read now: the file may be as good as ever."""
+    path = tmp_path / "returns.gguf"
+    write_segment(path, make_segment(4000, layers=8, k=64, v=64))
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(container, "_read_on", full)
+    with pytest.raises(SegmentError, match="do not fit into memory"):
+        open_segment(path)
