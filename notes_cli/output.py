@@ -220,8 +220,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
         grid.add_column(clean(column), justify="right" if column in right else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(clean(cell).replace("\n", " ") for cell in row))
-    # A pipe has no width: nothing may be cut or wrapped for want of columns.
-    _console(width=None if terminal() else 10_000).print(grid)
+    if terminal():
+        _console().print(grid)
+        return
+    console = _console(width=10_000)  # a pipe has no width: nothing may be cut or wrapped for want of columns
+    with console.capture() as captured:
+        console.print(grid)
+    _write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 class _Bar:

@@ -252,10 +252,13 @@ def _model_path(begun: Header | None, session: str | None, given: Path | None, q
     shipped = config.shipped_model() if given is None else None
     path = Path(begun.model) if begun else shipped
     if begun and not (path and path.is_absolute() and path.is_file()):
-        if given is None and Path(begun.model).name != config.SHIPPED_MODEL:
+        if Path(begun.model).name == config.SHIPPED_MODEL:  # notes was installed elsewhere since
+            path = config.shipped_model()
+        elif given is not None and given.expanduser().is_file():
+            path = given.expanduser()
+        else:
             what = f"{begun.identity.model} {begun.identity.quantization} ({begun.model})"
             raise SessionError(f"session {session} was begun with {what}, which is not there. Name its file: -m FILE")
-        path = given.expanduser() if given else shipped
     assert path is not None
     if shipped and path == shipped and not quiet:
         output.say(

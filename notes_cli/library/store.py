@@ -131,8 +131,10 @@ class Library:
         """
         if word == "-":
             return Target("text", word, Path("-"))
-        if names.typed(word) in self.names():
-            return Target("name", names.typed(word), None)
+        known = self.names()
+        for name in (names.typed(word), names.typed(word.lower())):  # Returns.txt was compiled as returns
+            if name in known and (name == names.typed(word) or not Path(word).exists()):
+                return Target("name", name, None)
         path = Path(word).expanduser()
         if path.is_dir():
             return Target("text", word, path)

@@ -89,7 +89,7 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
         raise SkillError(f"{source} has no text. A skill needs something to say")
     wanted = name or _string(header, "name", source) or default
     called = _called(wanted, source)
-    if called != names.typed(wanted):
+    if called != names.typed(wanted.lower()):  # that a name is in small letters surprises nobody
         warnings.append(f"{source}: the name {wanted!r} is not of {names.RULE}; it becomes {called!r}")
     description = " ".join(_string(header, "description", source).split())
     if len(description) > MAX_DESCRIPTION:

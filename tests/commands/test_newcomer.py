@@ -1,0 +1,133 @@
+"""A first day with notes, step by step: own skills in three languages, an own model, sessions, and much nonsense.
+
+Each step of newcomer.txt is a command as it is typed, `! ` what comes on stderr, `> ` what comes on stdout, and `[1]`
+the exit status where it is not 0. Of what varies {n} is a number, {id} letters and digits, {*} anything in a line, two
+blanks as many as a table has, and a line `> ...` any lines. Nothing else may appear. NEWCOMER=FILE writes down what
+came instead of holding it to that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from .conftest import Outcome, run_here
+
+SCRIPT = Path(__file__).with_name("newcomer.txt")
+PATTERNS = {"n": r"-?[0-9][0-9,.]*(?:e[-+]?[0-9]+)?", "id": r"[0-9a-zA-Z-]+", "*": r".*"}
+FILES = {
+    "returns.txt": "# Returns\n\ndate: 2026-06-01\nCustomer tier: gold\n\nReturns before 2026-06-15 are accepted.\n",
+    "support.md": "---\nname: support\ndescription: How we answer.\n---\ntone: friendly\n\nAnswer in a day.\n",
+    "Rückgabe.txt": "# Rückgabe\n\nStichtag: 2026-06-01\nKundenstufe: Gold\n\nBis zum 15. Juni nehmen wir alles.\n",
+    "退货.txt": "# 退货规则\n\n日期\uff1a2026-06-01\n会员: 金卡\n\n六月十五日之前可以退货。\n",
+    "evil.txt": "name: \x1b]0;owned\x07\ntier: gold\n\nBe \x1b[31mred\x1b[0m.\n",
+    "empty.txt": "\n",
+    "question.txt": "May I return this?\n",
+}
+
+
+@dataclass
+class Step:
+    """A command and what must come of it."""
+
+    line: str
+    out: list[str] = field(default_factory=list)
+    err: list[str] = field(default_factory=list)
+    status: int = 0
+
+
+def steps() -> Iterator[Step]:
+    step: Step | None = None
+    for line in SCRIPT.read_text().splitlines():
+        if line.startswith("$ "):
+            if step:
+                yield step
+            step = Step(line[2:])
+        elif step and (line[:2] in ("> ", "! ") or line in (">", "!")):
+            (step.out if line[0] == ">" else step.err).append(line[2:])
+        elif step and re.fullmatch(r"\[\d+\]", line):
+            step.status = int(line[1:-1])
+        else:
+            assert not line or line.startswith("#"), line
+    if step:
+        yield step
+
+
+def pattern(lines: list[str], places: dict[str, str]) -> str:
+    found = ""
+    for line in lines:
+        if line == "...":
+            found += r"(?:.*\n)*"
+            continue
+        for part in re.split(r"(\{[^{} ]+\}|^ +| {2,})", line):
+            name = part[1:-1]
+            if part.isspace():
+                found += " +"
+            else:
+                found += PATTERNS.get(name) or re.escape(places.get(name, part)) if part[:1] == "{" else re.escape(part)
+        found += r"\n"
+    return found
+
+
+def played(line: str) -> Outcome:
+    """Run a line: `notes`, or what a person does between two calls of it; `VAR=value` before, `<<< text` after it."""
+    words = shlex.split(line)
+    stdin = ""
+    if "<<<" in words:
+        stdin = words.pop() + "\n"
+        words.pop()
+    before: dict[str, str | None] = {}
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        before[name] = os.environ.get(name)
+        os.environ[name] = value
+    try:
+        if words[0] == "mv":
+            os.rename(*words[1:])
+            return Outcome(0, "", "")
+        if words[0] == "write":
+            Path(words[1]).write_text(words[2] + "\n")
+            return Outcome(0, "", "")
+        assert words[0] == "notes", line
+        return run_here(*words[1:], stdin=stdin)
+    finally:
+        for name, old in before.items():
+            os.environ.pop(name) if old is None else os.environ.update({name: old})
+
+
+def test_a_first_day(
+    make_model: Callable[..., Path], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step says or does anything that the script does not foresee."""
+    folder = tmp_path / "my texts"
+    folder.mkdir()
+    home.mkdir(mode=0o700)
+    monkeypatch.chdir(folder)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    Path("my model.gguf").write_bytes(make_model("llama", trained=2048).read_bytes())
+    Path("other.gguf").write_bytes(make_model("qwen2").read_bytes())
+    Path("pdf/references").mkdir(parents=True)
+    Path("pdf/SKILL.md").write_text("---\nname: pdf\ndescription: Reads PDF.\n---\nSee [more](references/more.md).\n")
+    Path("pdf/references/more.md").write_text("More.\n")
+    places = {"home": str(home), "here": str(folder)}
+    told: list[str] = []
+    for step in steps():
+        done = played(step.line.replace("{here}", str(folder)))
+        shown = "".join(f"! {line}\n" for line in done.err.splitlines())
+        shown += "".join(f"> {line}\n" for line in done.out.splitlines())
+        shown = shown.replace(str(home), "{home}").replace(str(folder), "{here}")
+        told.append(f"$ {step.line}\n{shown}" + (f"[{done.code}]\n" if done.code else ""))
+        if "NEWCOMER" not in os.environ:
+            assert done.code == step.status, told[-1]
+            assert re.fullmatch(pattern(step.out, places), done.out), told[-1]
+            assert re.fullmatch(pattern(step.err, places), done.err), told[-1]
+    if "NEWCOMER" in os.environ:
+        Path(os.environ["NEWCOMER"]).write_text("\n".join(told))
+    assert sum("notes " in line for line in told) >= 40
