@@ -94,6 +94,8 @@ class Verdict:
     why: str = ""
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     missed: tuple[str, ...] = ()  # controls that should have been called wrong and were not
+    blind: tuple[str, ...] = ()  # those that could not be: they move rows by less than the cache rounds them
+    amplified: tuple[str, ...] = ()  # operations that are exact only by what the model makes of a rounding
 
 
 def options_of(kv: str, scaling: str, flash: str, streams: str) -> ContextOptions:
@@ -112,7 +114,7 @@ class Case:
     """One model in one kind of context."""
 
     def __init__(self, model: Model, column: tuple[str, str, str, str], text: int = 0) -> None:
-        self.model = model
+        self.model, self.column, self.text = model, column, text
         self.kv, _, self.flash, self.streams = column
         self.options = options_of(*column)
         if self.options.n_sequences > 1:  # a context is divided among streams
@@ -180,22 +182,30 @@ class Case:
                 worst = worst.worse(Errors.between(self.outcome(context, position), wanted))
         return worst
 
-    def right(self, found: Errors, position: int, own: Errors | None) -> bool:
-        """Whether an error is one of rounding. `own`: what a quantized cache does itself."""
-        if own is None:
-            limit = Errors(*BOUND[self.kv])
-            if self.flash == "on":
-                limit = limit.worse(Errors(0.0, *BOUND["f16"][1:]))
-        else:
-            limit = Errors(*(ratio * max(error, 1e-6) for ratio, error in zip(RATIO, own, strict=True)))
+    def limit(self, own: Errors | None) -> Errors:
+        """The largest errors of rounding. `own`: what a quantized cache does itself."""
+        if own is not None:
+            return Errors(*(ratio * max(error, 1e-6) for ratio, error in zip(RATIO, own, strict=True)))
+        limit = Errors(*BOUND[self.kv])
+        return limit.worse(Errors(0.0, *BOUND["f16"][1:])) if self.flash == "on" else limit
+
+    def right(self, found: Errors, position: int, own: Errors | None) -> str:
+        """Whether an error is one of rounding: `plainly`, or `amplified` by the model; "" where it is not."""
+        limit = self.limit(own)
         if found.first > limit.first:
-            return False
+            return ""
         if found.rows <= limit.rows and found.logits <= limit.logits:
-            return True
+            return "plainly"
         floor = self.amplified(position)
-        return all(
-            error <= at_most + AMPLIFIED * noise for error, at_most, noise in zip(found, limit, floor, strict=True)
-        )
+        parts = zip(found, limit, floor, strict=True)
+        return "amplified" if all(error <= at_most + AMPLIFIED * noise for error, at_most, noise in parts) else ""
+
+    def hides(self, control: Sequence[LayerRows], base: int, own: Errors) -> bool:
+        """Whether a quantized cache rounds by more than a control moves: what the control does to an exact cache would
+        not leave the bounds beside the cache's own errors."""
+        exact = Case(self.model, ("f32", *self.column[1:]), self.text)
+        moved = Errors.between(exact.placed(control, base, TARGET), exact.decoded(TARGET))
+        return all(a + b <= at_most for a, b, at_most in zip(moved, own, self.limit(own), strict=True))
 
 
 def _shaken(layer: LayerRows, size: float, random: np.random.Generator) -> LayerRows:
@@ -225,7 +235,8 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
     except EngineError as error:  # llama.cpp makes no such context, or computes no numbers in it
         return Verdict(" ".join(column), "refused", "refused", "refused", str(error))
 
-    words, errors, missed = dict.fromkeys(why, "refused"), {}, []
+    words, errors = dict.fromkeys(why, "refused"), {}
+    missed, blind, amplified = [], [], []
     measured: list[dict[str, tuple[Errors, Errors | None]]] = []
     for texts in TEXTS if case.kv in QUANTIZED else (1,):
         measured += [
@@ -247,9 +258,25 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
             errors[f"{name}: the cache's own"] = own._asdict()
         if name in words:
             words[name] = "exact" if rights[name] else "wrong"
+            if rights[name] == "amplified":
+                amplified.append(name)
         elif rights[name]:
-            missed.append(name)
-    return Verdict(" ".join(column), *words.values(), why["splice"], errors, tuple(missed))
+            rows, base = _controls(case, layers)[name]
+            (blind if own is not None and case.hides(rows, base, own) else missed).append(name)
+    found = tuple(missed), tuple(blind), tuple(amplified)
+    return Verdict(" ".join(column), *words.values(), why["splice"], errors, *found)
+
+
+def _controls(case: Case, layers: Sequence[native.Layer]) -> dict[str, tuple[Sequence[LayerRows], int]]:
+    """What must be called wrong: rows, and the position that they are said to have been compiled at."""
+    controls: dict[str, tuple[Sequence[LayerRows], int]] = {}
+    segment = case.segment(BASE)
+    if any(layer.rope >= 0 for layer in layers):
+        controls["no rotation"] = segment, TARGET
+        controls["distance off by one"] = segment, BASE + 1
+    if any(layer.rope >= 0 and abs(layer.magnitude - 1) > 1e-3 for layer in layers):
+        controls["magnitude twice"] = _scaled(segment, layers), BASE
+    return controls
 
 
 def _measure(
@@ -273,14 +300,7 @@ def _measure(
             found[name] = Errors.between(case.placed(rows, base, position), wanted), own
 
     if not why["splice"]:
-        segment = case.segment(BASE)
-        operations: dict[str, tuple[Sequence[LayerRows], int]] = {"splice": (segment, BASE)}
-        if any(layer.rope >= 0 for layer in layers):
-            operations["no rotation"] = segment, TARGET
-            operations["distance off by one"] = segment, BASE + 1
-        if any(layer.rope >= 0 and abs(layer.magnitude - 1) > 1e-3 for layer in layers):
-            operations["magnitude twice"] = _scaled(segment, layers), BASE
-        compare(operations, TARGET)
+        compare({"splice": (case.segment(BASE), BASE), **_controls(case, layers)}, TARGET)
     if not why["restore"]:
         compare({"restore": (case.segment(0), 0)}, 0)
     if not why["rewrite"] and first:
