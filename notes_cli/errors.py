@@ -3,6 +3,8 @@
 The command line prints it and exits 1.
 """
 
+from shlex import quote
+
 
 class NotesError(Exception):
     """Base of everything that notes raises on purpose."""
@@ -54,6 +56,14 @@ class OutputError(NotesError):
 
 class UnreadError(OutputError):
     """Whoever read what is printed has gone: `notes ls | head -1`. Nobody is told."""
+
+
+class AgainError(NotesError):
+    """A skill that was compiled in a way that does not serve. The command says `options`, and which model."""
+
+    def __init__(self, why: str, name: str, options: str) -> None:
+        super().__init__(f"{why}. Run: notes compile --from {quote(name)} {options}")
+        self.why, self.name, self.options = why, name, options
 
 
 def reason(error: OSError) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
 from notes_cli.commands.options import model_options, open_workspace
+
+if TYPE_CHECKING:
+    from notes_cli.text.skill import Skill
+    from notes_cli.work.compiling import Compiled
 
 MOST_BLOCKS = 64
 
@@ -47,6 +52,7 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
     "--blocks", type=Blocks(), metavar="S", help="Compile S parts, or one a heading (headings), on their own."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Only the path, no progress.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
 def command(
     source: str | None,
@@ -57,6 +63,7 @@ def command(
     influence: bool,
     blocks: Any,
     quiet: bool,
+    json_: bool,
     **model: Any,
 ) -> None:
     """Prefill a skill once and keep its K/V on disk.
@@ -96,10 +103,13 @@ def command(
         if source == "-" and sys.stdin is not None and sys.stdin.isatty():
             output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
         skill = load_skill(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
+    warnings = list(skill.warnings)
     for warning in skill.warnings:
         output.say(f"warning: {warning}")
+    quiet |= json_
     with open_workspace(quiet=quiet, **model) as workspace:
         for warning in block_warnings(workspace, skill, blocks) if blocks else ():
+            warnings.append(warning)
             output.say(f"warning: {warning}")
         with output.progress(f"compiling {skill.name}", hidden=quiet) as update:
             measure = (
@@ -122,4 +132,21 @@ def command(
                 done += fresh if compiled.reasons else ", in blocks"
             where = f". {allowed(workspace, compiled.tokens)}" if compiled.reasons else ""
             output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}")
-        output.data(str(compiled.path))
+        if json_:
+            output.as_json({"version": 1, "compiled": [_facts(skill, compiled, warnings)]})
+        else:
+            output.data(str(compiled.path))
+
+
+def _facts(skill: Skill, compiled: Compiled, warnings: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": skill.name,
+        "path": str(compiled.path),
+        "tokens": compiled.tokens,
+        "fields": skill.values,
+        "up_to_date": not compiled.reasons,
+        "reasons": list(compiled.reasons),
+        "blocks": compiled.blocks,
+        "fresh": compiled.fresh,
+        "warnings": list(warnings),
+    }

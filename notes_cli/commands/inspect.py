@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -37,7 +38,7 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     library = Library(paths().library)
     target = library.resolve(name)
     if target.kind == "text":
-        raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {name}")
+        raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {quote(name)}")
     files = [entry.path for entry in library.entries(target.name)] if target.path is None else [target.path]
     shown = []
     for path in files:

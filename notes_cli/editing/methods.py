@@ -32,7 +32,7 @@ from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook, Patch
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError, UnsupportedError
+from notes_cli.errors import AgainError, NotesError, UnsupportedError
 
 # Whether a method touches the rows of the skill, and whether a sentence is said after it.
 METHODS = {
@@ -105,13 +105,11 @@ def prepare(compiler: Compiler, segment: Segment, change: Change, method: Method
     """Choose tokens, or compute blocks, in a context of the compiler's; it may be the one that a notebook is in.
 
     `dry`: compute nothing; which tokens would be chosen is then not known, only how many. Raise UnsupportedError where
-    the method is not possible, and NotesError for `block` on a segment of one block.
+    the method is not possible, and AgainError for `block` on a segment of one block.
     """
     if method.name == "block" and not segment.whole and not segment.blocks:
-        raise NotesError(
-            f"{segment.name} was compiled in one piece, so there is no block to compute anew. "
-            "Compile it again with: notes compile --blocks N"
-        )
+        why = f"{segment.name} was compiled in one piece, so there is no block to compute anew"
+        raise AgainError(why, segment.name, "--blocks 8")
     if method.name == "selective" and segment.influence:
         return Prepared(tuple(behind(segment, change, method.k)))
     if not method.ranks and method.name != "block":
@@ -230,13 +228,11 @@ def _lay_part(notebook: Notebook, part: Segment, first: int, place: Place) -> No
 def behind(segment: Segment, change: Change, k: int) -> list[int]:
     """The `k` tokens behind the first change on which it has the highest effect, as measured when it was compiled.
 
-    Raise NotesError where that was not measured.
+    Raise AgainError where that was not measured.
     """
     if not segment.influence:
-        raise NotesError(
-            f"{segment.name} was compiled without the influence of its fields, which selective goes by. "
-            "Compile it again with: notes compile --influence"
-        )
+        why = f"{segment.name} was compiled without the influence of its fields, which selective goes by"
+        raise AgainError(why, segment.name, "--influence")
     return _highest(segment, change, np.sum([segment.influence[name] for name in change.fields], axis=0), k)
 
 

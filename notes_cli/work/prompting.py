@@ -14,7 +14,7 @@ from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, lay_changed, prepare, rewritten
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import NotesError, SkillError, UnsupportedError, UnwritableError
+from notes_cli.errors import AgainError, NotesError, SkillError, UnsupportedError, UnwritableError
 from notes_cli.text.erratum import Erratum, parse_erratum, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name
@@ -170,10 +170,13 @@ def lay(
             workspace.check(segment)
 
     # Before the notebook: what is measured or computed apart may need its context.
-    prepared = {
-        name: prepare(workspace.compiler, by_name[name], changed, prompt.method, dry=dry)
-        for name, changed in (changes.items() if splice else ())
-    }
+    try:
+        prepared = {
+            name: prepare(workspace.compiler, by_name[name], changed, prompt.method, dry=dry)
+            for name, changed in (changes.items() if splice else ())
+        }
+    except AgainError as error:
+        raise NotesError(f"{error.why}. Run: {workspace.compile_again(error.name)} {error.options}") from error
     notebook = workspace.notebook(dry=dry)
     notebook.append(opening)
     for piece, ids in zip(pieces, tokens, strict=True):

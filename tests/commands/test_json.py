@@ -71,6 +71,8 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("session export --json", ["session", "export", "mine", "{}/mine.notes.tar", "--json"]),
         ("session import --json", ["session", "import", "{}/imported.notes.tar", "--json"]),
         ("ls --json", ["ls", "--json"]),
+        ("compile --json", ["compile", RETURNS, "--json", "--name", "other"]),
+        ("compile --json", ["compile", "--from", "returns", "--blocks", "2", "--json"]),
         ("rm --json", ["rm", "returns", "--json"]),
         ("rm --json", ["rm", "returns", "--dry-run", "--json"]),
         ("inspect --json", ["inspect", "returns", "--json"]),

@@ -322,7 +322,7 @@ def test_only_blocks_with_a_change_deviate(workspace: Workspace) -> None:
 def test_without_blocks_there_is_none_to_compute(workspace: Workspace, segment: Segment) -> None:
     """Said with the command that makes them, dry, too."""
     for dry in (True, False):
-        with pytest.raises(NotesError, match="Compile it again with: notes compile --blocks"):
+        with pytest.raises(NotesError, match=r"Run: notes compile --from returns -m .* --blocks 8"):
             lay(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method("block")), dry=dry)
 
 
@@ -483,7 +483,7 @@ def test_what_is_known_without_a_pass(open_workspace: OpenWorkspace, skill: Skil
     segment = compile_skill(workspace, skill)
     found = change(workspace.model, segment, NEW)
     assert found is not None
-    with pytest.raises(NotesError, match="Compile it again with: notes compile --influence"):
+    with pytest.raises(NotesError, match="Run: notes compile --from returns --influence"):
         behind(segment, found, 3)
     known = replace(segment, influence={"date": np.arange(len(segment), dtype=np.float32)})
     assert behind(known, found, 3) == list(range(len(segment) - 3, len(segment)))
