@@ -82,9 +82,11 @@ class View:
     def __init__(self, prefix_len: Tensor, width: int, branches: int, length: int) -> None:
         self.P, self.K, self.L = width, branches, length
         inf = float("-inf")
-        self.hidden = torch.zeros(len(prefix_len), 1, 1, width)
-        self.hidden.masked_fill_(torch.arange(width)[None, None, None] >= prefix_len[:, None, None, None], inf)
-        self.later = torch.full((length, length), inf).triu(1)
+        device = prefix_len.device
+        self.hidden = torch.zeros(len(prefix_len), 1, 1, width, device=device)
+        behind = torch.arange(width, device=device)[None, None, None] >= prefix_len[:, None, None, None]
+        self.hidden.masked_fill_(behind, inf)
+        self.later = torch.full((length, length), inf, device=device).triu(1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of (B, P + K * L, heads, head)."""

@@ -1,0 +1,146 @@
+"""The bars of the subject, in our own engine: `python -m training.next.measure FILE.gguf [--cases N] [--seed S]`.
+
+For each kind of rule: right decisions (direct, after a chain of thought, after an erratum; of known and of held-out
+words); where a decision rests when fields stand above the rules and when below (note index NI: the share of cases that
+act on the new value if all rows after the field are of it, less that if only the field's rows are); with a chain of
+thought; and whether a spliced skill decides as the recompute, with its keys rotated and not, behind an older version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from notes_cli.editing.methods import Method
+from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.measure.probe import AlikeError, Mixes
+from notes_cli.text.skill import parse_skill
+from notes_cli.work.compiling import compile_skill
+from notes_cli.work.prompting import Prompt, lay
+from notes_cli.work.workspace import Workspace
+from training.next import world
+from training.world import REASON_CUE
+
+SYSTEM = "You are a helpful assistant."
+Found = dict[str, list[bool]]
+
+
+def said(workspace: Workspace, notebook: Notebook, tokens: int = 72) -> str:
+    """The greedy answer."""
+    with Sampler(SamplerOptions(temperature=0.0)) as sampler:
+        return workspace.model.text(notebook.generate(sampler, tokens)).strip()
+
+
+def outcome(text: str, choices: Sequence[str]) -> str:
+    """The outcome that was named last."""
+    found = re.findall(r"(?<!\w)(" + "|".join(map(re.escape, choices)) + r")(?!\w)", text)
+    return found[-1] if found else ""
+
+
+def segment(workspace: Workspace, text: str, name: str) -> Segment:
+    return compile_skill(workspace, parse_skill(text, source=name, default=name))
+
+
+def decisions(workspace: Workspace, case: world.Case, found: Found, tag: str) -> None:
+    """Right or wrong, each way."""
+    own = segment(workspace, case.draft.text(), "own")
+    changed = segment(workspace, case.draft.text({**case.draft.values, case.rule.field: case.new}), "own")
+    others = [segment(workspace, d.text(), f"other{i}") for i, d in enumerate(case.others)]
+    old, new = case.right
+    for laid, skill, right, values in (
+        ("plain", own, old, {}),
+        ("corrected", changed, new, {}),
+        ("erratum", own, new, {case.rule.field: case.new}),
+    ):
+        method = Method.parse("erratum") if values else Method()
+        prompt = Prompt(case.question, [*others, skill], values=values, method=method)
+        answer = said(workspace, lay(workspace, prompt, splice=False, room=90))
+        found[f"{tag} {laid}, direct"].append(answer == right)
+        thought = said(
+            workspace, lay(workspace, replace(prompt, question=case.question + REASON_CUE), splice=False, room=90)
+        )
+        found[f"{tag} {laid}, reasoned"].append(outcome(thought, case.rule.choices) == right)
+    prompt = Prompt(case.question, [*others, own], system=SYSTEM)
+    moved = said(workspace, lay(workspace, prompt, room=90))
+    found[f"{tag} spliced as recomputed"].append(
+        moved == said(workspace, lay(workspace, prompt, splice=False, room=90))
+    )
+    older = segment(workspace, case.draft.text({**case.draft.values, case.rule.field: case.new}), "older")
+    prompt = Prompt(case.question, [older, own], system=SYSTEM)
+    reference = said(workspace, lay(workspace, prompt, splice=False, room=90))
+    found[f"{tag} two versions: right"].append(reference == old)
+    for rotate in (True, False):
+        answer = said(workspace, lay(workspace, prompt, rotate=rotate, room=90))
+        found[f"{tag} two versions: {'rotated' if rotate else 'not rotated'} as recomputed"].append(answer == reference)
+
+
+def probes(workspace: Workspace, case: world.Case, found: Found, tag: str) -> None:
+    """What a mix of two compiles decides: fields above the rules and below, directly and after a chain of thought."""
+    for below in (False, True):
+        own = segment(workspace, case.draft.text(below=below), "own")
+        where = f"{tag} fields {'below' if below else 'above'}"
+        try:
+            mixes = Mixes(workspace, own, case.rule.field, case.new, question=case.question, choices=case.rule.choices)
+        except AlikeError:
+            found[f"{where}: decides alike"].append(True)
+            continue
+        found[f"{where}: decides alike"].append(False)
+        found[f"{where}: field"].append(mixes.field_only() > 0.5)
+        found[f"{where}: follow"].append(mixes.behind_only() > 0.5)
+        try:
+            cued = case.question + REASON_CUE
+            mixes = Mixes(workspace, own, case.rule.field, case.new, question=cued)
+        except AlikeError:
+            continue
+        for name, mix in (("field", mixes.field_only), ("follow", mixes.behind_only)):
+            mix()
+            text = said(workspace, mixes.notebook)
+            found[f"{where}, thinking: {name}"].append(outcome(text, case.rule.choices) == case.right[1])
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--cases", type=int, default=24)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--kinds", default="table,date,amount")
+    parser.add_argument("--whole", default="1,0", help="shares of words that are one token, a pass each")
+    parser.add_argument("--skills", type=int, default=1)
+    args = parser.parse_args()
+    with Workspace(args.model, ContextOptions(n_ctx=2048, n_threads=1, flash_attention="off")) as workspace:
+        for whole in args.whole.split(","):
+            for kind in args.kinds.split(","):
+                level = world.Level(
+                    skills=(args.skills, args.skills),
+                    rules=(1, 2),
+                    rows=(2, 3),
+                    kinds=(kind,),
+                    whole=float(whole),
+                    below=0.0,
+                )
+                found: Found = defaultdict(list)
+                tag = f"{kind}, {'known' if whole == '1' else 'held-out'} words,"
+                for case in world.cases(args.cases, level, f"measure {args.seed}", held=True):
+                    decisions(workspace, case, found, tag)
+                    probes(workspace, case, found, tag)
+                for name, hits in found.items():
+                    print(f"{name:70} {sum(hits) / len(hits):.3f}  of {len(hits)}")
+                for below in ("above", "below"):
+                    at = f"{tag} fields {below}"
+                    if found[f"{at}: field"]:
+                        field, follow = (
+                            sum(found[f"{at}: {n}"]) / len(found[f"{at}: {n}"]) for n in ("field", "follow")
+                        )
+                        print(f"{at}: NI {follow - field:+.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""Train the subject: `python -m training.next.train [--minutes N] [--threads 1] [--resume]`.
+
+It runs on a GPU where torch sees one. It can be stopped at any time: checkpoints (`next.pt`, `resume.pt`) and the log
+are written every few minutes, and `--resume` goes on. Never trained on mixed, edited or spliced caches; no mask hides
+a field from what follows it; only tokens of texts and answers are learned, nothing of inner layers; no gaps in
+positions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training import export, model
+from training.next import tokenizer, world
+from training.next.lessons import KIND, KINDS, Batch, Mix, Teacher
+from training.next.start import start
+from training.tokenizer import Encoder
+from training.train import Marks, settle
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the curriculum. It is left when decisions are right often enough, or after `patience` steps."""
+
+    name: str
+    level: world.Level
+    mix: Mix
+    pass_at: float = 0.95
+    least: int = 100
+    patience: int = 600
+    longest: int = 200
+
+
+TABLE = world.Level(rules=(1, 2), rows=(2, 3), shared=0.0, below=0.08)
+EVERY = ("table", "date", "amount")
+STAGES: tuple[Stage, ...] = (
+    Stage("words of one token", TABLE, Mix(), 0.9),
+    Stage("words of several", replace(TABLE, whole=0.5), Mix(), 0.9),
+    Stage(
+        "more rules and reasons",
+        replace(TABLE, whole=0.3, rules=(1, 3), rows=(2, 4), spare=(0, 2), below=0.1),
+        Mix(reason=0.25, cannot=0.04),
+        0.93,
+    ),
+    Stage(
+        "limits",
+        replace(TABLE, whole=0.3, kinds=EVERY, near=0.1, below=0.1),
+        Mix(reason=0.3, cannot=0.03, compare=0.08),
+        0.9,
+        patience=1500,
+    ),
+    Stage(
+        "two skills",
+        replace(
+            TABLE,
+            skills=(1, 2),
+            rules=(1, 3),
+            rows=(2, 4),
+            spare=(0, 2),
+            fillers=(0, 1),
+            whole=0.3,
+            kinds=EVERY,
+            near=0.2,
+            below=0.1,
+        ),
+        Mix(reason=0.25, cannot=0.05, compare=0.06),
+        0.92,
+        patience=2000,
+        longest=300,
+    ),
+    Stage(
+        "all",
+        world.Level(
+            skills=(1, 3),
+            rules=(1, 3),
+            rows=(2, 5),
+            spare=(0, 2),
+            fillers=(0, 2),
+            heading=0.6,
+            preamble=0.5,
+            whole=0.3,
+            kinds=EVERY,
+            near=0.3,
+            shared=0.2,
+            alike=0.2,
+            versions=0.1,
+            below=0.1,
+        ),
+        Mix(reason=0.25, cannot=0.06, compare=0.05, errata=0.5),
+        2.0,
+        longest=450,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run depends on besides the stages."""
+
+    steps: int = 20000
+    texts: int = 8
+    branches: int = 6
+    first_rate: float = 8e-4  # while the circuits form; later it holds them up
+    first_steps: int = 250
+    rate: float = 4e-4
+    warm: int = 60
+    cool: float = 0.3  # of all steps: straight down to nothing
+    text_weight: float = 0.02
+    earlier: float = 0.15  # share of steps that repeat an earlier stage
+    seed: int = 1
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of a step."""
+        top = self.first_rate if step < self.first_steps else self.rate
+        return top * min(1.0, (step + 1) / self.warm, (self.steps - step) / (self.cool * self.steps))
+
+
+def step_loss(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss of a batch; kinds and correctness of the tokens that count."""
+    device = net.embed.device
+    prefix, branch = torch.from_numpy(batch.prefix).to(device), torch.from_numpy(batch.branch).to(device)
+    B, K, L = branch.shape
+    P = prefix.shape[1]
+    ids = torch.cat([prefix, branch.view(B, K * L)], 1)
+    lens = torch.from_numpy(batch.prefix_len).to(device)
+    at = torch.cat(
+        [
+            torch.arange(P, device=device).expand(B, P),
+            (lens[:, None, None] + torch.arange(L, device=device)).expand(B, K, L).reshape(B, K * L),
+        ],
+        1,
+    )
+    last = net.hidden(ids, at, model.View(lens, P, K, L))[-1]
+    head, tail = last.split([P, K * L], 1)
+    tail = tail.view(B, K, L, -1)[:, :, :-1]
+    weight, kind = torch.from_numpy(batch.weight).to(device)[:, :, 1:], torch.from_numpy(batch.kind)[:, :, 1:]
+    keep = weight > 0
+    logits = net.logits(tail[keep]).float()
+    target = branch[:, :, 1:][keep]
+    w = weight[keep]
+    loss = (F.cross_entropy(logits, target, reduction="none") * w).sum() / w.sum()
+    if text_weight:
+        inside = torch.arange(1, P, device=device)[None] < lens[:, None]
+        inside &= (torch.arange(1, P, device=device) % 3 == int(lens[0]) % 3)[None]
+        said = net.logits(head[:, :-1][inside]).float()
+        loss = loss + text_weight * F.cross_entropy(said, prefix[:, 1:][inside])
+    return loss, kind[keep.cpu()], (logits.argmax(-1) == target).cpu()
+
+
+def build(encoder: Encoder, shape: model.Shape, seed: int) -> model.Tiny:
+    """The model before training."""
+    torch.manual_seed(seed)
+    net = model.Tiny(shape)
+    vocabulary = dict(sorted(encoder.vocab.items()))
+    blank = tokenizer.BLANK
+    families = [[i, vocabulary[t[1:]]] for t, i in vocabulary.items() if t[0] == blank and t[1:] in vocabulary]
+    two = [f"{n:02d}" for n in range(100)]
+    lines = [[vocabulary[lead + str(n)] for n in range(2020, 2036)] for lead in ("", blank)]
+    lines += [[vocabulary[t] for t in two]]
+    lines += [[vocabulary[lead + str(n)] for n in range(1000) if n not in range(10, 100)] for lead in ("", blank)]
+    lines[-1:] = [[vocabulary[blank + str(n)] for n in range(1000)]]
+    going_on = [i for t, i in vocabulary.items() if t.isalpha() and t.islower() and t.isascii()]
+    equals, thens = [vocabulary[blank + "is"], vocabulary[":"]], [vocabulary[blank + "then"]]
+    ifs, ends = [vocabulary["If"]], [vocabulary["\u010a"]]
+    start(net, families, lines, going_on, equals, thens, ifs, ends, seed)
+    return net
+
+
+def save(net: model.Tiny, out: Path) -> None:
+    """Write the weights, whole or not at all."""
+    torch.save({"shape": asdict(net.shape), "state": net.state_dict()}, out / "next.part")
+    os.replace(out / "next.part", out / "next.pt")
+
+
+def train(
+    plan: Plan,
+    net: model.Tiny,
+    encoder: Encoder,
+    say: Callable[[str], None],
+    out: Path,
+    minutes: float,
+    resume: bool,
+    until: int,
+) -> None:
+    """Run the plan for so many minutes at most, and up to the stage `until`."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net.to(device)
+    teacher = Teacher(encoder, f"next {plan.seed}")
+    params = list(net.parameters())
+    opt = torch.optim.AdamW(params, lr=plan.rate, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
+    marks, level, since, tokens, begin, spent = Marks(), 0, 0, 0, 0, 0.0
+    if resume:
+        found = torch.load(out / "resume.pt", weights_only=False, map_location=device)
+        net.load_state_dict(torch.load(out / "next.pt", map_location=device)["state"])
+        opt.load_state_dict(found["opt"])
+        teacher.rng.setstate(found["rng"])
+        begin, level, since, tokens, spent = (found[k] for k in ("step", "level", "since", "tokens", "spent"))
+        marks.value = found["marks"]
+    began = saved = time.time()
+    say(f"{model.size(net)} parameters {asdict(net.shape)} {asdict(plan)} on {device}, from step {begin}")
+
+    def keep(step: int) -> None:
+        save(net, out)
+        state = {"opt": opt.state_dict(), "rng": teacher.rng.getstate(), "step": step, "level": level, "since": since}
+        state |= {"marks": marks.value, "tokens": tokens, "spent": spent + time.time() - began}
+        torch.save(state, out / "resume.part")
+        os.replace(out / "resume.part", out / "resume.pt")
+
+    for step in range(begin, plan.steps):
+        for group in opt.param_groups:
+            group["lr"] = plan.rate_at(step)
+        use = teacher.rng.randrange(level) if level and teacher.rng.random() < plan.earlier else level
+        stage = STAGES[use]
+        batch = teacher.batch(plan.texts, plan.branches, stage.level, stage.mix, stage.longest)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss, kind, right = step_loss(net, batch, plan.text_weight)
+        opt.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(params, 1.0)
+        opt.step()
+        tokens += int(batch.prefix_len.sum()) + int((batch.branch > 0).sum())
+        if use == level:
+            for name in KINDS[1:]:
+                chosen = right[kind == KIND[name]]
+                if len(chosen):
+                    marks.add(name, chosen.float().mean().item())
+        since += 1
+        if step % 25 == 24:
+            shown = " ".join(f"{k.replace(' ', '_')}={v:.2f}" for k, v in sorted(marks.value.items()))
+            say(
+                f"step {step + 1} stage {level} loss {loss.item():.3f} norm {norm.item():.1f} "
+                f"rate {plan.rate_at(step):.5f} "
+                f"{tokens / 1e6:.2f}M tokens {spent + time.time() - began:.0f}s {shown}"
+            )
+        passed = marks.mean("direct", "changed", "reason", "rethink") > STAGES[level].pass_at
+        if level < until and since > STAGES[level].least and (passed or since >= STAGES[level].patience):
+            level, since = level + 1, 0
+            marks.value.clear()
+            say(f"step {step + 1} stage {level}: {STAGES[level].name}")
+        if time.time() - saved > 180:
+            keep(step + 1)
+            saved = time.time()
+        if time.time() - began > 60 * minutes:
+            keep(step + 1)
+            return
+    keep(plan.steps)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, default=HERE / "work", help="checkpoints, tokenizer and log go here")
+    parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--steps", type=int, default=Plan.steps)
+    parser.add_argument("--rate", type=float, default=Plan.rate)
+    parser.add_argument("--cool", type=float, default=Plan.cool)
+    parser.add_argument("--seed", type=int, default=Plan.seed)
+    parser.add_argument("--until", type=int, default=len(STAGES) - 1, help="the last stage of this run")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--export", action="store_true", help="write next.gguf from the last checkpoint, and no more")
+    args = parser.parse_args()
+    settle(args.threads)
+    args.work.mkdir(parents=True, exist_ok=True)
+    made = tokenizer.make()
+    made.save(str(args.work / "tokenizer.json"))
+    encoder = Encoder(made)
+    if args.export:
+        found = torch.load(args.work / "next.pt", map_location="cpu")
+        net = model.Tiny(model.Shape(**found["shape"]))
+        net.load_state_dict(found["state"])
+        export.write(net, made, args.work / "next.gguf")
+        return
+    shape = model.Shape(vocab=-(-made.get_vocab_size() // 32) * 32, width=288, layers=7, ffn=224, rope_base=10_000.0)
+    plan = Plan(steps=args.steps, rate=args.rate, cool=args.cool, seed=args.seed)
+    with (args.work / "train.log").open("a" if args.resume else "w", encoding="utf-8", buffering=1) as log:
+
+        def say(line: str) -> None:
+            print(line, flush=True)
+            log.write(line + "\n")
+
+        net = build(encoder, shape, plan.seed)
+        train(plan, net, encoder, say, args.work, args.minutes, args.resume, args.until)
+        export.write(net.cpu(), made, args.work / "next.gguf")
+        say(f"wrote next.gguf, {(args.work / 'next.gguf').stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main()
