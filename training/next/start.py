@@ -78,7 +78,7 @@ def start(
             e[i, :own] = 0.5 * e[i, :own] + wave
     e[:, flag] = -0.5
     e[torch.tensor(going_on), flag] = 0.5
-    model.norm.fill_(0.4)
+    model.norm.fill_(0.1)
 
     shrink = orthogonal(SIZE, own, g)
     turn = orthogonal(SIZE, SIZE, g)  # tells the piece before from the piece itself, and a field from a value
@@ -105,7 +105,7 @@ def start(
         read[slot("A")] = 1.5 * code / code.square().sum()  # slots hold a third to a half of what they copy
         return read
 
-    condition = reader(("A", 1.0), ("F", 0.15 * turn))
+    condition = reader(("A", 1.0), ("F", 0.5 * turn))
 
     def phase(distance: float) -> Tensor:
         angle = -model.theta[:FAST] * distance
@@ -194,7 +194,7 @@ def start(
         read[:own] = dual(tokens)
         return read
 
-    def match(b: Block, kv: int, key: Tensor, queries: tuple[Tensor, ...], sharp: float = 3.0) -> None:
+    def match(b: Block, kv: int, key: Tensor, queries: tuple[Tensor, ...], sharp: float = 2.2) -> None:
         b.k.weight[kv * D + slow] = sharp * key
         for i, query in enumerate(queries):
             b.q.weight[(kv * R + i) * D + slow] = sharp * query
@@ -204,8 +204,7 @@ def start(
 
     def answer(b: Block) -> None:
         """The topic of a question, or the word before "is", finds what it is said of; and a word goes on."""
-        match(b, 0, reader(("B", 1.0)), (reader(("S", 1.0)), reader(("A", 1.0))))
-        prefer(b, 0, after(equals[1]))  # a name is said of what follows its ":"
+        match(b, 0, reader(("B", 1.0)), (reader(("S", 1.0)), reader(("A", 1.0))), 3.0)
         carry(b, 0, [identity], (0, 1), ["own"], 0.6)
         match(b, 1, reader(("A", 1.0)), (word, word))
         carry(b, 1, [identity], (0, 1), ["own"], 0.35)
@@ -237,7 +236,7 @@ def start(
         elif layer == 4:
             match(b, 0, condition, (reader(("P", 1.0)), condition))
             prefer(b, 0, -at_token([*thens, *ifs]) - after(equals[0]))
-            carry(b, 0, [identity], (0,), ["own"], 0.8)
+            carry(b, 0, [identity], (0, 1), ["own"], 0.35)
             match(b, 1, reader(("P", 1.0)), (condition, condition))
             prefer(b, 1, after(equals[0]))
             carry(b, 1, [reader(("B", 1.0)), identity], (0,), ["B", "own"], 0.45)
