@@ -35,8 +35,14 @@ static void copy(char * to, size_t size, const char * from) {
     size_t n = 0;
     for (; from && *from && n + 1 < size; ++from) {
         const unsigned char c = *from;
-        const bool c1 = c >= 0x80 && c < 0xa0 && n > 0 && (unsigned char) to[n - 1] == 0xc2;
-        to[n++] = c < 0x20 || c == 0x7f || c1 ? '?' : (char) c;
+        if (c >= 0x80 && c < 0xa0 && n > 0 && (unsigned char) to[n - 1] == 0xc2) {
+            to[n - 1] = '?'; // U+0080 to U+009F
+        } else {
+            to[n++] = c < 0x20 || c == 0x7f ? '?' : (char) c;
+        }
+    }
+    while (from && *from && n > 0 && (to[n - 1] & 0x80)) {
+        n--; // what was cut off may have been part of a character
     }
     to[n] = 0;
 }

@@ -1,0 +1,103 @@
+"""Where a model breaks llama.cpp, the user gets one line and the status 1."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from notes_cli.engine.model import Model
+from notes_cli.errors import ModelError
+
+MakeModel = Callable[..., Path]
+CODE = """
+import ctypes, sys
+from pathlib import Path
+from notes_cli.engine import native
+from notes_cli.engine.model import Model
+model = Model(Path(sys.argv[1]))
+library = ctypes.CDLL(str(next(native.LIBRARY_PATH.parent.glob("*ggml-base.*"))))
+{}
+"""
+CRASHES = {
+    "an assertion": (
+        "library.ggml_abort(b'/a/b.cpp', 7, b'GGML_ASSERT(%s) failed', b'a < b')",
+        "(b.cpp:7: GGML_ASSERT(a",
+    ),
+    "an escape": ("library.ggml_abort(b'/b.cpp', 7, b'\\x1b[2J\\n\\xc2\\x9b')", "(b.cpp:7: ?[2J??)"),
+    "a long reason": ("library.ggml_abort(b'/b.cpp', 7, ('規' * 600).encode())", "規)"),
+    "abort": ("ctypes.CDLL(None).abort()", "(it aborted)"),
+    "a null pointer": ("ctypes.string_at(0)", "(a bad memory access)"),
+    "a division by zero": ("import signal; signal.raise_signal(signal.SIGFPE)", "(a division by zero)"),
+    "an endless recursion": (
+        "f = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: f()); sys.setrecursionlimit(10**8); f()",
+        "(a bad memory access)",
+    ),
+    "another thread": (
+        "import threading; t = threading.Thread(target=lambda: ctypes.string_at(0)); t.start(); t.join()",
+        "(a bad memory access)",
+    ),
+}
+
+
+def crash(model: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", CODE.format(code), str(model)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+
+
+@pytest.mark.parametrize("how", CRASHES)
+def test_a_crash_is_one_line(make_model: MakeModel, how: str) -> None:
+    """With the model, what is known, and what to do; nothing that a terminal obeys."""
+    code, says = CRASHES[how]
+    done = crash(make_model(), code)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"notes: {make_model()}: llama.cpp failed on this model (")
+    assert says in done.stderr and done.stderr.count("\n") == 1 and done.stderr.endswith("published with\n")
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "environment"),
+    [("", {"NOTES_DEBUG": "1"}), ("model.close(); ", {}), ("", {"PYTHONFAULTHANDLER": "1"})],
+)
+def test_signals_that_are_not_ours(make_model: MakeModel, before: str, environment: dict[str, str]) -> None:
+    """For debugging, without a model, and where somebody handles them already, they are left alone."""
+    done = crash(make_model(), f"{before}ctypes.CDLL(None).abort()", **environment)
+    assert done.returncode == -6 and "llama.cpp failed" not in done.stderr
+
+
+def test_an_interrupt_is_still_an_interrupt(make_model: MakeModel) -> None:
+    done = crash(make_model(), "import signal; signal.raise_signal(signal.SIGINT)")
+    assert "KeyboardInterrupt" in done.stderr and "llama.cpp failed" not in done.stderr
+
+
+def test_a_greedy_tokenizer_that_would_never_end(make_model: MakeModel, tmp_path: Path) -> None:
+    """llama.cpp's tokenizer of RWKV turns round for ever, and takes all memory, at a byte that only begins tokens."""
+    data = make_model().read_bytes()
+    old, new = (struct.pack("<Q", len(name)) + name for name in (b"gpt2", b"rwkv"))
+    assert data.count(old) == 1
+    path = tmp_path / "rwkv.gguf"
+    path.write_bytes(data.replace(old, new))
+    try:
+        model = Model(path)
+    except ModelError as error:
+        assert "tokenizer is damaged" in str(error)
+    else:  # every byte is a token there: it ends
+        assert len(model.tokenize("a b")) > 0
+        model.close()
+
+
+def test_what_llama_cpp_refuses_is_one_line(make_model: MakeModel, tmp_path: Path) -> None:
+    """A file that ends too early, an architecture that nobody knows, more tensors than there are."""
+    data = make_model().read_bytes()
+    for number, bad in enumerate((data[: len(data) // 2], data[:24], data.replace(b"llama.block", b"llama.bolck"))):
+        path = tmp_path / f"bad-{number}.gguf"
+        path.write_bytes(bad)
+        with pytest.raises(ModelError, match=r"llama\.cpp cannot load this model") as caught:
+            Model(path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value) and "/proc/" not in str(caught.value)
