@@ -41,8 +41,11 @@ static void copy(char * to, size_t size, const char * from) {
             to[n++] = c < 0x20 || c == 0x7f ? '?' : (char) c;
         }
     }
-    while (from && *from && n > 0 && (to[n - 1] & 0x80)) {
-        n--; // what was cut off may have been part of a character
+    if (from && *from) { // cut off, perhaps in the middle of a character
+        while (n > 0 && (to[n - 1] & 0xc0) == 0x80) {
+            n--;
+        }
+        n -= n > 0 && (to[n - 1] & 0x80);
     }
     to[n] = 0;
 }
