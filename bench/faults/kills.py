@@ -55,14 +55,14 @@ class Case(NamedTuple):
 
 
 class Jobs:
-    """The commands, with what their homes hold before and after each of them."""
+    """The commands, all or `only` those of these names, with what their homes hold before and after each of them."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, only: Sequence[str] = ()) -> None:
         self.stage = stage
         self.text = stage.folder / "returns.txt"
         self.text.write_text(TEXT)
         (stage.folder / "support.txt").write_text(OTHER)
-        self.jobs = jobs(stage)
+        self.jobs = [job for job in jobs(stage) if not only or job.name in only]
         prepare(stage)
         self.before: dict[str, Look] = {}
         self.after: dict[str, Look] = {}
@@ -165,10 +165,13 @@ def jobs(stage: Stage) -> list[Job]:
 
 def save_profile(home: Path) -> object:
     identity = Identity("tiny", "llama", "F32", "ab" * 32, "c0ffee", "neox base 10000", "f16/f16", "")
+    verdicts = {"direct": "39 of 40", "reasoned": "none holds"}
     measured = [Measured("method", f"selective@{k}", "direct", 40, 39, 38, 0.99, 12.5, 3.25) for k in range(40)]
     ways = {"direct": "erratum", "reasoned": "recompute"}
     heard = {"direct": 40, "reasoned": 39}
-    profile = Profile(identity, "f16/f16", 40, heard, ways, "now", 1, "early", measured, "2026-06-01T12:00:00Z")
+    profile = Profile(
+        identity, "f16/f16", 40, heard, ways, "now", 1, "early", measured, "2026-06-01T12:00:00Z", verdicts
+    )
     return Profiles(home / "profiles").save(profile, "notes 0")
 
 
@@ -210,8 +213,8 @@ class Kills:
         self.cases = [
             Case(job, mode, number)
             for job in jobs.jobs
-            for number, event in enumerate(jobs.events[job.name])
-            for mode in ("kill", "power", *(["torn"] if event == "write" else []))
+            for number, event in enumerate([*jobs.events[job.name], "done"])
+            for mode in ("power", *(["kill"] if event != "done" else []), *(["torn"] if event == "write" else []))
         ]
         self.cases += [Case(rng.choice(jobs.jobs), "random", rng.random()) for _ in range(RANDOM)]
         rng.shuffle(self.cases)
@@ -229,10 +232,13 @@ class Kills:
                 for path in kept.iterdir():
                     path.unlink()
             outcome = jobs.run(job, home, Events(home, journal, case.mode, int(case.at)).install)
-            if outcome.code != -signal.SIGKILL:
+            done = case.at == len(jobs.events[job.name])  # what it said is done outlasts the power
+            if outcome.code != (0 if done else -signal.SIGKILL):
                 return Verdict("crash", f"{job.name} was to be killed at event {case.at}: {outcome}")
             if case.mode == "power":
                 cut(journal)
+            verdict = jobs.judge(job, home, ended=outcome)
+            return verdict._replace(why=f"{case.mode} at {case.at}: {verdict.why}") if verdict.why else verdict
         verdict = jobs.judge(job, home)
         return verdict._replace(why=f"{case.mode} at {case.at}: {verdict.why}") if verdict.why else verdict
 

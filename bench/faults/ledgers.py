@@ -167,6 +167,8 @@ def lied(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
     try:
         lines = [json.loads(line) for line in data.splitlines()]
     except (ValueError, RecursionError):  # a mutant already
+        lines = []
+    if not lines:
         return bytes_changed(rng, data, others)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         at = rng.randrange(len(lines))

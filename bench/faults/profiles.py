@@ -42,6 +42,8 @@ class Hostile:
         self.path, self.profiles = saved, Profiles(saved.parent)
         self.sound = saved.read_bytes()
         self.identity = Identity.from_dict(json.loads(self.sound)["identity"])
+        if self._judged() != ACCEPTED:
+            raise RuntimeError("the sound profile is refused")
 
     def __call__(self, number: int) -> Verdict:
         rng = chance(self.seed, number)

@@ -7,6 +7,7 @@ start, nothing of notes. Where that start matters (signals), `apart` executes `n
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import shutil
 import signal
@@ -59,7 +60,7 @@ class Look(NamedTuple):
 
     segments: Mapping[str, str]
     sessions: Mapping[str, tuple[Any, ...]]
-    exports: Mapping[str, bytes]
+    exports: Mapping[str, bytes]  # and profiles
     files: frozenset[str]
     problems: Sequence[str]
 
@@ -196,6 +197,13 @@ def _work(
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(handle, number)
             os.close(handle)
+        sys.stdin, sys.stdout, sys.stderr = (  # of a process of its own, whatever this one has made of them
+            io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8"),
+            io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8"),
+            io.TextIOWrapper(
+                io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
+            ),
+        )
         if before is not None:
             before()
         if callable(arguments):
@@ -245,7 +253,7 @@ def look(home: Path) -> Look:
         except NotesError as error:
             problems.append(f"session {name}: {error}")
     files = frozenset(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
-    exports = {path.name: path.read_bytes() for path in home.glob("out/*.tar")}
+    exports = {path.name: path.read_bytes() for path in (*home.glob("out/*.tar"), *home.glob("profiles/*.json"))}
     return Look(segments, sessions, exports, files, problems)
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, SegmentError, SessionError, reason
 from notes_cli.library import private
-from notes_cli.library.atomic import replacing
+from notes_cli.library.atomic import replacing, sync_folder
 from notes_cli.library.container import open_segment
 from notes_cli.library.sessions import (
     FORMAT,
@@ -91,6 +91,7 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Stored:
             if there.folder.exists():  # without a ledger: of a fork that was killed
                 clear(there.folder)
             folder.rename(there.folder)
+            sync_folder(sessions.folder)
         except ArchiveError as error:
             raise SessionError(f"{title} is no export of a session: {error}. Nothing was changed") from error
         except SegmentError as error:

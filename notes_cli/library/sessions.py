@@ -77,11 +77,16 @@ class SkillText:
         """Raise KeyError, TypeError or ValueError where the data is no skill."""
         spans = tuple(FieldSpan(**{**span, "name": _text(span, "name")}) for span in data["fields"])
         skill = cls(**{**data, "fields": spans, "name": _text(data, "name"), "text": _text(data, "text")})
-        inside = all(0 <= span.first < span.last <= skill.tokens for span in spans)
+        numbers = [skill.position, skill.tokens]
+        numbers += [number for span in spans for number in (span.start, span.end, span.first, span.last)]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("skills")
+        inside = all(span.first < span.last <= skill.tokens for span in spans)
         if not inside or any(skill.text[span.start : span.end] != span.value for span in spans):
             raise ValueError("fields")
-        if skill.position < 0 or any(len(row) != skill.tokens for row in skill.influence.values()):
-            raise ValueError("skills")
+        for row in skill.influence.values():
+            if len(row) != skill.tokens or not all(type(value) in (int, float) for value in row):
+                raise ValueError("influence")
         return skill
 
 
@@ -127,6 +132,8 @@ class State:
     def apply(self, line: Line) -> None:
         """What the line says happens. Raise KeyError, TypeError or ValueError where it says nothing that can be."""
         {"turn": self._turn, "edit": self._edit, "compact": self._compact}[line["op"]](line)
+        if any(skill.position + skill.tokens > len(self.tokens) for skill in self.skills):
+            raise ValueError("skills")
         self.live.append(line)
 
     def _turn(self, line: Line) -> None:
@@ -279,8 +286,8 @@ def read_ledger(data: bytes) -> Ledger:
             raise NewerError(str(first["format"]))
         for line in lines:
             datetime.strptime(_text(line, "time"), TIME)
-        identity = Identity.from_dict(first["identity"])
-        header = Header(identity, str(first["cache"]), first["whole"] is True, str(first["model"]))
+        identity = Identity.from_dict({key: _text(first["identity"], key) for key in first["identity"]})
+        header = Header(identity, _text(first, "cache"), first["whole"] is True, _text(first, "model"))
         return Ledger(header, lines, fold(lines[1:]), end)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
         raise LedgerError from error

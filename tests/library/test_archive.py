@@ -239,3 +239,11 @@ def test_names(tmp_path: Path) -> None:
     for name in ("Mine.notes.tar", "a b", ".notes.tar", "mine.tar"):
         with pytest.raises(SessionError, match="--name NAME"):
             name_of(Path(name))
+
+
+def test_an_import_is_synced(begun: Stored, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rename that makes the session outlasts a cut of the power once it is said to be there."""
+    data, synced = archived(begun), list[Path]()
+    monkeypatch.setattr("notes_cli.library.archive.sync_folder", synced.append)
+    load(sessions, io.BytesIO(data), "it", "other")
+    assert synced == [sessions.folder]

@@ -68,6 +68,17 @@ def test_edits_are_folded_in() -> None:
     assert scattered.rows == [("0001.gguf", 0), ("0002.gguf", 0), ("0001.gguf", 2), ("0002.gguf", 1)]
 
 
+@pytest.mark.parametrize("change", [{"model": 3}, {"model": None}, {"cache": []}, {"identity": {"rope": 1}}], ids=str)
+def test_nothing_of_a_first_line_is_believed(begun: Stored, sessions: Sessions, change: dict[str, Any]) -> None:
+    """Texts are texts: an export takes the folder from the model's path."""
+    first, _, rest = begun.ledger.read_text().partition("\n")
+    header = json.loads(first)
+    header |= {"identity": header["identity"] | change.pop("identity", {})} | change
+    begun.ledger.write_text(json.dumps(header) + "\n" + rest)
+    with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
+        sessions.find("mine")
+
+
 def test_what_gives_way_across_pieces() -> None:
     """A ledger may be anybody's: a patch that begins in one piece and ends in another leaves none of less than no
     tokens."""
@@ -352,6 +363,12 @@ def test_ledgers_of_the_first_format_open(begun: Stored, sessions: Sessions) -> 
         turn(4, said={"date": None}),
         turn(float("inf")),  # type: ignore[arg-type]
         turn(4, time="tomorrow"),
+        turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 9, "fields": []}]),
+        turn(4, skills=[{"name": "a", "position": (1 << 31) - 2, "text": "b", "tokens": 2, "fields": []}]),
+        turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 2.0, "fields": []}]),
+        turn(
+            4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 1, "fields": [], "influence": {"x": ["1"]}}]
+        ),
         turn(4, rows=[]),
         turn(4, rows=None),
         turn(4.0),  # type: ignore[arg-type]

@@ -1,0 +1,282 @@
+"""The fault campaign catches faults: each kind finds one that is planted, and none where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.faults import (
+    archives,
+    concurrency,
+    containers,
+    disk,
+    documents,
+    frame,
+    interrupts,
+    kills,
+    ledgers,
+    permissions,
+    profiles,
+    report,
+    templates,
+)
+from bench.faults.frame import ACCEPTED, REFUSED, Budget, Judge, Row, Verdict, tried
+from bench.faults.kills import Jobs
+from bench.faults.stage import Stage
+from notes_cli.library import archive, container, private, sessions
+from notes_cli.library import profiles as kept
+from notes_cli.text import skill, template
+
+FAILED = frame.BAD
+
+
+@pytest.fixture(autouse=True)
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that made a case fail go to the test's own folder; one thread a model."""
+    for module in (containers, ledgers, archives, profiles, documents):
+        monkeypatch.setattr(module, "FOUND", tmp_path)
+    monkeypatch.setenv("NOTES_THREADS", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage.set(tmp_path_factory.mktemp("stage") / "stage")
+
+
+@pytest.fixture
+def make_jobs(stage: Stage) -> Callable[..., Jobs]:
+    """The commands of these names, on a stage that is set again."""
+
+    def make(*names: str) -> Jobs:
+        return Jobs(Stage.set(stage.folder), names)
+
+    return make
+
+
+def outcomes(judge: Judge, cases: int, until: str = "", first: int = 0) -> set[str]:
+    """What came of the cases; no further than to an outcome that is looked for."""
+    seen: set[str] = set()
+    for number in range(first, cases):
+        seen.add(judge(number).outcome)
+        if until in seen:
+            break
+    return seen
+
+
+def test_a_case_that_dies_or_hangs_ends_nothing() -> None:
+    """Crashes, hangs and exceptions are counted with their numbers, and the cases after them are judged."""
+
+    def judge(number: int) -> Verdict:
+        if number == 2:
+            os.abort()
+        if number == 4:
+            time.sleep(60)
+        if number == 5:
+            raise ValueError("no refusal")
+        if number == 6 and not os.fork():
+            raise ValueError("a process of the judge's own that comes back")
+        return ACCEPTED if number % 2 else REFUSED
+
+    row = tried(judge, Budget(9), patience=1.0)
+    assert (row.cases, row.accepted, row.refused, row.crashes, row.hangs) == (9, 3, 3, 2, 1)
+    assert [failure.split(":")[0] for failure in row.failures] == [
+        *("crash in case 2", "hang in case 4", "crash in case 5"),
+    ]
+
+
+def test_the_same_seed_is_the_same_case() -> None:
+    """A failure can be had again by its seed and number."""
+    assert frame.chance(9, 7).random() == frame.chance(9, 7).random() != frame.chance(9, 8).random()
+
+
+def test_the_table_keeps_what_was_not_run(tmp_path: Path) -> None:
+    """A run of one kind replaces its own row; what is written by hand stays."""
+    (tmp_path / "results").mkdir()
+    path = tmp_path / "reliability.md"
+    path.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    about = {"a": ("Tries a.", "a failure."), "b": ("Tries b.", "a failure.")}
+    report.write(
+        path, [Row(cases=1000, kind="a"), Row(cases=5, crashes=1, kind="b", failures=["crash in case 3: x"])], about
+    )
+    report.write(path, [Row(cases=2000, kind="a")], about)
+    text = path.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| a | 0 | 2,000 |" in text and "| b | 0 | 5 |" in text and "- crash in case 3: x" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [
+        ("_check_tensor", lambda *_: None),  # a reader that skips a checksum
+        ("_head_sum", lambda data, head: head.metadata["notes.checksum.head"]),
+    ],
+)
+def test_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, planted: Any) -> None:
+    """A checksum that is not asked."""
+    judge = containers.Containers(tmp_path, 1)
+    assert not outcomes(judge, 100).intersection(FAILED)
+    monkeypatch.setattr(container, name, planted)
+    assert "wrong" in outcomes(judge, 300, "wrong")
+
+
+def test_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges that nobody checks."""
+    piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": [1, 2, 3]}
+    turn = {
+        "op": "turn",
+        "question": "?",
+        "pieces": [piece],
+        "skills": [],
+        "said": {},
+        "rows": "0001.gguf",
+        "changed": [],
+    }
+    edit = {"op": "edit", "field": "a", "value": "b", "method": "field", "why": "", "says": "", "skills": []}
+    edit |= {"patches": [{"first": 1, "last": 2, "tokens": [4]}], "changed": [[1, 2]], "rows": "0002.gguf"}
+    identity = dict.fromkeys(
+        ("model", "architecture", "quantization", "weights", "rope", "rope_text", "kv_type", "adapters"), ""
+    )
+    first = {"op": "open", "format": 2, "identity": identity, "cache": "f16/f16", "whole": False, "model": "m"}
+    lines = [{**line, "time": "2026-06-01T12:00:00Z"} for line in (first, turn, edit)]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+    def judge(number: int) -> Verdict:
+        return ledgers.judged(ledgers.lied(random.Random(number), data, [data]))
+
+    assert ledgers.judged(data) == ACCEPTED and not outcomes(judge, 300).intersection(FAILED)
+    monkeypatch.setattr(sessions, "_ids", list)
+    assert "wrong" in outcomes(judge, 2000, "wrong")
+
+
+def test_archives(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that nobody looks into."""
+    judge = archives.Archives(Stage.set(stage.folder), 1)
+    assert not outcomes(judge, 40).intersection(FAILED)
+    monkeypatch.setattr(archive, "_check_rows", lambda *_: None)
+    assert "wrong" in outcomes(judge, 300, "wrong")
+
+
+def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts that may be anything."""
+    judge = profiles.Hostile(tmp_path, 1)
+    assert not outcomes(judge, 200).intersection(FAILED)
+    monkeypatch.setattr(kept, "_count", lambda data, key, *_, **__: data.get(key))
+    assert "wrong" in outcomes(judge, 500, "wrong")
+
+
+def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields that are not where they are said to be."""
+    judge = documents.Documents(tmp_path, 1)
+    find = skill.find_fields
+
+    def shifted(*given: Any) -> Any:
+        text, fields, warnings = find(*given)
+        return " " + text, fields, warnings
+
+    monkeypatch.setattr(skill, "find_fields", shifted)
+    assert "wrong" in outcomes(judge, 100, "wrong")
+
+
+def test_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of the user's that are lost on the way."""
+    judge = templates.Templates(1)
+    assert outcomes(judge, 25, first=1) <= {"accepted", "refused"}  # each 25th takes seconds
+    monkeypatch.setattr(template.ChatTemplate, "_cut", lambda _, text, markers: [text] * (len(markers) + 1))
+    assert "wrong" in outcomes(judge, 25, "wrong", first=1)
+
+
+@contextlib.contextmanager
+def in_place(path: Path) -> Iterator[Path]:
+    """A writer without a temporary file."""
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    yield path
+
+
+@contextlib.contextmanager
+def unsynced(path: Path) -> Iterator[Path]:
+    """A writer that renames what is not on the disk."""
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    temporary = path.with_name(".temporary")
+    yield temporary
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def silent(path: Path) -> Iterator[Path]:
+    """A writer that says nothing of a full disk."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        yield path
+
+
+@pytest.mark.parametrize("writer", [in_place, unsynced])
+def test_kills(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch, writer: Any) -> None:
+    """A kill in the middle of a write, and a cut of the power after one."""
+    monkeypatch.setattr(kills, "RANDOM", 0)
+    judge = kills.Kills(make_jobs("export over", "undo"), 1)
+    assert outcomes(judge, 12) == {"accepted"}
+    monkeypatch.setattr("notes_cli.library.atomic.replacing", writer)
+    judge = kills.Kills(make_jobs("export over"), 1)
+    assert outcomes(judge, len(judge.cases), "loss").intersection(FAILED)
+
+
+def test_interrupts(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that nobody taught to be interrupted."""
+    judge = interrupts.Interrupts(make_jobs("undo"), 1)
+    assert outcomes(judge, 3) == {"accepted"}
+
+    def apart(*_: object) -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        code = "import signal, time; signal.signal(2, signal.default_int_handler); time.sleep(9)"
+        process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)  # type: ignore[call-overload]
+        time.sleep(0.5)
+        return process  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Stage, "apart", apart)
+    assert outcomes(judge, 20, "crash").intersection(("crash", "wrong"))
+
+
+def test_disk(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 0 though nothing could be written."""
+    monkeypatch.setattr(disk, "SIZES", [])
+    monkeypatch.setattr(disk, "mounted", lambda *_: False)
+    judge = disk.Disk(make_jobs("profile"), 1)
+    assert outcomes(judge, len(judge.cases)) == {"accepted", "refused"}
+    monkeypatch.setattr(kept, "replacing", silent)
+    judge = disk.Disk(make_jobs("profile"), 1)
+    assert outcomes(judge, len(judge.cases), "wrong").intersection(FAILED)
+
+
+def test_permissions(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that others may write, and that is used all the same."""
+    monkeypatch.setattr(permissions, "BARS", [bar for bar in permissions.BARS if bar.name == "library of all"])
+    monkeypatch.setattr(permissions, "READS", [(["ls"], "library"), (["inspect", "returns"], "library")])
+    judge = permissions.Permissions(make_jobs("rm"), 1)
+    assert not outcomes(judge, len(judge.cases)).intersection(FAILED)
+    monkeypatch.setattr(private, "check", lambda *_: None)
+    assert "wrong" in outcomes(judge, len(judge.cases), "wrong")
+
+
+def test_concurrency(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that does nothing."""
+    jobs = make_jobs("undo")
+    judge = concurrency.Concurrency(jobs, 1)
+
+    def command(_: object, rng: random.Random, which: int, home: str) -> list[str]:
+        return ["edit", "mine", "--field", f"tier=gold-{which}", "--method", "erratum", *jobs.stage.options()]
+
+    monkeypatch.setattr(concurrency.Concurrency, "_command", command)
+    assert outcomes(judge, 2) == {"accepted"}
+    monkeypatch.setattr("filelock.FileLock.acquire", lambda *_, **__: None)
+    assert outcomes(judge, 20, "loss").intersection(FAILED)
