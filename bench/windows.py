@@ -336,7 +336,7 @@ def section(totals: Totals, controls: dict[str, Totals], first: int) -> str:
         f"| operations | {sum(totals.operations.values()):,}: {operations} |",
         f"| comparisons of logits or rows | {totals.compared:,} |",
         f"| scripts with a difference | {totals.bad_scripts} |",
-        f"| refused, each with a reason, nothing changed | {sum(totals.refusals.values()):,} |",
+        f"| refused, each with a reason | {sum(totals.refusals.values()):,} |",
         "",
         "Greatest error, as normalised mean squared error. ggml looks GELU up in a table of f16: next to a step of it,",
         "rounding is a thousandth.",
