@@ -120,7 +120,8 @@ def test_the_shipped_model_thinks(returns: Notes) -> None:
     for extra, chain, answer in (((), ACCEPTED, "accepted"), (new, REFUSED, "refused")):
         for more in ((), ("--no-stream",)):
             outcome = returns(*ask, *extra, *more)
-            assert (outcome.out, outcome.err) == (f"{answer}\n", f"{chain}\n")
+            said, _, rest = outcome.err.partition("\n")
+            assert (outcome.out, rest) == (f"{answer}\n", f"{chain}\n") and "demonstration model" in said
         choice = returns(*ask, *extra, "--choices", "refused,accepted", "--json").json
         assert (choice["choice"], choice["reasoning"]) == (answer, chain)
         assert choice["probabilities"][answer] > 0.9 and choice["tokens"]["answer"] == 0
