@@ -266,10 +266,13 @@ def _lay(
 ) -> Notebook:
     """The prompt in a notebook, with room for what will be written: the session's next turn, or the first of all."""
     from notes_cli.editing.methods import Method
-    from notes_cli.work.prompting import Prompt, lay, parse_errata
+    from notes_cli.work.prompting import Prompt, known_fields, lay, meant, parse_errata
     from notes_cli.work.thinking import ROOM
 
     room = request.room + (request.max_think + ROOM if settled.think or workspace.reasoning.open else 0)
+    known = known_fields(*(session.state.skills if session else ()), *segments)
+    for told in meant([*request.errata, *request.values], known):
+        output.say(told)
     if session and settled.goes_on:
         return session.follow(
             *(request.question, request.errata, settled.wording, room, settled.think),

@@ -38,11 +38,12 @@ def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **mode
     Examples:
       notes edit mine --field date=2026-07-01
       notes edit mine --field date=2026-07-01 --method suffix
+      notes edit mine --field returns.date=2026-07-01      where several skills have a date; *.date for all
     """
     from notes_cli.editing.methods import Method
     from notes_cli.library.sessions import Sessions
     from notes_cli.work.choosing import AUTO
-    from notes_cli.work.prompting import parse_values
+    from notes_cli.work.prompting import meant, parse_values
     from notes_cli.work.session import Session
 
     values, chosen = parse_values(fields), None if method == AUTO else Method.parse(method, also=(AUTO,))
@@ -51,10 +52,13 @@ def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **mode
         Sessions(workspace.paths.sessions).locked(name) as stored,
     ):
         session = Session(workspace, stored)
-        for field, value in values.items():
+        for told in meant(values, session.state.known):
+            output.say(told)
+        wanted = {key: value for field, value in values.items() for key in session.targets(field, value)}
+        for field, value in wanted.items():
             session.check(field, value, chosen)  # all before the first is made
         edits = []
-        for field, value in values.items():
+        for field, value in wanted.items():
             edits.append(session.edit(field, value, chosen))
             if not json_:
                 output.result(_told(edits[-1]))

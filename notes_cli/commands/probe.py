@@ -52,7 +52,7 @@ def command(
     """
     from notes_cli.commands.plot import check_plot, write_plot
     from notes_cli.measure.probe import Mixes, probe
-    from notes_cli.work.prompting import open_segments
+    from notes_cli.work.prompting import known_fields, open_segments
 
     if plot:
         check_plot(plot)
@@ -60,6 +60,9 @@ def command(
     field, equals, value = field.partition("=")
     with open_workspace(quiet=json_, **model) as workspace:
         (segment,) = open_segments(workspace, [name], output.say, watch=partial(output.progress, hidden=json_))
+        if "." in field:
+            (reference,) = known_fields(segment).resolve(field.strip(), f"{segment.name} does not have")
+            field = reference.field
         with output.progress("compiling the new text", hidden=json_) as update:
             mixes = Mixes(
                 *(workspace, segment, field.strip(), value if equals else None),

@@ -144,11 +144,22 @@ def _verify_skills(
     from notes_cli.measure.verify import field_questions, verify
     from notes_cli.text.wording import verify_system
     from notes_cli.work.choosing import AUTO, defaults
-    from notes_cli.work.prompting import Prompt, check_seam, open_segments, parse_errata, parse_values
+    from notes_cli.work.prompting import (
+        Prompt,
+        check_seam,
+        known_fields,
+        meant,
+        open_segments,
+        parse_errata,
+        parse_values,
+    )
 
     segments = open_segments(workspace, names, output.say, watch=partial(output.progress, hidden=json_))
     if system is None:
         system = "" if any(segment.whole for segment in segments) else verify_system()
+    known = known_fields(*segments)
+    for told in meant([*errata, *fields], known):
+        output.say(told)
     default = defaults(workspace)
     if default.note:
         output.say(f"warning: {default.note}")

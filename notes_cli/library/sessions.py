@@ -28,6 +28,7 @@ from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.library.lock import HeldError, locked
 from notes_cli.text import names
+from notes_cli.text.references import Known
 
 FORMAT = 2  # changes when an older notes would read a newer ledger wrongly
 LEDGER = "ledger.jsonl"
@@ -99,14 +100,22 @@ class State:
     rows: list[tuple[str, int]] = field(default_factory=list)  # of each position: the file of its row, and which
     entries: list[Entry] = field(default_factory=list)  # in the order in which they came
     skills: list[SkillText] = field(default_factory=list)
+    # Fields are called by their keys (text/references.py), as they are among the skills that there are now.
     values: dict[str, str] = field(default_factory=dict)  # of fields, where an erratum or an edit gave another one
     pending: dict[str, str] = field(default_factory=dict)  # errata by field, to be said before the next question
     heard: set[str] = field(default_factory=set)  # fields of which an erratum has been said
 
     @property
+    def known(self) -> Known:
+        """The fields of the skills."""
+        return Known((skill.name, [span.name for span in skill.fields]) for skill in self.skills)
+
+    @property
     def fields(self) -> dict[str, str]:
         """The value of every field as it holds now."""
-        return {span.name: span.value for skill in self.skills for span in skill.fields} | self.values
+        known = self.known
+        spans = {known.key(skill.name, span.name): span.value for skill in self.skills for span in skill.fields}
+        return spans | self.values
 
     def count(self, op: str) -> int:
         """How many turns, edits or compactions stand."""
@@ -121,12 +130,12 @@ class State:
         """Errata in the notebook whose field was given another value after them, by an erratum (said or waiting) or in
         the text, as they stand. Free words are never superseded, nor errata from before ledgers named their fields."""
         found: list[Entry] = []
-        later = set(self.pending)
+        known, later = self.known, set(self.pending)
         for entry in reversed(self.entries):
-            if entry.kind == "erratum" and entry.name in later:
+            keys = _keys(known, entry.name) if entry.kind in ("erratum", "edit") and entry.name else set()
+            if entry.kind == "erratum" and keys and keys <= later:
                 found.append(entry)
-            if entry.kind in ("erratum", "edit") and entry.name:
-                later.add(entry.name)
+            later |= keys
         return sorted(found, key=lambda entry: entry.position)
 
     def apply(self, line: Line) -> None:
@@ -140,20 +149,36 @@ class State:
         """Pieces came at the end."""
         start = len(self.tokens)
         _text(line, "question")
+        skills = [SkillText.from_dict(skill) for skill in line["skills"]]
+        self._join(skills)
         for piece in line["pieces"]:
             known = {key: _text(piece, key) for key in ("kind", "name", "text", "how", "why")}
             self.entries.append(Entry(**known, position=len(self.tokens), tokens=len(piece["tokens"])))
             self.tokens += _ids(piece["tokens"])
         self.rows += [(line["rows"], row) for row in range(len(self.tokens) - start)]
-        skills = [SkillText.from_dict(skill) for skill in line["skills"]]
-        self.skills += skills
-        for span in (span for skill in skills for span in skill.fields):
-            if span.name not in self.pending:  # what was read last; a waiting erratum comes behind the skill
-                self.values.pop(span.name, None)
-        said = {name: _text(line["said"], name) for name in line["said"]}
+        fields = self.known
+        said = {key: _text(line["said"], name) for name in line["said"] for key in _keys(fields, name)}
         self.values |= said
         self.heard |= {*said, *self.pending}
         self.pending = {}
+
+    def _join(self, skills: Sequence[SkillText]) -> None:
+        """Skills came: a field that one of them has, too, is called by its skill from now on."""
+        before = self.known
+        self.skills += skills
+        now = self.known
+
+        def renamed(name: str) -> str:
+            found = before.find(name)
+            return now.key(found[0].skill, found[0].field) if len(found) == 1 else name
+
+        self.values = {renamed(name): value for name, value in self.values.items()}
+        self.pending = {renamed(name): said for name, said in self.pending.items()}
+        self.heard = set(map(renamed, self.heard))
+        self.entries = [
+            replace(entry, name=renamed(entry.name)) if entry.kind in ("erratum", "edit") else entry
+            for entry in self.entries
+        ]
 
     def _edit(self, line: Line) -> None:
         """A field got another value: in the text, by an erratum that is still to be said, or both."""
@@ -162,19 +187,21 @@ class State:
         self.entries.append(Entry("edit", name, f"{name}={value}", place, 0, _text(line, "method"), _text(line, "why")))
         amended = {part["name"]: SkillText.from_dict(part) for part in line["skills"]}
         self.skills = [amended.get(skill.name) or skill for skill in self.skills]
-        self.values[name] = value
-        self.pending.pop(name, None)
+        keys = _keys(self.known, name)
+        for key in keys:
+            self.values[key] = value
+            self.pending.pop(key, None)
         if _text(line, "says"):
-            self.pending[name] = line["says"]
+            self.pending[min(keys)] = line["says"]
 
     def _compact(self, line: Line) -> None:
         """Errata were taken out, and what stands behind them was computed again."""
-        taken = [_text({"name": name}, "name") for name in line["fields"]]
+        known = self.known
+        taken = [_keys(known, _text({"name": name}, "name")) for name in line["fields"]]
         self._replace(line)
         self.entries = [entry for entry in self.entries if entry.tokens or entry.kind == "edit"]
-        self.heard = self.heard.difference(taken) | {
-            entry.name for entry in self.entries if entry.kind == "erratum" and entry.name
-        }
+        left = [_keys(known, entry.name) for entry in self.entries if entry.kind == "erratum" and entry.name]
+        self.heard = self.heard.difference(*taken).union(*left)
 
     def _replace(self, line: Line) -> int:
         """Tokens gave way to others, what stands behind them moved, and some rows were computed again. Return the first
@@ -205,6 +232,11 @@ class State:
 def _shifted(entry: Entry, shift: Callable[[int], int]) -> Entry:
     start, end = shift(entry.position), shift(entry.position + entry.tokens)
     return replace(entry, position=start, tokens=end - start)
+
+
+def _keys(known: Known, name: str) -> set[str]:
+    """The keys of the fields that a ledger means by a name. Older ledgers name those of several skills by one."""
+    return {one.key for one in known.find(name)} or {name}
 
 
 def _text(data: Line, key: str) -> str:

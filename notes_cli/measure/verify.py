@@ -28,7 +28,7 @@ from notes_cli.library.sessions import SkillText
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.text.erratum import Erratum
 from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM
-from notes_cli.work.prompting import Prompt, lay
+from notes_cli.work.prompting import Prompt, known_fields, lay
 from notes_cli.work.workspace import Workspace
 
 COSINE = 0.99  # a mean below this fails
@@ -186,8 +186,12 @@ def check_questions(questions: Sequence[str]) -> None:
 
 def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[str]:
     """What can be asked of any skill: the value of each of its fields."""
-    names = dict.fromkeys(span.name for segment in segments for span in segment.fields)
-    return [f"What is the {name.replace('_', ' ').replace('-', ' ')}?" for name in names]
+    known = known_fields(*segments)
+    asked = [one for key in known for one in known.find(key)]
+    said = [
+        f"{one.field.replace('_', ' ').replace('-', ' ')}{f' of {one.skill}' if one.shared else ''}" for one in asked
+    ]
+    return [f"What is the {name}?" for name in said]
 
 
 def corrected_segment(segment: Segment, values: dict[str, str], workspace: Workspace) -> Segment:
@@ -258,11 +262,18 @@ def _off(found: NDArray[np.float32] | None, wanted: NDArray[np.float32] | None) 
 def _corrected_decision(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> str | None:
-    values = {erratum.field: erratum.value for erratum in prompt.errata if erratum.field and erratum.value}
-    if not values:
+    said = [erratum for erratum in prompt.errata if erratum.field]
+    if not said:
         return None
     free = [erratum for erratum in prompt.errata if erratum.field is None]
-    segments = [corrected_segment(segment, values, workspace) for segment in prompt.segments]
+    segments = [
+        corrected_segment(
+            segment,
+            {one.field: one.value for one in said if one.field and one.value and one.skill in ("", segment.name)},
+            workspace,
+        )
+        for segment in prompt.segments
+    ]
     notebook = lay(workspace, replace(prompt, segments=segments, errata=free), splice=False, room=ANSWER)
     notebook.flush(progress)
     return decided(notebook, choices)[0]

@@ -1,14 +1,14 @@
 """Errata: short corrections, as `field=value` or in free words, and the wordings that a model reads.
 
-The wordings stand in prompts/errata.yaml. Only {field}, {value} and {text} are filled in, in one pass, so
+The wordings stand in prompts/errata.yaml. Only {field}, {value}, {skill} and {text} are filled in, in one pass, so
 braces in a user's words stay what they are. Where an erratum is placed in a prompt is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,10 @@ from notes_cli.documents import read_yaml
 from notes_cli.errors import NotesError, SkillError
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name, is_name, listed
+from notes_cli.text.references import ALL, Known
 
-SLOT = re.compile(r"\{(field|value|text)\}")
+OF = "{field} of {skill}"  # a field that several skills have
+SLOT = re.compile(r"\{(field|value|text|skill)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,12 @@ class Erratum:
     field: str | None
     value: str | None
     text: str  # as the user wrote it
+    skill: str = ""  # whose field, where several skills have one of that name
+
+    @property
+    def key(self) -> str:
+        """What the field is called; empty for free words."""
+        return f"{self.skill}.{self.field}" if self.skill else self.field or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,7 @@ class Wordings:
     default: str
     forms: Mapping[str, str]
     free: str
+    of: str = OF
 
 
 def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
@@ -51,13 +60,36 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
         raise SkillError("the erratum is empty. Write field=value, or the correction in your own words")
     name, equals, value = text.partition("=")
     name = field_name(name)
-    if not equals or not is_name(name):
+    if not equals or not (name in known_fields or is_name(name) or _qualifies(name, known_fields)):
         return Erratum(None, None, text)
     if name not in known_fields:
         if " " in name and not get_close_matches(name, known_fields, n=1, cutoff=0.8):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
         raise SkillError(f"no spliced skill has a field {name!r}. Known fields: {listed(sorted(known_fields))}")
     return Erratum(name, clean_value(name, value), text)
+
+
+def _qualifies(name: str, known_fields: Collection[str]) -> bool:
+    """Whether `a.b` is meant for a field of a skill though there is none: one of the two is known, or `a` is all."""
+    skill, dot, field = name.rpartition(".")
+    if not dot or " " in skill:
+        return False
+    parts = [known.rpartition(".") for known in known_fields]
+    return skill == ALL or any(field == part[2] or skill == part[0] for part in parts)
+
+
+def read_errata(given: Iterable[str], known: Known) -> list[Erratum]:
+    """Errata as the user wrote them, of `*.field` one for each skill. Raise SkillError as `parse_erratum` does, and for
+    a field without a skill that several skills have."""
+    found: list[Erratum] = []
+    for text in given:
+        erratum = parse_erratum(text, known)
+        if erratum.field is None:
+            found.append(erratum)
+            continue
+        for one in known.resolve(erratum.field):
+            found.append(replace(erratum, field=one.field, skill=one.skill if one.shared else ""))
+    return found
 
 
 def word(erratum: Erratum, wording: str | None = None, wordings: Wordings | None = None) -> str:
@@ -68,7 +100,10 @@ def word(erratum: Erratum, wording: str | None = None, wordings: Wordings | None
     form = wordings.forms.get(wording or wordings.default)
     if form is None:
         raise SkillError(f"no erratum wording {wording!r}. Known wordings: {', '.join(wordings.forms)}")
-    return _fill(form, {"field": erratum.field, "value": erratum.value})
+    field = erratum.field
+    if erratum.skill:
+        field = _fill(wordings.of, {"field": field, "skill": erratum.skill})
+    return _fill(form, {"field": field, "value": erratum.value})
 
 
 def load_wordings(path: Path) -> Wordings:
@@ -76,12 +111,17 @@ def load_wordings(path: Path) -> Wordings:
     data = read_yaml(path)
     try:
         wordings = Wordings(
-            str(data["default"]), {str(k): str(v) for k, v in data["wordings"].items()}, str(data["free"])
+            str(data["default"]),
+            {str(k): str(v) for k, v in data["wordings"].items()},
+            str(data["free"]),
+            str(data.get("of", OF)),
         )
     except (AttributeError, KeyError, TypeError):
         raise NotesError(f"{path} must hold default, wordings and free") from None
     if wordings.default not in wordings.forms or "{text}" not in wordings.free:
         raise NotesError(f"{path}: default must name one of the wordings, and free must hold {{text}}")
+    if "{field}" not in wordings.of or "{skill}" not in wordings.of:
+        raise NotesError(f"{path}: of must hold {{field}} and {{skill}}")
     for name, form in wordings.forms.items():
         if "{field}" not in form or "{value}" not in form:
             raise NotesError(f"{path}: the wording {name!r} must hold {{field}} and {{value}}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,10 +15,12 @@ from notes_cli.editing.methods import Method, lay_changed, prepare, rewritten
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import AgainError, NotesError, SkillError, UnsupportedError, UnwritableError
-from notes_cli.text.erratum import Erratum, parse_erratum, word
+from notes_cli.library.sessions import SkillText
+from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name
 from notes_cli.text.prompt import build
+from notes_cli.text.references import ALL, Known, Reference
 from notes_cli.text.skill import load_skill
 from notes_cli.work.choosing import DEFAULT_SEAM, choose
 from notes_cli.work.compiling import compile_skill, compile_to_library, plan, stale, taken
@@ -37,7 +39,8 @@ class Prompt:
     system: str | None = None
     wording: str | None = None
     turns: Sequence[tuple[str, str]] = field(default=())
-    values: Mapping[str, str] = field(default_factory=dict)  # of fields that have others now, brought in by `method`
+    # Of fields that have others now, brought in by `method`, by a reference to each (text/references.py).
+    values: Mapping[str, str] = field(default_factory=dict)
     method: Method = field(default_factory=Method)
     place: str = "early"  # skills and errata in the system message, or "late": right before the question
     think: bool = False  # the prompt ends where a chain of thought begins (work/thinking.py goes on)
@@ -45,8 +48,17 @@ class Prompt:
     @property
     def sentences(self) -> list[str]:
         """What is said after the skills: the method's errata, then those that were given."""
-        said = [Erratum(name, value, f"{name}={value}") for name, value in self.values.items() if self.method.says]
-        return [word(erratum, self.wording) for erratum in (*said, *self.errata)]
+        return [word(erratum, self.wording) for erratum in (*self.said, *self.errata)]
+
+    @property
+    def said(self) -> list[Erratum]:
+        """The method's errata: one for each value, if it says any."""
+        if not self.method.says:
+            return []
+        return [
+            Erratum(one.field, value, f"{one.key}={value}", one.skill if one.shared else "")
+            for one, value in resolved(self.values, self.segments)
+        ]
 
 
 Watch = Callable[[str], AbstractContextManager[Progress]]  # of what is done: a label
@@ -107,10 +119,33 @@ def _open_text(workspace: Workspace, given: str, say: Callable[[str], None], wat
         return compile_skill(workspace, skill, progress)
 
 
+def known_fields(*skills: Segment | SkillText) -> Known:
+    """The fields of skills, by name."""
+    return Known((skill.name, [span.name for span in skill.fields]) for skill in skills)
+
+
 def parse_errata(given: Sequence[str], segments: Sequence[Segment]) -> list[Erratum]:
-    """Errata as the user wrote them. Raise SkillError for a field that no spliced skill has."""
-    known = {span.name for segment in segments for span in segment.fields}
-    return [parse_erratum(text, known) for text in given]
+    """Errata as the user wrote them. Raise SkillError for a field that no spliced skill has, or that several have."""
+    return read_errata(given, known_fields(*segments))
+
+
+def meant(given: Iterable[str], known: Known) -> list[str]:
+    """What each `*.field` among errata and references stands for, for people."""
+    names = [text.partition("=")[0].strip() for text in given]
+    return [
+        f"{name} is {', '.join(one.key for one in known.find(name))}"
+        for name in names
+        if name.startswith(f"{ALL}.") and name in known
+    ]
+
+
+def resolved(values: Mapping[str, str], segments: Sequence[Segment]) -> list[tuple[Reference, str]]:
+    """The field of one skill for each value, of `*.field` for each skill that has it; the last value of one counts.
+
+    Raise SkillError for a field that no skill has, and for one without a skill that several have.
+    """
+    known = known_fields(*segments)
+    return list({one: value for name, value in values.items() for one in known.resolve(name)}.items())
 
 
 def parse_values(given: Sequence[str]) -> dict[str, str]:
@@ -197,13 +232,13 @@ def lay(
 
 def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
     """What the prompt's values change, by skill. Raise SkillError for a field that no skill has."""
-    known = {span.name for segment in prompt.segments for span in segment.fields}
-    for name in prompt.values:
-        if name not in known:
-            raise SkillError(
-                f"no spliced skill has a field {name!r}. Known fields: {', '.join(sorted(known)) or 'none'}"
-            )
-    found = {segment.name: change(workspace.model, segment, prompt.values) for segment in prompt.segments}
+    values = resolved(prompt.values, prompt.segments)
+    found = {
+        segment.name: change(
+            workspace.model, segment, {one.field: value for one, value in values if one.skill == segment.name}
+        )
+        for segment in prompt.segments
+    }
     return {name: changed for name, changed in found.items() if changed}
 
 

@@ -16,11 +16,13 @@ from notes_cli.engine.notebook import Notebook, Patch, Piece, shifted
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
 from notes_cli.library.sessions import Entry, Line, SkillText, State, Stored
-from notes_cli.text.erratum import Erratum, parse_erratum, word
+from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
+from notes_cli.text.keys import listed
 from notes_cli.text.prompt import BETWEEN, next_turn
+from notes_cli.text.references import Known, Reference
 from notes_cli.work.choosing import DEFAULT_SEAM, NEAR, defaults
-from notes_cli.work.prompting import Prompt, changes_of, lay_segment
+from notes_cli.work.prompting import Prompt, changes_of, known_fields, lay_segment
 from notes_cli.work.rows import Range, Rows
 from notes_cli.work.workspace import Workspace
 
@@ -88,13 +90,13 @@ class Session:
         """The first turn's prompt has been laid into this notebook."""
         changes = changes_of(self.workspace, prompt) if prompt.method.touches else {}
         self._notebook, self._question = notebook, prompt.question
-        said = prompt.values if prompt.method.says else {}
-        names = iter([*said, *(erratum.field or "" for erratum in prompt.errata)])
+        errata = [*prompt.said, *prompt.errata]
+        names = iter([erratum.key for erratum in errata])
         notebook.pieces = [
             replace(piece, name=next(names)) if piece.kind == "erratum" else piece for piece in notebook.pieces
         ]
         self._skills = [_spliced(segment, changes.get(segment.name), notebook) for segment in prompt.segments]
-        self._said = {**said, **_fields_of(prompt.errata)}
+        self._said = _fields_of(errata)
 
     def follow(
         self,
@@ -116,11 +118,11 @@ class Session:
         """
         skills = {segment.name: segment for segment in segments}
         self._check_new(segments)
-        known = self.state.fields.keys() | {span.name for segment in segments for span in segment.fields}
-        given = [parse_erratum(text, known) for text in errata]
+        known = known_fields(*self.state.skills, *segments)
+        given = read_errata(errata, known)
         self._question, self._said = question, _fields_of(given)
-        waiting = {name: said for name, said in self.state.pending.items() if name not in self._said}
-        names = iter([*waiting, *(part.field or "" for part in given)])
+        waiting = {key: said for key, said in self._waiting(known, wording).items() if key not in self._said}
+        names = iter([*waiting, *(part.key for part in given)])
         said = [*waiting.values(), *(word(part, wording) for part in given)]
         template = self.workspace.thinking_template if think else self.workspace.template
         pieces = next_turn(template, question, said, list(skills))
@@ -138,6 +140,27 @@ class Session:
                 notebook.append(ids, piece.kind, next(names) if piece.kind == "erratum" else piece.name)
         self._skills = [_spliced(segment, None, notebook) for segment in segments]
         return notebook
+
+    def _waiting(self, known: Known, wording: str | None) -> dict[str, str]:
+        """The errata that are still to be said, by the key of their field. One whose field other skills of this turn
+        have, too, says from now on whose it is."""
+        waiting = {}
+        for key, said in self.state.pending.items():
+            for one in self.state.known.find(key)[:1]:
+                now = known.key(one.skill, one.field)
+                if now != key:
+                    key, said = now, word(Erratum(one.field, self.state.values[key], "", one.skill), wording)
+            waiting[key] = said
+        return waiting
+
+    def targets(self, name: str, value: str) -> list[str]:
+        """The keys of the fields that an edit is for: one, or for `*.field` those of all skills whose value is another.
+
+        Raise SkillError where there is none, and for a name without a skill that several skills have.
+        """
+        keys = [one.key for one in self.state.known.resolve(name, f"no skill of session {self.stored.name} has")]
+        others = [key for key in keys if self.state.fields[key] != clean_value(key, value)]
+        return others or keys
 
     def _check_new(self, segments: Sequence[Segment]) -> None:
         seen = {skill.name for skill in self.state.skills}
@@ -176,13 +199,10 @@ class Session:
 
     def check(self, name: str, value: str, method: Method | None = None) -> str:
         """The value as it will be written. Raise NotesError where an edit cannot be."""
-        known = self.state.fields
-        if name not in known:
-            names = ", ".join(sorted(known)) or "none"
-            raise SkillError(f"no skill of session {self.stored.name} has a field {name!r}. Known fields: {names}")
-        value = clean_value(name, value)
-        if known[name] == value:
-            raise SkillError(f"{name} is {value} already. Nothing was changed")
+        key = self._reference(name).key
+        value = clean_value(key, value)
+        if self.state.fields[key] == value:
+            raise SkillError(f"{key} is {value} already. Nothing was changed")
         if method and method.name not in EDITS:
             raise NotesError(f"the edit method {method.name} is not for a session. Choose among {', '.join(EDITS)}")
         return value
@@ -192,7 +212,7 @@ class Session:
 
         Raise NotesError where that cannot be.
         """
-        value = self.check(name, value, method)
+        value, name = self.check(name, value, method), self._reference(name).key
         if method is not None:
             return self._edit(name, value, method, "")
         method, chosen = self._choose(name, value)
@@ -201,6 +221,13 @@ class Session:
         except UnsupportedError as error:  # on this model, or in this place
             why = str(error).removesuffix(INSTEAD)
             return self._edit(name, value, Method("erratum"), f"{chosen}; erratum instead: {why}")
+
+    def _reference(self, name: str) -> Reference:
+        """The one field that the name is for. Raise SkillError where that is none, or several."""
+        found = self.state.known.resolve(name, f"no skill of session {self.stored.name} has")
+        if len(found) > 1:
+            raise SkillError(f"{name} stands for {listed([one.key for one in found])}: edit one at a time")
+        return found[0]
 
     def _edit(self, name: str, value: str, method: Method, chosen: str) -> Edited:
         patches, also, skills, ranked = self._plan(name, value, method) if method.touches else ([], [], [], "")
@@ -217,12 +244,17 @@ class Session:
             "value": value,
             "method": str(method),
             "why": why,
-            "says": word(Erratum(name, value, ""), defaults(self.workspace).wording) if method.says else "",
+            "says": self._sentence(name, value) if method.says else "",
             "patches": _as_lines(patches),
             "skills": [asdict(skill) for skill in skills],
         }
         self._rows.commit(line, places, self._notebook)
         return Edited(name, value, str(method), chosen, why, sum(last - first for first, last in places))
+
+    def _sentence(self, key: str, value: str) -> str:
+        one = self._reference(key)
+        erratum = Erratum(one.field, value, "", one.skill if one.shared else "")
+        return word(erratum, defaults(self.workspace).wording)
 
     def _choose(self, name: str, value: str) -> tuple[Method, str]:
         """The method that holds for this model and this notebook, and why."""
@@ -249,9 +281,12 @@ class Session:
         patches: list[Patch] = []
         also: list[int] = []
         skills, why = [], ""
+        one = self._reference(name)
         for skill in self.state.skills:
+            if skill.name != one.skill:
+                continue
             segment = self._segment(skill)
-            found = change(self.workspace.model, segment, {name: value})
+            found = change(self.workspace.model, segment, {one.field: value})
             if found is None:
                 continue
             moved = sum(patch.grows for patch in patches)
@@ -420,7 +455,7 @@ def _amended(skill: SkillText, found: Change, position: int) -> SkillText:
 
 
 def _fields_of(errata: Iterable[Erratum]) -> dict[str, str]:
-    return {part.field: part.value for part in errata if part.field and part.value}
+    return {part.key: part.value for part in errata if part.field and part.value}
 
 
 def _as_lines(patches: Sequence[Patch]) -> list[Line]:

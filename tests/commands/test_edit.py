@@ -242,3 +242,76 @@ def test_decisions_by_blocks_and_hoisted_fields(monkeypatch: pytest.MonkeyPatch,
             assert run_here(*ask, *system).json["choice"] == old
             edited = run_here(*ask, "--field", field, "--method", method, *system).json
             assert edited["choice"] == new and edited["tokens"]["spliced"] > 80
+
+
+# ---- two skills with one field
+
+
+@pytest.fixture
+def two(notes: Notes, compiled: Path, tmp_path: Path) -> tuple[str, ...]:
+    """The options that splice returns (date, tier) and fees (date, plan)."""
+    other = tmp_path / "fees.txt"
+    other.write_text("date: 2026-07-01\nplan: solo")
+    assert notes("compile", other).code == 0
+    return ("--splice", "returns", "--splice", "fees")
+
+
+@pytest.mark.parametrize("option", ["--erratum", "--field"])
+def test_whose_field_is_not_guessed(notes: Notes, two: tuple[str, ...], option: str) -> None:
+    """One line that names what can be written; what is qualified, or of one skill alone, is taken."""
+    ask = ("ask", "Why?", *two, "--method", "erratum") if option == "--field" else ("ask", "Why?", *two)
+    for command in ((*ask, "-n", 1), (*ask, "--explain"), ("verify", "returns", "fees")):
+        outcome = notes(*command, option, "date=2026-08-01")
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+        assert "name one of returns.date, fees.date, or all: *.date" in outcome.err
+    for field in ("returns.date", "fees.date", "fees.plan", "plan"):
+        done = notes(*ask, option, f"{field}=x", "-n", 1, "--json")
+        assert [piece["kind"] for piece in done.json["pieces"]].count("erratum") == 1
+    done = notes(*ask, option, "*.date=2026-07-01", "-n", 1, "--json")
+    assert [piece["kind"] for piece in done.json["pieces"]].count("erratum") == 2
+    assert done.err.startswith("*.date is returns.date, fees.date\n")
+
+
+def test_a_field_in_place_is_that_of_its_skill(notes: Notes, two: tuple[str, ...]) -> None:
+    """What is recomputed is the named skill's value, and no other."""
+    ask = ("ask", "Why?", *two, "--method", "field", "-n", 1, "--json")
+    for field, names in (("returns.date", {"returns"}), ("fees.date", {"fees"}), ("*.date", {"returns", "fees"})):
+        pieces = notes(*ask, "--field", f"{field}=2026-08-01").json["pieces"]
+        assert {piece["name"] for piece in pieces if piece["rewritten"]} == names
+
+
+def test_a_session_tells_fields_apart(notes: Notes, two: tuple[str, ...]) -> None:
+    """An edit is of the skill that is named; another skill that comes later takes no value away."""
+    assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 1).code == 0
+    assert notes("edit", "mine", "--field", "date=2026-07-01").out.startswith("date=2026-07-01: an erratum")
+    assert notes("ask", "And?", "--splice", "fees", "--session", "mine", "-n", 1).code == 0
+    shown = notes("session", "show", "mine", "--json").json["fields"]
+    assert (shown["returns.date"], shown["fees.date"]) == ("2026-07-01", "2026-07-01")
+    outcome = notes("edit", "mine", "--field", "date=2026-08-01")
+    assert outcome.code == 1 and "name one of returns.date, fees.date, or all: *.date" in outcome.err
+    outcome = notes("edit", "mine", "--field", "fees.date=2026-07-01")
+    assert outcome.code == 1 and "fees.date is 2026-07-01 already" in outcome.err
+    assert notes("edit", "mine", "--field", "fees.date=2026-08-01", "--method", "erratum").code == 0
+    outcome = notes("edit", "mine", "--field", "*.date=2026-08-01", "--method", "erratum", "--json")
+    assert [edit["field"] for edit in outcome.json["edits"]] == ["returns.date"]
+    assert outcome.err == "*.date is returns.date, fees.date\n"
+    outcome = notes("ask", "Why?", "--session", "mine", "-n", 1, "--erratum", "date=x")
+    assert outcome.code == 1 and "returns.date, fees.date" in outcome.err
+
+
+def test_a_probe_takes_a_qualified_name(notes: Notes, compiled: Path) -> None:
+    """It has one skill; another's name is refused."""
+    outcome = notes("probe", "returns", "--field", "fees.date=2026-07-01")
+    assert (outcome.code, outcome.out) == (1, "") and "returns does not have a field 'fees.date'" in outcome.err
+    plain, named = (
+        notes("probe", "returns", "--field", f"{name}=2026-07-01", "--json") for name in ("date", "returns.date")
+    )
+    assert (plain.code, plain.out, plain.err) == (named.code, named.out, named.err)
+
+
+def test_questions_of_two_skills_with_one_field(notes: Notes, two: tuple[str, ...]) -> None:
+    """Each is asked for its own."""
+    cases = notes("verify", "returns", "fees", "--json").json["cases"]
+    asked = [case["question"] for case in cases]
+    assert "What is the date of returns?" in asked and "What is the date of fees?" in asked
+    assert "What is the tier?" in asked

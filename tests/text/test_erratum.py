@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from notes_cli.errors import NotesError, SkillError
-from notes_cli.text.erratum import Erratum, load_wordings, parse_erratum, shipped_wordings, word
+from notes_cli.text.erratum import Erratum, load_wordings, parse_erratum, read_errata, shipped_wordings, word
+from notes_cli.text.references import Known
 
 KNOWN = {"date", "tier"}
 
@@ -50,6 +51,51 @@ def test_empty_and_many_lined_values_are_refused(text: str) -> None:
         parse_erratum(text, KNOWN)
 
 
+TWO = Known([("returns", ["date", "tier"]), ("support", ["date"])])
+
+
+@pytest.mark.parametrize(
+    ("text", "skills"),
+    [
+        ("returns.date=1", ["returns"]),
+        ("support.date = 1", ["support"]),
+        ("*.date=1", ["returns", "support"]),
+        ("tier=1", [""]),
+        ("returns.tier=1", [""]),
+        ("*.tier=1", [""]),
+    ],
+)
+def test_whose_field_it_is(text: str, skills: list[str]) -> None:
+    """A skill is named where several have the field, and only there."""
+    errata = read_errata([text], TWO)
+    assert [erratum.skill for erratum in errata] == skills
+    for erratum in errata:
+        of = f" of {erratum.skill}" if erratum.skill else ""
+        assert word(erratum).startswith(f"Correction: the {erratum.field}{of} is now 1. This replaces the earlier")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("date=1", r"several skills have a field 'date': name one of returns.date, support.date, or all: \*.date"),
+        ("refunds.date=1", r"no spliced skill has a field 'refunds.date'. Known fields: returns.date, support.date"),
+        ("support.tier=1", "no spliced skill has a field 'support.tier'"),
+        ("*.day=1", r"no spliced skill has a field '\*.day'"),
+        ("*.date =", "has no value"),
+    ],
+)
+def test_a_field_of_several_skills_is_not_guessed(text: str, says: str) -> None:
+    """The line names what can be written instead."""
+    with pytest.raises(SkillError, match=says):
+        read_errata([text], TWO)
+
+
+def test_dots_in_words() -> None:
+    """A dot alone makes no reference."""
+    for text in ("see config.yaml=yes", "See a.b: x=1", "Version 1.2 = old"):
+        assert read_errata([text], TWO) == [Erratum(None, None, text)]
+
+
 def test_the_default_wording() -> None:
     """The sentence that the shipped model is trained on, word for word."""
     erratum = parse_erratum("date=2026-07-01", KNOWN)
@@ -78,6 +124,7 @@ def test_an_unknown_wording_names_the_known() -> None:
         ("a: 1", "must hold default, wordings and free"),
         ("default: x\nwordings: {y: '{field} {value}'}\nfree: '{text}'", "default must name"),
         ("default: x\nwordings: {x: '{field}'}\nfree: '{text}'", "'x' must hold"),
+        ("default: x\nwordings: {x: '{field} {value}'}\nfree: '{text}'\nof: '{field}'", "of must hold"),
     ],
 )
 def test_a_broken_wordings_file_is_said(tmp_path: Path, text: str, message: str) -> None:

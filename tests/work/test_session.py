@@ -17,7 +17,7 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.errors import NotesError, SessionError, UnsupportedError
+from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
 from notes_cli.library.sessions import Sessions, Stored
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 from notes_cli.work.choosing import Defaults
@@ -293,14 +293,20 @@ def test_rows_are_not_moved_for_ever(make: Open, skill: Skill) -> None:
 
 
 def test_a_waiting_erratum_is_read_last(make: Open, skill: Skill) -> None:
-    """A skill with the same field that comes in that turn stands before it, and so does its value in the ledger."""
+    """A skill with the same field that comes in that turn stands before it; it says whose date it is, and each has its
+    own value in the ledger."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         session.edit("date", "2026-07-01", Method("erratum"))
         other = parse_skill("date: 2030-01-01", source="-", default="other")
         session.follow("And now?", segments=[compile_skill(session.workspace, other)])
         session.keep("x")
-        assert session.state.fields["date"] == "2026-07-01"
+        fields = session.state.fields
+        assert (fields["returns.date"], fields["other.date"]) == ("2026-07-01", "2030-01-01") and "date" not in fields
+        (said,) = [entry for entry in session.state.entries if entry.kind == "erratum"]
+        assert said.name == "returns.date" and "the date of returns is now 2026-07-01" in said.text
+        edited = [entry.name for entry in session.state.entries if entry.kind == "edit"]
+        assert edited == ["returns.date"] and session.state.heard == {"returns.date"}
 
 
 def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> None:
@@ -649,22 +655,59 @@ def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) ->
 
 
 def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
-    """Both texts are amended in one edit, and the spans of both are where their values stand."""
+    """An edit is of one of them: it never says of one what is so of the other, and changes nothing of the other."""
     workspace = make()
-    other = parse_skill("tier: silver\ndate: 2026-06-01", source="fees.txt", default="fees")
+    other = parse_skill("tier: silver\ndate: 2026-07-01", source="fees.txt", default="fees")
     segments = [compile_skill(workspace, skill), compile_skill(workspace, other)]
     prompt = Prompt("Why?", segments)
     with held(workspace) as session:
         session.begin(prompt, lay(workspace, prompt))
         session.keep("yes")
-        for value in ("the first of July", "July 2"):
-            session.edit("date", value, Method("field"))
+        for name in ("date", "*.date"):
+            with pytest.raises(SkillError, match=r"returns\.date, fees\.date"):
+                session.edit(name, "July 2", Method("field"))
+        with pytest.raises(SkillError, match=r"fees\.date is 2026-07-01 already"):
+            session.edit("fees.date", "2026-07-01")
+        assert session.targets("*.date", "2026-07-01") == ["returns.date"]
+        assert session.edit("returns.date", "2026-07-01", Method("field")).field == "returns.date"
+        for key, value in (("returns.date", "the first of July"), ("fees.date", "July 2"), ("returns.date", "1")):
+            session.edit(key, value, Method("field"))
             for part in session.state.skills:
                 for span in part.fields:
                     ids = session.state.tokens[part.position + span.first : part.position + span.last]
                     assert b"".join(map(workspace.model.piece, ids)).decode().strip() == span.value
+        assert [part.text.split("date: ")[1].split("\n")[0] for part in session.state.skills] == ["1", "July 2"]
+        session.edit("fees.tier", "gold", Method("erratum"))
+        session.follow("And?", ["*.date=9 May", "returns.tier=basic"], room=8)
+        session.keep("x")
+        said = {entry.name: entry.text for entry in session.state.entries if entry.kind == "erratum"}
+        assert set(said) == {"returns.date", "fees.date", "returns.tier", "fees.tier"}
+        assert "the tier of fees is now gold" in said["fees.tier"] and "date of fees is now 9 May" in said["fees.date"]
+        values = {"returns.date": "9 May", "returns.tier": "basic", "fees.tier": "gold", "fees.date": "9 May"}
+        assert session.state.fields == values
+        session.follow("And?", ["returns.date=10 May"], room=8)
+        session.keep("x")
+        assert session.compact().fields == ("returns.date",)
     with held(make()) as session:
         assert len(session.notebook) == len(session.state.tokens)
+        assert session.state.fields["returns.date"] == "10 May" and session.state.fields["fees.date"] == "9 May"
+
+
+def test_a_ledger_from_before_fields_were_told_apart(make: Open, skill: Skill) -> None:
+    """What it said of a name that two skills have it said of both, and it still opens."""
+    other = parse_skill("date: 2026-07-01", source="fees.txt", default="fees")
+    with held(make()) as session:
+        prompt = Prompt("Why?", [compile_skill(session.workspace, one) for one in (skill, other)])
+        session.begin(prompt, lay(session.workspace, prompt))
+        session.keep("yes")
+        session.edit("returns.date", "9 May", Method("erratum"))
+        ledger = session.stored.ledger.read_text()
+        session.stored.ledger.write_text(ledger.replace('"field": "returns.date"', '"field": "date"'))
+    with held(make()) as session:
+        assert session.state.fields == {"returns.date": "9 May", "fees.date": "9 May", "tier": "gold"}
+        session.follow("And?", room=8)
+        session.keep("x")
+        session.edit("fees.date", "10 May", Method("erratum"))
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral3", "gpt2", "lfm2"])
