@@ -112,7 +112,7 @@ def test_a_line_a_method(notes: Notes, compiled: Path) -> None:
     lines = outcome.out.splitlines()
     assert [line.split()[0] for line in lines[1:-2]] == list(METHODS_ALL)
     block = next(line for line in lines if line.startswith("block"))
-    assert "refused" in block and "notes compile --blocks" in block
+    assert "refused" in block and "notes compile --from returns" in block and "--blocks 8" in block
     assert lines[-2].startswith("auto is erratum: this model has not been measured")
     found = {one["method"]: one for one in notes(*EDIT, "--method", "all", "--json").json["methods"]}
     for name in ("suffix", "recompute"):
