@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.faults import containers
-from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
-from bench.faults.ledgers import begun, contradicted, lied
+from bench.faults.frame import ACCEPTED, FOUND, REFUSED, Budget, Row, Verdict, chance, tried
+from bench.faults.ledgers import begun, contradicted, ground, lied
 from bench.faults.mutate import bytes_changed
 from bench.faults.parts import UnreadableError, apart, vouched
 from bench.faults.stage import Stage
@@ -40,8 +40,7 @@ Members = list[tuple[tarfile.TarInfo, bytes]]
 
 
 def run(budget: Budget, seed: int) -> Row:
-    stage = Stage.set(SCRATCH / "archives")
-    return tried(Archives(stage, seed), budget, patience=20, memory=containers.MEMORY, say="archives")
+    return tried(Archives(ground(), seed), budget, patience=20, memory=containers.MEMORY, say="archives")
 
 
 class Archives:
@@ -55,6 +54,7 @@ class Archives:
         self.folder = stage.folder / "in"
         self.sessions = Sessions(self.folder / "sessions")
         self.folder.mkdir(mode=0o700)
+        self.known = set(stage.folder.iterdir())
 
     def __call__(self, number: int) -> Verdict:
         rng = chance(self.seed, number)
@@ -90,8 +90,7 @@ class Archives:
 
     def _written(self) -> list[Path]:
         """All files and links there are beside the stage's own."""
-        mine = {self.stage.folder / name for name in ("begun", "out", "err", "tiny.gguf", "returns.txt", "in")}
-        outside = [path for path in self.stage.folder.iterdir() if path not in mine]
+        outside = [path for path in self.stage.folder.iterdir() if path not in self.known]
         inside = [path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()]
         inside = [path for path in inside if path.parent.name != ".locks"]
         return (

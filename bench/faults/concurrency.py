@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from bench.faults.frame import ACCEPTED, SCRATCH, Budget, Row, Verdict, chance, tried
-from bench.faults.kills import Jobs
-from bench.faults.stage import ANSWER, TEXT, Outcome, Stage, look, temporary
+from bench.faults.frame import ACCEPTED, Budget, Row, Verdict, chance, tried
+from bench.faults.kills import Jobs, all_jobs
+from bench.faults.stage import ANSWER, TEXT, Outcome, look, temporary
 from notes_cli.library.sessions import Sessions
 
 TITLE = (
@@ -23,7 +23,7 @@ CASES, SHARE = 300, 2
 
 
 def run(budget: Budget, seed: int) -> Row:
-    return tried(Concurrency(Jobs(Stage.set(SCRATCH / "concurrency")), seed), budget, say="concurrency")
+    return tried(Concurrency(all_jobs(), seed), budget, say="concurrency")
 
 
 class Concurrency:

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.faults.events import FILLS, Events
-from bench.faults.frame import REFUSED, SCRATCH, Budget, Row, Verdict, tried
-from bench.faults.kills import Job, Jobs
-from bench.faults.stage import Stage
+from bench.faults.frame import REFUSED, Budget, Row, Verdict, tried
+from bench.faults.kills import Job, Jobs, all_jobs
 
 TITLE = (
     "The commands of the kills on a disk that is full: at every open, write, fsync, rename, link and mkdir, for that "
@@ -29,7 +28,7 @@ LEFT = [*range(0, 64, 4)]  # kB that a file system has left
 
 
 def run(budget: Budget, seed: int) -> Row:
-    full = Disk(Jobs(Stage.set(SCRATCH / "disk")), seed)
+    full = Disk(all_jobs(), seed)
     row = tried(full, Budget(min(budget.cases, len(full.cases)), budget.until), say="disk")
     row.notes = "" if full.mounts else "no file system of its own could be mounted here, so that part was left out"
     return row

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import time
 
-from bench.faults.frame import SCRATCH, Budget, Row, Verdict, chance, tried
-from bench.faults.kills import Job, Jobs
-from bench.faults.stage import Outcome, Stage
+from bench.faults.frame import Budget, Row, Verdict, chance, tried
+from bench.faults.kills import Job, Jobs, all_jobs
+from bench.faults.stage import Outcome
 
 TITLE = (
     "`notes`, executed anew, gets SIGINT (three of five), SIGTERM or SIGHUP at a random instant from the start of "
@@ -24,17 +24,16 @@ SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.S
 
 
 def run(budget: Budget, seed: int) -> Row:
-    return tried(Interrupts(Jobs(Stage.set(SCRATCH / "interrupts")), seed), budget, say="interrupts")
+    return tried(Interrupts(all_jobs(), seed), budget, say="interrupts")
 
 
 class Interrupts:
     def __init__(self, jobs: Jobs, seed: int) -> None:
         self.jobs, self.seed = jobs, seed
         self.chosen = [job for job in jobs.jobs if not callable(job.arguments)]
-        self.seconds = {job.name: self._whole(job) for job in self.chosen}
+        self.seconds: dict[str, float] = {}  # how long each takes, executed anew
 
     def _whole(self, job: Job) -> float:
-        """How long it takes, executed anew."""
         home = self.jobs.stage.copied(self.jobs.stage.home(job.home), "home")
         begun = time.monotonic()
         self._begun(job, home).communicate()
@@ -49,6 +48,8 @@ class Interrupts:
     def __call__(self, number: int) -> Verdict:
         rng: random.Random = chance(self.seed, number)
         job, which, part = rng.choice(self.chosen), rng.choice(SIGNALS), rng.random()
+        if job.name not in self.seconds:
+            self.seconds[job.name] = self._whole(job)
         home = self.jobs.stage.copied(self.jobs.stage.home(job.home), "home")
         process = self._begun(job, home)
         time.sleep(part * 1.05 * self.seconds[job.name])

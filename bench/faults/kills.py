@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,7 +63,8 @@ class Jobs:
         self.text.write_text(TEXT)
         (stage.folder / "support.txt").write_text(OTHER)
         self.jobs = [job for job in jobs(stage) if not only or job.name in only]
-        prepare(stage)
+        if not stage.home("begun").exists():
+            prepare(stage)
         self.before: dict[str, Look] = {}
         self.after: dict[str, Look] = {}
         self.said: dict[str, str] = {}
@@ -198,8 +199,14 @@ def prepare(stage: Stage) -> None:
     stage.run(lambda: save_profile(home), home)
 
 
+@cache
+def all_jobs() -> Jobs:
+    """Every command, made ready once for all the kinds of faults that befall them."""
+    return Jobs(Stage.set(SCRATCH / "jobs"))
+
+
 def run(budget: Budget, seed: int) -> Row:
-    kills = Kills(Jobs(Stage.set(SCRATCH / "kills")), seed)
+    kills = Kills(all_jobs(), seed)
     row = tried(kills, Budget(min(budget.cases, len(kills.cases)), budget.until), say="kills")
     events = sum(map(len, kills.jobs.events.values()))
     row.notes = f"{len(kills.jobs.jobs)} commands with {events} events in all, {RANDOM} kills at random"

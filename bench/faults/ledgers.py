@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,13 @@ DEEP = 20  # every so manieth goes through the commands
 
 
 def run(budget: Budget, seed: int) -> Row:
-    stage = Stage.set(SCRATCH / "ledgers")
-    return tried(Ledgers(stage, seed), budget, patience=60, say="ledgers")
+    return tried(Ledgers(ground(), seed), budget, patience=60, say="ledgers")
+
+
+@cache
+def ground() -> Stage:
+    """A stage for ledgers and archives."""
+    return Stage.set(SCRATCH / "ground")
 
 
 class Ledgers:
@@ -87,6 +93,8 @@ class Ledgers:
 def begun(stage: Stage) -> Path:
     """A home with two sessions: turns, skills, errata said and waiting, edits in the rows, an undo, a compaction."""
     home = stage.home("begun")
+    if home.exists():
+        return home
     home.mkdir(mode=0o700)
     text = stage.folder / "returns.txt"
     text.write_text(TEXT)

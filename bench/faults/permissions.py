@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.faults.frame import ACCEPTED, REFUSED, SCRATCH, Budget, Row, Verdict, tried
-from bench.faults.kills import Job, Jobs
-from bench.faults.stage import ANSWER, Stage
+from bench.faults.frame import ACCEPTED, REFUSED, Budget, Row, Verdict, tried
+from bench.faults.kills import Job, Jobs, all_jobs
+from bench.faults.stage import ANSWER
 
 TITLE = (
     "The commands of the kills, and those that only read, with folders and files that may not be read or written (as "
@@ -74,7 +74,7 @@ READS = (
 
 
 def run(budget: Budget, seed: int) -> Row:
-    closed = Permissions(Jobs(Stage.set(SCRATCH / "permissions")), seed)
+    closed = Permissions(all_jobs(), seed)
     row = tried(closed, Budget(min(budget.cases, len(closed.cases)), budget.until), say="permissions")
     row.notes = "" if os.geteuid() == 0 else "run by no root, so nothing was another's"
     return row

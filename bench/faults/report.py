@@ -29,7 +29,7 @@ def write(path: Path, rows: Sequence[Row], about: Mapping[str, tuple[str, str]])
 def table(rows: Sequence[Row], about: Mapping[str, tuple[str, str]]) -> str:
     """The table, and below it what each kind tries and counts as a failure."""
     lines = [
-        "| kind | seed | cases | accepted, sound | refused | crashes | hangs | wrong accepts | losses | minutes |",
+        "| kind | seed | cases | accepted, sound | refused | crashes | hangs | wrong | losses | minutes |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
@@ -49,7 +49,7 @@ def table(rows: Sequence[Row], about: Mapping[str, tuple[str, str]]) -> str:
 
 def sentence(row: Row) -> str:
     """One row for people who wait."""
-    found = f"{row.crashes} crashes, {row.hangs} hangs, {row.wrong} wrong accepts, {row.losses} losses"
+    found = f"{row.crashes} crashes, {row.hangs} hangs, {row.wrong} wrong, {row.losses} losses"
     return (
         f"{row.kind:<14}{row.cases:>8,} cases: {row.accepted:,} accepted, {row.refused:,} refused; {found} "
         f"({row.seconds:.0f} s)"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -56,10 +57,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 @pytest.fixture
 def make_jobs(stage: Stage) -> Callable[..., Jobs]:
-    """The commands of these names, on a stage that is set again."""
+    """The commands of these names."""
 
     def make(*names: str) -> Jobs:
-        return Jobs(Stage.set(stage.folder), names)
+        return Jobs(stage, names)
 
     return make
 
@@ -79,7 +80,7 @@ def test_a_case_that_dies_or_hangs_ends_nothing() -> None:
 
     def judge(number: int) -> Verdict:
         if number == 2:
-            os.abort()
+            os.kill(os.getpid(), signal.SIGKILL)
         if number == 4:
             time.sleep(60)
         if number == 5:
@@ -159,9 +160,9 @@ def test_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "wrong" in outcomes(judge, 2000, "wrong")
 
 
-def test_archives(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that nobody looks into."""
-    judge = archives.Archives(Stage.set(stage.folder), 1)
+    judge = archives.Archives(Stage.set(tmp_path / "stage"), 1)
     assert not outcomes(judge, 40).intersection(FAILED)
     monkeypatch.setattr(archive, "_check_rows", lambda *_: None)
     assert "wrong" in outcomes(judge, 300, "wrong")
