@@ -11,10 +11,12 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import model_options, open_workspace
+from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.text.skill import Skill
     from notes_cli.work.compiling import Compiled
+    from notes_cli.work.workspace import Workspace
 
 MOST_BLOCKS = 64
 
@@ -34,7 +36,7 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 
 
 @click.command()
-@click.argument("source", type=click.Path(), required=False)
+@click.argument("sources", type=click.Path(), nargs=-1, metavar="[SOURCE...]")
 @click.option(
     "--from", "segment", metavar="SEGMENT", help="Instead of SOURCE: the text of a compiled skill, by name or file."
 )
@@ -55,7 +57,7 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
 def command(
-    source: str | None,
+    sources: tuple[str, ...],
     segment: str | None,
     name: str | None,
     target: Path | None,
@@ -65,12 +67,15 @@ def command(
     quiet: bool,
     json_: bool,
     **model: Any,
-) -> None:
+) -> int:
     """Prefill a skill once and keep its K/V on disk.
 
     SOURCE is a text, a SKILL.md with front matter, a folder that holds one, or - for standard input. Its fields are
     `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to stdout. A
     skill that has not changed is not compiled again.
+
+    Of several sources, or a folder of such folders, each is compiled; one that fails does not stop the rest, and the
+    exit status is 1 then.
 
     A name belongs to where its text came from: the text of another file takes another --name, or the place of what is
     there with --force.
@@ -84,58 +89,100 @@ def command(
     Examples:
       notes compile skill.txt
       notes compile skills/returns
+      notes compile skills/                          each skill in it
       cat policy.md | notes compile - --name policy
       notes compile manual.md --blocks headings
       notes compile --from returns -m other.gguf     its text, for another model
     """
     from notes_cli import config
     from notes_cli.library.store import Library
-    from notes_cli.text.skill import load_skill
-    from notes_cli.work.compiling import again, allowed, block_warnings, compile_to_library
+    from notes_cli.text.skill import skill_sources
+    from notes_cli.work.compiling import again
 
-    if (source is None) == (segment is None):
+    if bool(sources) == (segment is not None):
         raise click.UsageError("name a text to compile, or a compiled skill with --from")
+    words = list(dict.fromkeys(word for source in sources for word in skill_sources(source)))
+    if len(words) > 1 and (name or target or "-" in words):
+        raise click.UsageError(f"--name, -o and - are for one skill, and these are {len(words)}")
+    many = len(words) > 1
+    failed: dict[str, str] = {}  # why, by source
+
+    def fails(word: str, error: NotesError) -> None:
+        """The one skill that was asked for fails as any command does; of several the others go on."""
+        if not many:
+            raise error
+        failed[word] = str(error)
+        output.say(f"notes: {word}: {error}" if word not in str(error) else f"notes: {error}")
+
+    skills: list[tuple[str, Skill]] = []
     if segment is not None:
         card = Library(config.paths().library).latest(segment)
-        skill, blocks = again(card, name), blocks or len(card.blocks) or None
-    else:
-        assert source is not None
-        if source == "-" and sys.stdin is not None and sys.stdin.isatty():
-            output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
-        skill = load_skill(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
-    warnings = list(skill.warnings)
+        blocks = blocks or len(card.blocks) or None
+        skills.append((segment, again(card, name)))
+    for word in words:
+        try:
+            skills.append((word, _read(word, name)))
+        except NotesError as error:
+            fails(word, error)
+    done: list[dict[str, Any]] = []
+    if skills:
+        with open_workspace(quiet=quiet or json_, **model) as workspace:
+            for word, skill in skills:
+                try:
+                    done.append(_compile(workspace, skill, target, force, influence, blocks, quiet or json_))
+                except NotesError as error:
+                    fails(word, error)
+                    continue
+                if not json_:
+                    output.data(done[-1]["path"])
+    if json_:
+        output.as_json({"version": 1, "compiled": done, "failed": failed})
+    return 1 if failed else 0
+
+
+def _read(source: str, name: str | None) -> Skill:
+    from notes_cli.text.skill import load_skill
+
+    if source == "-" and sys.stdin is not None and sys.stdin.isatty():
+        output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
+    skill = load_skill(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
     for warning in skill.warnings:
         output.say(f"warning: {warning}")
-    quiet |= json_
-    with open_workspace(quiet=quiet, **model) as workspace:
-        for warning in block_warnings(workspace, skill, blocks) if blocks else ():
-            warnings.append(warning)
-            output.say(f"warning: {warning}")
-        with output.progress(f"compiling {skill.name}", hidden=quiet) as update:
-            measure = (
-                (lambda done, of: output.say(f"measured the influence of {done} of {of} fields")) if influence else None
-            )
-            compiled = compile_to_library(
-                *(workspace, skill),
-                force=force,
-                progress=update,
-                output=target,
-                measure=measure,
-                blocks=blocks or 1,
-                say=output.say,
-            )
-        if not quiet:
-            fields = ", ".join(skill.values) or "no fields"
-            done = "; ".join(compiled.reasons) if compiled.reasons else "up to date"
-            if compiled.blocks > 1:
-                fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
-                done += fresh if compiled.reasons else ", in blocks"
-            where = f". {allowed(workspace, compiled.tokens)}" if compiled.reasons else ""
-            output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}")
-        if json_:
-            output.as_json({"version": 1, "compiled": [_facts(skill, compiled, warnings)]})
-        else:
-            output.data(str(compiled.path))
+    return skill
+
+
+def _compile(
+    workspace: Workspace, skill: Skill, target: Path | None, force: bool, influence: bool, blocks: Any, quiet: bool
+) -> dict[str, Any]:
+    """Compile one skill, say what was done, and return the facts of it."""
+    from notes_cli.text.keys import listed
+    from notes_cli.work.compiling import allowed, block_warnings, compile_to_library
+
+    warnings = [*skill.warnings, *(block_warnings(workspace, skill, blocks) if blocks else ())]
+    for warning in warnings[len(skill.warnings) :]:
+        output.say(f"warning: {warning}")
+    with output.progress(f"compiling {skill.name}", hidden=quiet) as update:
+        measure = (
+            (lambda done, of: output.say(f"measured the influence of {done} of {of} fields")) if influence else None
+        )
+        compiled = compile_to_library(
+            *(workspace, skill),
+            force=force,
+            progress=update,
+            output=target,
+            measure=measure,
+            blocks=blocks or 1,
+            say=output.say,
+        )
+    if not quiet:
+        fields = listed(list(skill.values)) if skill.values else "no fields"
+        done = "; ".join(compiled.reasons) if compiled.reasons else "up to date"
+        if compiled.blocks > 1:
+            fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
+            done += fresh if compiled.reasons else ", in blocks"
+        where = f". {allowed(workspace, compiled.tokens)}" if compiled.reasons else ""
+        output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}")
+    return _facts(skill, compiled, warnings)
 
 
 def _facts(skill: Skill, compiled: Compiled, warnings: Sequence[str]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from notes_cli.documents import parse_yaml
 from notes_cli.errors import SkillError, reason
 from notes_cli.text import names
-from notes_cli.text.fields import Field, Hole, clean_value, fill, find_fields
+from notes_cli.text.fields import Field, Hole, clean_value, fences, fill, find_fields, within
 from notes_cli.text.keys import FIELD_NAME, field_name, is_name, listed
 
 MAX_BYTES = 64 << 20  # far beyond any context; a model file named by mistake is refused, not read
@@ -26,7 +26,13 @@ MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
-__all__ = ["Field", "Skill", "load_skill", "parse_skill", "with_values"]
+# Files that a text names: [text](target), and what stands in the folders of Agent Skills.
+LINK = re.compile(
+    r"\[[^\]\n]{0,200}\]\([ \t]*<?(?P<target>[^()\s<>]{1,200})"
+    r"|(?<![\w./-])(?P<path>(?:references|scripts|assets)/[\w./-]{1,200})"
+)
+
+__all__ = ["Field", "Skill", "load_skill", "parse_skill", "skill_sources", "with_values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,28 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     if folder and not name and skill.name != folder:
         warning = f"{path}: the name {skill.name!r} differs from its folder {folder!r}"
         skill = replace(skill, warnings=(*skill.warnings, warning))
+    linked = _linked(skill.text, path.parent)
+    if linked:
+        warning = f"{path} links to {listed(linked, most=3)}: linked files are not compiled with it"
+        skill = replace(skill, warnings=(*skill.warnings, warning))
     return skill
+
+
+def skill_sources(word: str) -> list[str]:
+    """What a word of the user names: itself, or each skill in a folder of skills, by name.
+
+    Raise SkillError for a folder that neither is a skill nor holds one.
+    """
+    folder = Path(word)
+    if word == "-" or not folder.is_dir() or _file_in(folder):
+        return [word]
+    try:
+        found = sorted(str(inside) for inside in folder.iterdir() if inside.is_dir() and _file_in(inside))
+    except OSError as error:
+        raise SkillError(f"cannot read {folder}: {reason(error)}") from error
+    if not found:
+        raise SkillError(f"the folder {folder} holds no SKILL.md, and no folder with one")
+    return found
 
 
 def parse_skill(text: str, *, source: str, default: str, name: str | None = None) -> Skill:
@@ -137,10 +164,27 @@ def _decode(data: bytes, source: str) -> str:
 
 
 def _skill_file(folder: Path) -> Path:
-    for candidate in ("SKILL.md", "skill.md"):
-        if (folder / candidate).is_file():
-            return folder / candidate
-    raise SkillError(f"the folder {folder} holds no SKILL.md")
+    path = _file_in(folder)
+    if path is None:
+        raise SkillError(f"the folder {folder} holds no SKILL.md")
+    return path
+
+
+def _file_in(folder: Path) -> Path | None:
+    return next((folder / name for name in ("SKILL.md", "skill.md") if (folder / name).is_file()), None)
+
+
+def _linked(text: str, folder: Path) -> list[str]:
+    """The files beside a skill that its text refers to: those of links, and of `scripts/x` and the like if they are
+    there."""
+    code, found = fences(text), []
+    for match in LINK.finditer(text):
+        target = (match["target"] or "").partition("#")[0]
+        linked = target and not target.startswith("/") and ":" not in target and not within(code, match.start())
+        path = (match["path"] or "").rstrip(".")
+        if linked or (path and (folder / path).is_file()):
+            found.append(target or path)
+    return list(dict.fromkeys(found))
 
 
 def _split(text: str, source: str) -> tuple[dict[str, Any], str]:

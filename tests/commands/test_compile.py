@@ -285,3 +285,42 @@ def test_keys_as_people_write_them(notes: Notes, skill: Path) -> None:
         for option in (("--erratum",), ("--method", "erratum", "--field")):
             (said,) = [piece for piece in notes(*ask, *option, edit).json["pieces"] if piece["kind"] == "erratum"]
             assert said["tokens"] > len("Correction: ")
+
+
+def test_several_sources_and_folders_of_skills(notes: Notes, tmp_path: Path) -> None:
+    """A line and a path each; what fails is said, stops nothing, and makes the status 1."""
+    for name, text in (("a", "date: 1"), ("b", ""), ("c", "date: 2")):
+        (tmp_path / "skills" / name).mkdir(parents=True)
+        (tmp_path / "skills" / name / "SKILL.md").write_text(text)
+    other = tmp_path / "other.txt"
+    other.write_text("plan: solo")
+    outcome = notes("compile", tmp_path / "skills", other, other)
+    assert outcome.code == 1 and len(outcome.out.splitlines()) == 3
+    assert [Path(line).name.partition(".")[0] for line in outcome.out.splitlines()] == ["a", "c", "other"]
+    lines = outcome.err.splitlines()
+    assert [line for line in lines if "has no text" in line] == [
+        next(line for line in lines if line.startswith("notes: "))
+    ]
+    assert [line.partition(":")[0] for line in lines if "tokens, " in line] == ["a", "c", "other"]
+    again = notes("compile", tmp_path / "skills" / "a", tmp_path / "nowhere.txt", other, "--json")
+    assert again.code == 1 and [one["name"] for one in again.json["compiled"]] == ["a", "other"]
+    assert list(again.json["failed"]) == [str(tmp_path / "nowhere.txt")]
+    assert all(one["up_to_date"] for one in again.json["compiled"])
+
+
+@pytest.mark.parametrize("extra", [("--name", "x"), ("-o", "x.gguf"), ("-",)])
+def test_what_is_for_one_skill_alone(notes: Notes, skill: Path, tmp_path: Path, extra: tuple[str, ...]) -> None:
+    """A name, a file and standard input: usage."""
+    other = tmp_path / "other.txt"
+    other.write_text("plan: solo")
+    outcome = notes("compile", skill, other, *extra)
+    assert (outcome.code, outcome.out) == (2, "") and "are for one skill" in outcome.err
+
+
+def test_a_taken_name_stops_no_other(notes: Notes, tmp_path: Path) -> None:
+    """Two texts of one name: the second is refused as ever, the third compiled."""
+    for name in ("x/a.txt", "y/a.txt", "y/b.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"name: {name[0]}")
+    outcome = notes("compile", *(tmp_path / name for name in ("x/a.txt", "y/a.txt", "y/b.txt")))
+    assert outcome.code == 1 and len(outcome.out.splitlines()) == 2 and "--name" in outcome.err

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from notes_cli.config import resource
 from notes_cli.errors import SkillError
-from notes_cli.text.skill import load_skill, parse_skill, with_values
+from notes_cli.text.skill import load_skill, parse_skill, skill_sources, with_values
 
 FRONT = "---\nname: returns\ndescription: About returns.\nfields:\n  date: 2026-06-01\n  amount: 120\n---\n"
 
@@ -195,3 +195,29 @@ def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
     """The skills that come with notes have their fields and nothing to warn of."""
     skill = load_skill(resource("skills") / name)
     assert (skill.name, skill.values, skill.warnings) == (name.removesuffix(".txt"), fields, ())
+
+
+def test_a_folder_of_skills_is_each_of_them(tmp_path: Path) -> None:
+    """By name; a skill's own folders are its own."""
+    for name in ("b", "a/references", "a", "c"):
+        write(tmp_path, f"{name}/SKILL.md" if name != "c" else "c/notes.txt", "x")
+    assert skill_sources(str(tmp_path)) == [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert skill_sources(str(tmp_path / "a")) == [str(tmp_path / "a")]
+    assert skill_sources("-") == ["-"] and skill_sources("no-such") == ["no-such"]
+    with pytest.raises(SkillError, match=r"holds no SKILL\.md, and no folder with one"):
+        skill_sources(str(tmp_path / "c"))
+
+
+def test_linked_files_are_said_to_be_left_out(tmp_path: Path) -> None:
+    """One line names them; addresses, places in the text and examples in code are none."""
+    write(tmp_path, "s/scripts/run.py", "x")
+    text = (
+        "---\ndescription: d\n---\nSee [a](references/a.md#top), [b](b.md), ![p](p.png) and scripts/run.py.\n"
+        "[site](https://example.org/x.md) [here](#here) [mail](mailto:x@y) scripts/none.py /scripts/run.py\n"
+        "```\n[code](c.md)\n```\n"
+    )
+    (warning,) = load_skill(write(tmp_path, "s/SKILL.md", text)).warnings
+    assert warning.endswith("links to references/a.md, b.md, p.png and 1 more: linked files are not compiled with it")
+    assert not load_skill(
+        write(tmp_path, "t/SKILL.md", "---\ndescription: d\n---\n[x](https://x.org) a[1](2:3)")
+    ).warnings
