@@ -172,7 +172,7 @@ def _read(path: Path, *, rows: bool) -> tuple[memoryview, Head]:
                     raise
                 data = _read_on(file, data, min(size, 16 * len(data)))
         lists = [head.tensors[name].end for name in LISTS if name in head.tensors]
-        end = head.end if rows else max(head.size, *lists)
+        end = head.end if rows else max([head.size, *lists])
         return (_read_on(file, data, end) if end > len(data) else data).toreadonly(), head
 
 

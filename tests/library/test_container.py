@@ -341,6 +341,20 @@ def test_every_flipped_byte_is_found(tmp_path: Path, request: pytest.FixtureRequ
     assert not missed
 
 
+def test_a_file_without_lists(tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither tokens nor a left context: refused by `ls`, which reads no more than these, as by all others."""
+    make = container._tensors
+    monkeypatch.setattr(
+        container,
+        "_tensors",
+        lambda segment: {name: rows for name, rows in make(segment).items() if name not in container.LISTS},
+    )
+    write_segment(tmp_path / "a.gguf", make_segment())
+    for read in (open_segment, peek):
+        with pytest.raises(SegmentError, match="it has no tokens"):
+            read(tmp_path / "a.gguf")
+
+
 def test_a_name_in_a_message_is_one_line(
     tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
