@@ -52,6 +52,7 @@ def test_quantized_v_without_flash_attention(notes: Notes, skill: Path, compiled
         refused = notes(*command, "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "off")
         assert refused.code == 2
         assert "-ctv q8_0 needs flash attention. Leave out -fa off" in refused.err
+        assert refused.out == "" or refused.json["error"]["status"] == 2
     assert notes(*ASK, "-ctk", "q8_0", "-fa", "off").json["tokens"]["spliced"] > 0
 
 
