@@ -110,7 +110,7 @@ class Stdout(io.TextIOWrapper):
 
 
 def _write(text: str) -> None:
-    click.echo(text, nl=False)
+    click.echo(text, sys.stdout, nl=False)  # named: of an ASCII one that it looks up itself click makes UTF-8
 
 
 def say(message: str) -> None:
@@ -130,7 +130,7 @@ def log(text: str) -> None:
 
 def _tell(text: str) -> None:
     with suppress(OSError):  # nobody is there to be told, and that is no reason to stop
-        click.echo(text, nl=False, err=True)
+        click.echo(text, sys.stderr, nl=False)
 
 
 def fail(message: str, status: int) -> int:

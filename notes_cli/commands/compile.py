@@ -100,7 +100,7 @@ def command(
     from notes_cli.work.compiling import again
 
     if bool(sources) == (segment is not None):
-        raise click.UsageError("name a text to compile, or a compiled skill with --from")
+        raise click.UsageError("name a SOURCE to compile, or a compiled skill with --from")
     words = list(dict.fromkeys(word for source in sources for word in skill_sources(source)))
     if len(words) > 1 and (name or target or "-" in words):
         raise click.UsageError(f"--name, -o and - are for one skill, and these are {len(words)}")

@@ -38,7 +38,7 @@ def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **mode
     Examples:
       notes edit mine --field date=2026-07-01
       notes edit mine --field date=2026-07-01 --method suffix
-      notes edit mine --field returns.date=2026-07-01      where several skills have a date; *.date for all
+      notes edit mine --field returns.date=2026-07-01   # of several; *.date: all
     """
     from notes_cli.editing.methods import Method
     from notes_cli.library.sessions import Sessions
