@@ -32,7 +32,7 @@ demo: $(READY) ## The main job: compile, ask, ask with an erratum, verify, on th
 test: $(READY) $(MODELS) ## Run all tests, with a part of the zoo
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n auto
 
 lint: $(READY) ## Check style and types, and mend what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -13,9 +13,15 @@ from notes_cli.engine.context import ContextOptions
 from notes_cli.text.skill import Skill, parse_skill
 from notes_cli.work.workspace import Workspace
 
-# A shell that runs the tests in the background has them ignore SIGINT, and with them any `notes` that they interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that runs the tests in the background has them ignore SIGINT, `nohup` SIGHUP, and so would any `notes` that
+# they interrupt.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGTERM, signal.SIG_DFL),
+    (getattr(signal, "SIGHUP", signal.SIGTERM), signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 os.umask(0o022)  # folders that tests make are not for others to write in, which notes would refuse
 
