@@ -168,6 +168,21 @@ def tried(judge: Judge, budget: Budget, *, patience: float = PATIENCE, memory: i
     return row
 
 
+def waited(child: int, seconds: float) -> tuple[int, resource.struct_rusage]:
+    """The status of a forked process and what it used. One that takes longer is killed; raise TimeoutError."""
+    until = time.monotonic() + seconds
+    while True:
+        done, status, used = os.wait4(child, os.WNOHANG)
+        if done:
+            return status, used
+        if time.monotonic() > until:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise TimeoutError(f"more than {seconds:.0f} s")
+        time.sleep(0.002)
+
+
 def _ended(status: int) -> str:
     number = os.waitstatus_to_exitcode(status)
     return f"signal {signal.Signals(-number).name}" if number < 0 else f"status {number}"

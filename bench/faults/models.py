@@ -12,9 +12,7 @@ import resource
 import signal
 import struct
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +22,7 @@ import gguf
 import notes_cli.commands.ask
 import notes_cli.work.prompting
 import notes_cli.work.thinking  # noqa: F401
-from bench.faults.frame import ACCEPTED, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, traced, tried
+from bench.faults.frame import ACCEPTED, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, traced, tried, waited
 from bench.faults.mutate import bytes_changed
 from bench.faults.parts import ALIGN, Key, Parts, Tensor
 from notes_cli import cli
@@ -351,17 +349,10 @@ def judged(path: Path) -> Verdict:
     child = os.fork()
     if not child:
         _ask(path, said)
-    until = time.monotonic() + PATIENCE
-    while True:
-        done, status, used = os.wait4(child, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > until:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return Verdict("hang", f"more than {PATIENCE:.0f} s")
-        time.sleep(0.002)
+    try:
+        status, used = waited(child, PATIENCE)
+    except TimeoutError as error:
+        return Verdict("hang", str(error))
     code = os.waitstatus_to_exitcode(status)
     text = said.read_text(encoding="utf-8", errors="replace")
     lines = text.splitlines()

@@ -15,12 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.faults.frame import ROOT, traced
+from bench.faults.frame import ROOT, traced, waited
 from notes_cli import cli
 from notes_cli.errors import NotesError
 from notes_cli.library.container import open_segment
@@ -138,17 +137,7 @@ class Stage:
         return child, out, err
 
     def end(self, child: int, out: Path, err: Path, seconds: float = 30) -> Outcome:
-        until = time.monotonic() + seconds
-        while True:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                break
-            if time.monotonic() > until:
-                with suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                raise TimeoutError(f"more than {seconds:.0f} s")
-            time.sleep(0.002)
+        status, _ = waited(child, seconds)
         return Outcome(
             os.waitstatus_to_exitcode(status), out.read_text(errors="replace"), err.read_text(errors="replace")
         )
