@@ -4,7 +4,7 @@
 
 A text stands behind one token, which becomes two and one again: each time the rows behind it move by a position. Shown
 is the largest squared error of a row, normalised, against the rows before the first move. The limits on edits in place
-(work/session.py) and on blocks that are used again (work/compiling.py) rest on this.
+(sessions/session.py) and on blocks that are used again (runtime/compiling.py) rest on this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from notes_cli import config
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook, Patch
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import LayerRows
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from notes_cli.engine.segment import Segment
     from notes_cli.errors import NotesError
     from notes_cli.library.container import open_segment, write_segment
+    from notes_cli.runtime.assembling import Prompt, assemble
+    from notes_cli.runtime.compiling import compile_skill
+    from notes_cli.runtime.workspace import Workspace
     from notes_cli.text.skill import Skill, load_skill
-    from notes_cli.work.compiling import compile_skill
-    from notes_cli.work.prompting import Prompt, lay
-    from notes_cli.work.workspace import Workspace
 
 _HOMES = {
     "Context": "engine.context",
@@ -30,14 +30,14 @@ _HOMES = {
     "Model": "engine.model",
     "Notebook": "engine.notebook",
     "NotesError": "errors",
-    "Prompt": "work.prompting",
+    "Prompt": "runtime.assembling",
     "Sampler": "engine.sampler",
     "SamplerOptions": "engine.sampler",
     "Segment": "engine.segment",
     "Skill": "text.skill",
-    "Workspace": "work.workspace",
-    "compile_skill": "work.compiling",
-    "lay": "work.prompting",
+    "Workspace": "runtime.workspace",
+    "compile_skill": "runtime.compiling",
+    "assemble": "runtime.assembling",
     "load_skill": "text.skill",
     "open_segment": "library.container",
     "write_segment": "library.container",
@@ -54,8 +54,8 @@ __all__ = [
     "Segment",
     "Skill",
     "Workspace",
+    "assemble",
     "compile_skill",
-    "lay",
     "load_skill",
     "open_segment",
     "write_segment",

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
-from notes_cli.work.workspace import Workspace
 
 # A shell that runs the tests in the background has them ignore SIGINT, `nohup` SIGHUP, and so would any `notes` that
 # they interrupt.
@@ -83,3 +87,38 @@ def skill() -> Skill:
     """Two fields and a rule."""
     text = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted."
     return parse_skill(text, source="returns.txt", default="returns")
+
+
+MakeSegment = Callable[..., Segment]
+
+
+@pytest.fixture(scope="session")
+def identity() -> Identity:
+    """Of a model with an adapter-free f16 cache."""
+    return Identity("tiny", "qwen2", "Q8_0", "ab" * 32, "c0ffee", "neox base 10000", "f16/f16", "")
+
+
+@pytest.fixture(scope="session")
+def make_segment(identity: Identity) -> MakeSegment:
+    """Build a segment of random rows; keywords replace its parts."""
+
+    def make(n: int = 3, layers: int = 1, k: int = 2, v: int = 3, dtype: str = "f2", **parts: object) -> Segment:
+        random = np.random.default_rng(n)
+        rows = tuple(
+            LayerRows(i, random.normal(size=(n, k)).astype(dtype), random.normal(size=(n, v)).astype(dtype))
+            for i in range(layers)
+        )
+        segment = Segment(
+            name="returns",
+            description="A policy.",
+            text="date: 1é",
+            tokens=np.arange(n, dtype=np.int32) + 5,
+            base=2,
+            context=np.array([7, 8], np.int32),
+            fields=(FieldSpan("date", "1é", 6, 8, n - 1, n),),
+            identity=identity,
+            layers=rows,
+        )
+        return replace(segment, **parts)  # type: ignore[arg-type]
+
+    return make

@@ -35,7 +35,7 @@ def entry(skill: Sequence[str], question: str, choices: object, field: str, valu
 
 
 def main() -> None:
-    print("# Decisions that `notes calibrate` measures a model by (text/battery.py says what a case holds).")
+    print("# Decisions that `notes calibrate` measures a model by (measure/battery.py says what a case holds).")
     print("# Written by training/battery.py; texts that the training of the model that ships never saw.")
     print("cases:")
     for name, *asked in SAMPLES:

@@ -22,7 +22,7 @@ from bench.experiments.table import Row
 from notes_cli import config
 from notes_cli.engine.context import ContextOptions
 from notes_cli.errors import NotesError
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.workspace import Workspace
 
 
 def main(arguments: list[str] | None = None) -> int:

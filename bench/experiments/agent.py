@@ -25,11 +25,11 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
-from notes_cli.library.sessions import Sessions
 from notes_cli.measure.verify import corrected_segment
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.session import Session
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.session import Session
 from training import world
 
 TITLE = "The unified agent"
@@ -110,7 +110,7 @@ def _prefilling(workspace: Workspace, segments: Sequence[Segment], instance: Ins
         text = [corrected_segment(segment, {instance.rule.field: value}, workspace) for segment in segments]
         said = [(asked, turn.choice) for asked, turn in zip(instance.questions, turns, strict=False)]
         started = time.perf_counter()
-        notebook = lay(workspace, Prompt(question, text, system=SYSTEM, turns=said), splice=False)
+        notebook = assemble(workspace, Prompt(question, text, system=SYSTEM, turns=said), splice=False)
         notebook.logits()
         seconds = time.perf_counter() - started
         turns.append(Turn(decide(notebook, instance.rule.choices).choice, len(notebook), seconds))
@@ -133,7 +133,7 @@ def _editing(workspace: Workspace, segments: Sequence[Segment], instance: Instan
                 notebook = session.follow(question)
                 count = len(notebook) - before + edited
             else:
-                notebook = lay(workspace, prompt)
+                notebook = assemble(workspace, prompt)
                 count = notebook.decoded
             notebook.logits()
             seconds = time.perf_counter() - started

@@ -21,10 +21,10 @@ from notes_cli.editing.change import stretches
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.measure.compare import cosine
+from notes_cli.runtime.assembling import Prompt, assemble, changes_of
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, with_values
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, changes_of, lay
-from notes_cli.work.workspace import Workspace
 from training import world
 
 TITLE = "Memory in blocks"
@@ -85,7 +85,7 @@ def _edited(workspace: Workspace, skill: Skill, asked: Sequence[tuple[world.Rule
     references = []
     for rule, question, new in asked:
         prompt = Prompt(question, [whole], values={rule.field: new}, method=Method("recompute"))
-        notebook = lay(workspace, prompt, splice=False)
+        notebook = assemble(workspace, prompt, splice=False)
         references.append((notebook.logits(), decide(notebook, rule.choices).choice))
     for size in SIZES:
         segment = compile_skill(workspace, skill, blocks=size) if size > 1 else whole
@@ -98,7 +98,7 @@ def _edited(workspace: Workspace, skill: Skill, asked: Sequence[tuple[world.Rule
             else:
                 corrected = compile_skill(workspace, with_values(skill, {rule.field: new}))
                 prompt, recompiled = replace(prompt, segments=[corrected], values={}), len(corrected)
-            notebook = lay(workspace, prompt)
+            notebook = assemble(workspace, prompt)
             wanted, chosen = references[number - 1]
             choice = decide(notebook, rule.choices).choice
             yield {

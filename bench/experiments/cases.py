@@ -14,11 +14,11 @@ from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.thinking import decide_after, think
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.thinking import decide_after, think
-from notes_cli.work.workspace import Workspace
 from training import world
 
 SYSTEM = "You are a helpful assistant."
@@ -59,7 +59,7 @@ def decided(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str], *, splice: bool = True
 ) -> tuple[str, Notebook]:
     """The decision of a prompt, behind a chain of thought if it asks for one, and its notebook."""
-    notebook = lay(workspace, prompt, splice=splice, room=THINK if prompt.think else 0)
+    notebook = assemble(workspace, prompt, splice=splice, room=THINK if prompt.think else 0)
     return decided_in(workspace, notebook, prompt, choices), notebook
 
 

@@ -16,9 +16,9 @@ from bench.experiments.frame import Bar, Summary, grid, interval, ratio, share, 
 from bench.experiments.table import Row, Table
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.verify import corrected_segment
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 
 TITLE = "Decisions: right, and as a full recompute"
 CASES = 216
@@ -46,7 +46,7 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
             found = {}
             for name, (asked, splice, rotate) in laid.items():
                 asked = replace(asked, think=way == "reasoned")
-                notebook = lay(workspace, asked, splice=splice, rotate=rotate, room=THINK)
+                notebook = assemble(workspace, asked, splice=splice, rotate=rotate, room=THINK)
                 logits = notebook.logits()
                 choice = decided_in(workspace, notebook, asked, case.choices)
                 found[name] = choice, logits

@@ -11,7 +11,7 @@ from typing import Protocol
 from matplotlib.figure import Figure
 
 from bench.experiments.table import Row, Table
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.workspace import Workspace
 
 SEED = 20260614  # of what is reported; look for settings with others
 

@@ -14,9 +14,9 @@ from bench.experiments.cases import WAYS, held_out, joined, skill_of, with_influ
 from bench.experiments.frame import Bar, Summary, grid, share, shipped
 from bench.experiments.methods import ALL, HALVES, PAPER, draw_methods, hoisted, measure_methods
 from bench.experiments.table import Row, Table
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.assembling import Prompt
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 
 TITLE = "The editing landscape"
 CASES = 300

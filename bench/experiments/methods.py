@@ -17,9 +17,9 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens
 from notes_cli.errors import UnsupportedError
 from notes_cli.measure.compare import cosine
+from notes_cli.runtime.assembling import Prompt, assemble, changes_of
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
-from notes_cli.work.prompting import Prompt, changes_of, lay
-from notes_cli.work.workspace import Workspace
 from training import world
 
 BLEND = 0.15  # of the skill's tokens: CacheBlend recomputes 10 to 20%
@@ -89,7 +89,7 @@ def measure_methods(workspace: Workspace, case: world.Case, prompt: Prompt, lift
 
 
 def _reference(workspace: Workspace, case: world.Case, prompt: Prompt) -> Reference:
-    notebook = lay(workspace, replace(prompt, method=Method("recompute")), splice=False, room=THINK)
+    notebook = assemble(workspace, replace(prompt, method=Method("recompute")), splice=False, room=THINK)
     tokens, logits = notebook.tokens, notebook.logits()
     return Reference(prompt, tokens, logits, decided_in(workspace, notebook, prompt, case.choices))
 
@@ -97,7 +97,7 @@ def _reference(workspace: Workspace, case: world.Case, prompt: Prompt) -> Refere
 def _measured(workspace: Workspace, case: world.Case, name: str, way: str, reference: Reference) -> Row:
     """Decisions of both ways; what the prompt costs, and its logits, of the direct one."""
     prompt, row = amended(workspace, reference.prompt, name), Row()
-    notebook = _halves(workspace, reference.tokens) if name == HALVES else lay(workspace, prompt, room=THINK)
+    notebook = _halves(workspace, reference.tokens) if name == HALVES else assemble(workspace, prompt, room=THINK)
     if way == "direct":
         logits = notebook.logits()
         row["cosine"], row["error"] = cosine(logits, reference.logits), error(logits, reference.logits)

@@ -13,8 +13,8 @@ from bench.experiments.frame import Summary, grid, interval, share, shipped
 from bench.experiments.table import Row, Table
 from notes_cli.engine.decision import decide
 from notes_cli.measure.compare import cosine
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.workspace import Workspace
 from training import world
 
 TITLE = "Early or late"
@@ -31,9 +31,9 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
         for turns in TURNS:
             for place in PLACES:
                 prompt = Prompt(case.question, segments, system=SYSTEM, turns=talk[:turns], place=place)
-                reference = lay(workspace, prompt, splice=False)
+                reference = assemble(workspace, prompt, splice=False)
                 wanted, chosen = reference.logits(), decide(reference, case.choices).choice
-                notebook = lay(workspace, prompt)
+                notebook = assemble(workspace, prompt)
                 choice = decide(notebook, case.choices).choice
                 yield {
                     "case": number,

@@ -19,10 +19,10 @@ from bench.experiments.table import Row, Table
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.measure.probe import AlikeError, Mixes
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 from training import world
 
 TITLE = "Causal probes"
@@ -69,7 +69,7 @@ def _recoveries(workspace: Workspace, mixes: Mixes, case: world.Case) -> Iterato
         errata = [Erratum(None, None, words)] if words else []
         values, asked = {case.field: case.new}, Method.parse(method)
         prompt = Prompt(case.question, [mixes.stale], errata, values=values, method=asked)
-        found = decide(lay(workspace, prompt), mixes.decisions).probabilities
+        found = decide(assemble(workspace, prompt), mixes.decisions).probabilities
         old, new = (math.log(max(found[choice], 1e-300)) for choice in mixes.decisions)
         stale, fresh = mixes.scores
         yield probe, "", (new - old - stale) / (fresh - stale)

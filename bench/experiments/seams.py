@@ -12,8 +12,8 @@ from bench.experiments.frame import Summary, grid, interval, ratio, share
 from bench.experiments.table import Row, Table
 from notes_cli.engine.decision import decide
 from notes_cli.measure.compare import cosine
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.workspace import Workspace
 
 TITLE = "Seams and the rotation"
 CASES = 108
@@ -23,11 +23,11 @@ SEAMS = (0, 1, 2, 4, 8)
 def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
     for number, case in held_out(cases, seed):
         prompt = Prompt(case.question, segments_of(workspace, case.skills), system=SYSTEM)
-        reference = lay(workspace, prompt, splice=False)
+        reference = assemble(workspace, prompt, splice=False)
         wanted, chosen = reference.logits(), decide(reference, case.choices).choice
         for rotate in (True, False):
             for seam in SEAMS:
-                notebook = lay(workspace, prompt, seam=seam, rotate=rotate)
+                notebook = assemble(workspace, prompt, seam=seam, rotate=rotate)
                 yield {
                     "case": number,
                     "skills": len(case.skills),

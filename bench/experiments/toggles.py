@@ -25,11 +25,11 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens
-from notes_cli.library.sessions import Sessions
 from notes_cli.measure.compare import cosine
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.session import Session
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.session import Session
 from training import world
 
 TITLE = "A field toggled 28 turns"
@@ -53,7 +53,7 @@ class Asked:
 def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
     for number, case in held_out(cases, seed):
         prompt = Prompt(case.question, segments_of(workspace, case.skills), system=SYSTEM)
-        workspace.make_room(len(lay(workspace, prompt, dry=True)) + ROOM)
+        workspace.make_room(len(assemble(workspace, prompt, dry=True)) + ROOM)
         for cache in CACHES:
             with TemporaryDirectory() as folder:
                 turns = _toggled(workspace, case, prompt, Path(folder), compact=cache == "compacted")
@@ -75,7 +75,7 @@ def _toggled(workspace: Workspace, case: world.Case, prompt: Prompt, folder: Pat
     turns = []
     with Sessions(folder).locked("toggled", new=True) as stored:
         session = Session(workspace, stored)
-        notebook = lay(workspace, prompt)
+        notebook = assemble(workspace, prompt)
         session.begin(prompt, notebook)
         session.keep(decide(notebook, case.choices).choice)
         for turn in range(1, TURNS + 1):

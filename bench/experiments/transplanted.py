@@ -10,9 +10,9 @@ from bench.experiments.cases import SYSTEM, WAYS, held_out, segments_of, with_in
 from bench.experiments.frame import Bar, Summary, grid, share
 from bench.experiments.methods import ALL, draw_methods, hoisted, measure_methods
 from bench.experiments.table import Row, Table
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.assembling import Prompt
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 
 TITLE = "Editing inside a transplanted skill"
 CASES = 300

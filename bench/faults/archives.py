@@ -20,8 +20,8 @@ from bench.faults.mutate import bytes_changed
 from bench.faults.parts import UnreadableError, apart, vouched
 from bench.faults.stage import Stage
 from notes_cli.errors import SessionError
-from notes_cli.library.archive import load, save
-from notes_cli.library.sessions import LEDGER, Sessions, Stored, read_ledger
+from notes_cli.sessions.archive import load, save
+from notes_cli.sessions.folder import LEDGER, SessionFolder, Sessions, read_ledger
 
 TITLE = (
     "Exports of sessions, mutated: bytes; members with absolute paths, `..`, links, devices, pipes, folders, "
@@ -97,7 +97,7 @@ class Archives:
             outside + inside + [path for path in self.sessions.folder.glob("*") if path.name not in (".locks", "came")]
         )
 
-    def _contradicted(self, stored: Stored) -> str:
+    def _contradicted(self, stored: SessionFolder) -> str:
         data = stored.ledger.read_bytes()
         ledger = read_ledger(data)
         why = contradicted(ledger)
@@ -120,7 +120,7 @@ class Archives:
                 return f"{path.name}: {why}"
             assert ids is not None
             tokens[path.name] = [int.from_bytes(ids.data[at : at + 4], "little") for at in range(0, len(ids.data), 4)]
-        if not ledger.header.whole:
+        if not ledger.header.pinned:
             for token, (name, row) in zip(ledger.state.tokens, ledger.state.rows, strict=True):
                 if tokens.get(name, [])[row : row + 1] != [token]:
                     return f"row {row} of {name} is not of token {token}"
@@ -132,7 +132,7 @@ class Archives:
             self.sessions.remove("back")
 
 
-def exported(stored: Stored) -> bytes:
+def exported(stored: SessionFolder) -> bytes:
     out = io.BytesIO()
     save(stored, out)
     return out.getvalue()

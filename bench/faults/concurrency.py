@@ -8,7 +8,7 @@ from collections import Counter
 from bench.faults.frame import ACCEPTED, Budget, Row, Verdict, chance, tried
 from bench.faults.kills import Jobs, all_jobs
 from bench.faults.stage import ANSWER, TEXT, Outcome, look, temporary
-from notes_cli.library.sessions import Sessions
+from notes_cli.sessions.folder import Sessions
 
 TITLE = (
     "2 to 6 processes at once on the same names: compile of one text, ask in one session and in a new one, edit, fork, "

@@ -136,8 +136,8 @@ def judged(path: Path, data: bytes, sound: list[bytes] | None) -> Verdict:
         why = f"taken where docs/format.md has it refused: {error}"
     if not why:
         try:
-            card = peek(path)
-            why = "" if (card.text, card.base, card.fields) == (segment.text, segment.base, segment.fields) else "peek"
+            info = peek(path)
+            why = "" if (info.text, info.base, info.fields) == (segment.text, segment.base, segment.fields) else "peek"
         except SegmentError as error:
             why = f"ls refuses what ask takes: {error}"
     return Verdict("wrong", why) if why else ACCEPTED
@@ -167,7 +167,7 @@ def contradicted(segment: Segment, parts: Parts) -> str:
     for span in segment.fields:
         if segment.text[span.start : span.end] != span.value or not 0 <= span.first < span.last <= n or not span.name:
             return f"field {span}"
-    if segment.whole != (parts.key("notes.first") is not None) or (segment.whole and len(segment.context) != base):
+    if segment.pinned != (parts.key("notes.first") is not None) or (segment.pinned and len(segment.context) != base):
         return "whole"
     if segment.blocks:
         if segment.blocks[0] != 0 or sorted(set(segment.blocks)) != list(segment.blocks) or segment.blocks[-1] >= n:
@@ -178,7 +178,7 @@ def contradicted(segment: Segment, parts: Parts) -> str:
         return f"moves {segment.moves}"
     if any(len(row) != n for row in segment.influence.values()):
         return "influence"
-    return _rows_contradict(segment, parts, base + n if segment.whole else n)
+    return _rows_contradict(segment, parts, base + n if segment.pinned else n)
 
 
 def _rows_contradict(segment: Segment, parts: Parts, count: int) -> str:
@@ -227,7 +227,7 @@ def segments() -> list[Segment]:
         plain,
         replace(plain, layers=rows(9, "f4"), identity=replace(identity, kv_type="f32/f32"), influence=influence),
         replace(plain, blocks=(0, 4, 7), moves=(0, 2, 0)),
-        replace(plain, whole=True, layers=(*rows(11), state)),
+        replace(plain, pinned=True, layers=(*rows(11), state)),
         replace(plain, layers=(first, indexer, *rest)),
         Segment("rows", "", "", tokens(3), 40, tokens(0), (), identity, rows(3, layers=1)),
     ]

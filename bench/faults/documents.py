@@ -11,7 +11,7 @@ from bench.faults.frame import ACCEPTED, FOUND, REFUSED, ROOT, SCRATCH, Budget, 
 from bench.faults.mutate import bytes_changed, text_changed
 from notes_cli.config import load_config
 from notes_cli.errors import NotesError
-from notes_cli.text.battery import load_battery
+from notes_cli.measure.battery import load_battery
 from notes_cli.text.erratum import load_wordings
 from notes_cli.text.reasoning import load_table
 from notes_cli.text.skill import load_skill

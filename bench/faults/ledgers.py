@@ -13,7 +13,7 @@ from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, V
 from bench.faults.mutate import bytes_changed, text_changed, twisted
 from bench.faults.parts import apart
 from bench.faults.stage import ANSWER, TEXT, Stage
-from notes_cli.library.sessions import LEDGER, ROWS, Ledger, LedgerError, Sessions, read_ledger
+from notes_cli.sessions.folder import LEDGER, ROWS, Ledger, LedgerError, Sessions, read_ledger
 
 TITLE = (
     "Ledgers of sessions, mutated in their bytes, in the JSON of a line (other types, numbers out of range, parts left "
@@ -143,7 +143,7 @@ def contradicted(ledger: Ledger) -> str:
         if type(row) is not int or row < 0 or not isinstance(name, str) or (name and not ROWS.fullmatch(name)):
             return f"row {row!r} of {name!r}"
     texts = (header.cache, header.model, *header.identity.as_dict().values())
-    if not all(isinstance(text, str) for text in texts) or not isinstance(header.whole, bool):
+    if not all(isinstance(text, str) for text in texts) or not isinstance(header.pinned, bool):
         return "the first line"
     for entry in state.entries:
         words = (entry.kind, entry.name, entry.text, entry.how, entry.why)

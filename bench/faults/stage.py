@@ -23,8 +23,8 @@ from bench.faults.frame import ROOT, traced, waited
 from notes_cli import cli
 from notes_cli.errors import NotesError
 from notes_cli.library.container import open_segment
-from notes_cli.library.sessions import Sessions
 from notes_cli.library.store import Library
+from notes_cli.sessions.folder import Sessions
 
 TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, later ones are refused.\n"
 OTHER = "hours: 9 to 5\n\nWe answer within the hours that are given, and not on Sundays.\n"
@@ -160,8 +160,13 @@ class Stage:
 
 WARM = (
     *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.notebook"),
-    *("notes_cli.work.session", "notes_cli.work.thinking", "notes_cli.work.compiling", "notes_cli.work.prompting"),
-    *("notes_cli.library.archive", "notes_cli.measure.calibrate", "notes_cli.text.battery", "notes_cli.text.skill"),
+    *(
+        "notes_cli.sessions.session",
+        "notes_cli.runtime.thinking",
+        "notes_cli.runtime.compiling",
+        "notes_cli.runtime.assembling",
+    ),
+    *("notes_cli.sessions.archive", "notes_cli.measure.calibrate", "notes_cli.measure.battery", "notes_cli.text.skill"),
 )
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from notes_cli.commands.request import Request
     from notes_cli.engine.decision import Decision
     from notes_cli.engine.notebook import Notebook, Stopped
-    from notes_cli.work.thinking import Reply, Thought
-    from notes_cli.work.workspace import Workspace
+    from notes_cli.runtime.thinking import Reply, Thought
+    from notes_cli.runtime.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def answer(workspace: Workspace, notebook: Notebook, request: Request, *, think:
 
 def _think(workspace: Workspace, notebook: Notebook, request: Request) -> Thought:
     """The chain of thought, shown on stderr, dimmed on a terminal."""
-    from notes_cli.work.thinking import think
+    from notes_cli.runtime.thinking import think
 
     voice = _Voice(output.aside)
     streams = request.stream and not request.json
@@ -87,7 +87,7 @@ def _decide(
     workspace: Workspace, notebook: Notebook, request: Request, choices: Sequence[str], thought: Thought | None
 ) -> Answer:
     from notes_cli.engine.decision import decide
-    from notes_cli.work.thinking import decide_after
+    from notes_cli.runtime.thinking import decide_after
 
     decision = decide_after(workspace, notebook, choices, thought) if thought else decide(notebook, choices)
     known = time.perf_counter()
@@ -101,7 +101,7 @@ def _write(workspace: Workspace, notebook: Notebook, request: Request, thought: 
 
     An interrupt or an error ends the answer: what has been written stands, on a line of its own.
     """
-    from notes_cli.work.thinking import reply
+    from notes_cli.runtime.thinking import reply
 
     streams = request.stream and not request.json
     voice = _Voice(lambda text: output.data(text, end="") if streams else None)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from notes_cli.editing.methods import Method
     from notes_cli.engine.notebook import Notebook
     from notes_cli.engine.segment import Segment
-    from notes_cli.work.session import Session
-    from notes_cli.work.workspace import Workspace
+    from notes_cli.runtime.workspace import Workspace
+    from notes_cli.sessions.session import Session
 
 
 @click.command()
@@ -135,7 +135,7 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
     started = time.perf_counter()
     request = read_request(question, prompt, file, given)
 
-    from notes_cli.work.prompting import unspliced
+    from notes_cli.runtime.assembling import unspliced
 
     with (
         open_workspace(quiet=request.json, begins=True, **given) as workspace,
@@ -198,8 +198,8 @@ def _open_session(workspace: Workspace, name: str | None) -> Iterator[Session | 
     if name is None:
         yield None
         return
-    from notes_cli.library.sessions import Sessions
-    from notes_cli.work.session import Session
+    from notes_cli.sessions.folder import Sessions
+    from notes_cli.sessions.session import Session
 
     with Sessions(workspace.paths.sessions).locked(name, new=True) as stored:
         yield Session(workspace, stored)
@@ -212,7 +212,7 @@ def _goes_on(session: Session | None) -> bool:
 def _open_segments(workspace: Workspace, request: Request, session: Session | None) -> list[Segment]:
     """The skills to splice, and a context for them. Raise NotesError for what only a session's first turn can have."""
     from notes_cli.errors import NotesError
-    from notes_cli.work.prompting import open_segments
+    from notes_cli.runtime.assembling import open_segments
 
     goes_on = _goes_on(session)
     if goes_on and request.opens:
@@ -228,9 +228,9 @@ def _open_segments(workspace: Workspace, request: Request, session: Session | No
 
 
 def _settle(workspace: Workspace, request: Request, segments: Sequence[Segment], session: Session | None) -> _Settled:
+    from notes_cli.runtime.assembling import check_seam
+    from notes_cli.runtime.settings import UNMEASURED, defaults
     from notes_cli.text.erratum import shipped_wordings
-    from notes_cli.work.choosing import UNMEASURED, defaults
-    from notes_cli.work.prompting import check_seam
 
     check_seam(request.seam or 0, segments)
     # A cue without a chain would only mislead: such a model is asked directly.
@@ -252,7 +252,7 @@ def _method(
 ) -> tuple[Method, str | None]:
     """The method that was named, or the one that fits, and why."""
     from notes_cli.editing.methods import Method
-    from notes_cli.work.prompting import Prompt, method_for
+    from notes_cli.runtime.assembling import Prompt, method_for
 
     if request.method:
         return request.method, None
@@ -266,8 +266,8 @@ def _lay(
 ) -> Notebook:
     """The prompt in a notebook, with room for what will be written: the session's next turn, or the first of all."""
     from notes_cli.editing.methods import Method
-    from notes_cli.work.prompting import Prompt, known_fields, lay, meant, parse_errata
-    from notes_cli.work.thinking import ROOM
+    from notes_cli.runtime.assembling import Prompt, assemble, known_fields, meant, parse_errata
+    from notes_cli.runtime.thinking import ROOM
 
     room = request.room + (request.max_think + ROOM if settled.think or workspace.reasoning.open else 0)
     known = known_fields(*(session.state.skills if session else ()), *segments)
@@ -291,7 +291,7 @@ def _lay(
         place=settled.place,
         think=settled.think,
     )
-    notebook = lay(
+    notebook = assemble(
         workspace,
         prompt,
         seam=settled.seam,
@@ -321,7 +321,7 @@ def _as_json(
         "session": request.session,
         "answer": answered.text,
         "reasoning": thought.text if thought else None,
-        "thought_whole": thought.whole if thought else None,
+        "thought_whole": thought.finished if thought else None,
         "thought_stopped": thought.stopped if thought else None,
         "stopped": answered.stopped,
         "choice": decision.choice if decision else None,

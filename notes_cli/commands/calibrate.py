@@ -50,9 +50,9 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
 
     import notes_cli
     from notes_cli.library.profiles import Profiles
+    from notes_cli.measure.battery import load_battery, shipped_battery
     from notes_cli.measure.calibrate import calibrate
     from notes_cli.measure.proof import LEAST
-    from notes_cli.text.battery import load_battery, shipped_battery
 
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
     cases = [case for battery in batteries for case in battery[:number]]

@@ -14,9 +14,9 @@ from notes_cli.commands.options import model_options, open_workspace
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
+    from notes_cli.runtime.compiling import Compiled
+    from notes_cli.runtime.workspace import Workspace
     from notes_cli.text.skill import Skill
-    from notes_cli.work.compiling import Compiled
-    from notes_cli.work.workspace import Workspace
 
 MOST_BLOCKS = 64
 
@@ -96,8 +96,8 @@ def command(
     """
     from notes_cli import config
     from notes_cli.library.store import Library
+    from notes_cli.runtime.compiling import again
     from notes_cli.text.skill import skill_sources
-    from notes_cli.work.compiling import again
 
     if bool(sources) == (segment is not None):
         raise click.UsageError("name a SOURCE to compile, or a compiled skill with --from")
@@ -116,9 +116,9 @@ def command(
 
     skills: list[tuple[str, Skill]] = []
     if segment is not None:
-        card = Library(config.paths().library).latest(segment)
-        blocks = blocks or len(card.blocks) or None
-        skills.append((segment, again(card, name)))
+        info = Library(config.paths().library).latest(segment)
+        blocks = blocks or len(info.blocks) or None
+        skills.append((segment, again(info, name)))
     for word in words:
         try:
             skills.append((word, _read(word, name)))
@@ -155,8 +155,8 @@ def _compile(
     workspace: Workspace, skill: Skill, target: Path | None, force: bool, influence: bool, blocks: Any, quiet: bool
 ) -> dict[str, Any]:
     """Compile one skill, say what was done, and return the facts of it."""
+    from notes_cli.runtime.compiling import allowed, block_warnings, compile_to_library
     from notes_cli.text.keys import listed
-    from notes_cli.work.compiling import allowed, block_warnings, compile_to_library
 
     warnings = [*skill.warnings, *(block_warnings(workspace, skill, blocks) if blocks else ())]
     for warning in warnings[len(skill.warnings) :]:

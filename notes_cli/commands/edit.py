@@ -11,7 +11,7 @@ from notes_cli import output
 from notes_cli.commands.options import model_options, open_workspace
 
 if TYPE_CHECKING:
-    from notes_cli.work.session import Edited
+    from notes_cli.sessions.session import Edited
 
 
 @click.command()
@@ -41,10 +41,10 @@ def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **mode
       notes edit mine --field returns.date=2026-07-01   # of several; *.date: all
     """
     from notes_cli.editing.methods import Method
-    from notes_cli.library.sessions import Sessions
-    from notes_cli.work.choosing import AUTO
-    from notes_cli.work.prompting import meant, parse_values
-    from notes_cli.work.session import Session
+    from notes_cli.runtime.assembling import meant, parse_values
+    from notes_cli.runtime.settings import AUTO
+    from notes_cli.sessions.folder import Sessions
+    from notes_cli.sessions.session import Session
 
     values, chosen = parse_values(fields), None if method == AUTO else Method.parse(method, also=(AUTO,))
     with (

@@ -10,7 +10,7 @@ import click
 from notes_cli import output
 
 if TYPE_CHECKING:
-    from notes_cli.library.card import Card
+    from notes_cli.library.info import SegmentInfo
 
 
 @click.command()
@@ -43,39 +43,39 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     shown = []
     for path in files:
         open_segment(path)  # checks every byte
-        card = peek(path)
+        info = peek(path)
         if text:
-            output.data(card.text)
+            output.data(info.text)
         elif tokens:
-            output.result("\n".join(str(int(token)) for token in card.tokens))
+            output.result("\n".join(str(int(token)) for token in info.tokens))
         facts: dict[str, object] = {
-            "name": card.name,
-            "description": card.description,
+            "name": info.name,
+            "description": info.description,
             "path": str(path),
-            "source": card.source or None,
-            "bytes": card.nbytes,
-            "rows": _rows(card),
-            "tokens": len(card.tokens),
-            "compiled_at": f"position {card.base}, behind {len(card.context)} tokens"
-            + (", and fits there only" if card.whole else ""),
-            "blocks": list(card.blocks),
-            "created": f"{card.created} by {card.writer}",
+            "source": info.source or None,
+            "bytes": info.nbytes,
+            "rows": _rows(info),
+            "tokens": len(info.tokens),
+            "compiled_at": f"position {info.base}, behind {len(info.context)} tokens"
+            + (", and fits there only" if info.pinned else ""),
+            "blocks": list(info.blocks),
+            "created": f"{info.created} by {info.writer}",
             "fields": [
                 {"name": s.name, "value": s.value, "characters": [s.start, s.end], "tokens": [s.first, s.last]}
-                for s in card.fields
+                for s in info.fields
             ],
-            "identity": card.identity.as_dict(),
+            "identity": info.identity.as_dict(),
         }
-        shown.append({**facts, "text": card.text})
+        shown.append({**facts, "text": info.text})
         if not (text or tokens or json_):
-            _print(facts, card.text)
+            _print(facts, info.text)
     if json_:
         output.as_json(shown)
 
 
-def _rows(card: Card) -> str:
-    rows = [f"{_layers(card.layers)}, {card.dtype}"] if card.layers else []
-    states = [f"recurrent state of {_layers(card.states)}"] if card.states else []
+def _rows(info: SegmentInfo) -> str:
+    rows = [f"{_layers(info.layers)}, {info.dtype}"] if info.layers else []
+    states = [f"recurrent state of {_layers(info.states)}"] if info.states else []
     return "; ".join(rows + states)
 
 

@@ -36,14 +36,14 @@ def command(quiet: bool, json_: bool) -> None:
                     "problem": entry.problem or None,
                     **(
                         {
-                            "tokens": len(entry.card.tokens),
-                            "fields": {span.name: span.value for span in entry.card.fields},
-                            "bytes": entry.card.nbytes,
-                            "created": entry.card.created,
-                            "source": entry.card.source or None,
-                            "identity": entry.card.identity.as_dict(),
+                            "tokens": len(entry.info.tokens),
+                            "fields": {span.name: span.value for span in entry.info.fields},
+                            "bytes": entry.info.nbytes,
+                            "created": entry.info.created,
+                            "source": entry.info.source or None,
+                            "identity": entry.info.identity.as_dict(),
                         }
-                        if entry.card
+                        if entry.info
                         else {}
                     ),
                 }
@@ -56,15 +56,15 @@ def command(quiet: bool, json_: bool) -> None:
         return
     rows = []
     for entry in entries:
-        if entry.card is None:
+        if entry.info is None:
             rows.append((entry.name, "", "", "", "", entry.problem))
             continue
-        card = entry.card
-        model = f"{card.identity.model} {card.identity.quantization}"
-        values = ", ".join(dict.fromkeys(f"{span.name}={span.value}" for span in card.fields))
+        info = entry.info
+        model = f"{info.identity.model} {info.identity.quantization}"
+        values = ", ".join(dict.fromkeys(f"{span.name}={span.value}" for span in info.fields))
         rows.append(
-            (entry.name, str(len(card.tokens)), output.human_size(card.nbytes), model, card.created[:10], values)
+            (entry.name, str(len(info.tokens)), output.human_size(info.nbytes), model, info.created[:10], values)
         )
     output.table(("name", "tokens", "size", "model", "compiled", "fields"), rows, right=("tokens", "size"))
     count = "1 file" if len(entries) == 1 else f"{len(entries)} files"
-    output.result(f"{count}, {output.human_size(sum(e.card.nbytes for e in entries if e.card))} in {library.folder}")
+    output.result(f"{count}, {output.human_size(sum(e.info.nbytes for e in entries if e.info))} in {library.folder}")

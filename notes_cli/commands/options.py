@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from notes_cli.library.sessions import Header
-    from notes_cli.work.workspace import Workspace
+    from notes_cli.runtime.workspace import Workspace
+    from notes_cli.sessions.folder import Header
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NOTICED = 200 << 20  # bytes of a model that take a while to read
@@ -174,7 +174,7 @@ def open_workspace(
     from notes_cli import output
     from notes_cli.engine import native
     from notes_cli.engine.context import ContextOptions
-    from notes_cli.work.workspace import DEFAULT_CONTEXT, Workspace
+    from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 
     begun = _begun(session, begins)
     type_k, type_v = _cache_types(begun, given)
@@ -227,7 +227,7 @@ def _begun(session: str | None, begins: bool) -> Header | None:
     if session is None:
         return None
     from notes_cli import config
-    from notes_cli.library.sessions import Sessions
+    from notes_cli.sessions.folder import Sessions
 
     sessions = Sessions(config.paths().sessions)
     return None if begins and session not in sessions.names() else sessions.find(session).header

@@ -52,7 +52,7 @@ def command(
     """
     from notes_cli.commands.plot import check_plot, write_plot
     from notes_cli.measure.probe import Mixes, probe
-    from notes_cli.work.prompting import known_fields, open_segments
+    from notes_cli.runtime.assembling import known_fields, open_segments
 
     if plot:
         check_plot(plot)

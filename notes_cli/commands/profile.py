@@ -37,7 +37,7 @@ def _profiles() -> Profiles:
 
 def _read(profiles: Profiles, name: str) -> Profile:
     """The profile of that name, with methods and a wording that there are."""
-    from notes_cli.work.choosing import check_names
+    from notes_cli.runtime.settings import check_names
 
     path = profiles.named(name)
     profile = profiles.read(path)

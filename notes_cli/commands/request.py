@@ -63,8 +63,8 @@ def read_request(question: str | None, prompt: str | None, file: Path | None, gi
     """The request in the values of the options, by parameter. Raise UsageError and NotesError for one that is none."""
     asked, choices = _question(question, prompt, file), answers_of(given["choices"])
 
+    from notes_cli.runtime.assembling import parse_values
     from notes_cli.text.erratum import Erratum, word
-    from notes_cli.work.prompting import parse_values
 
     values = parse_values(given["fields"])
     if _typed("method") and not values:
@@ -105,7 +105,7 @@ def _typed(*names: str) -> bool:
 
 def _method(name: str | None) -> Method | None:
     from notes_cli.editing.methods import Method
-    from notes_cli.work.choosing import AUTO
+    from notes_cli.runtime.settings import AUTO
 
     return None if name in (None, AUTO) else Method.parse(name, also=(AUTO,))
 

@@ -14,7 +14,7 @@ from notes_cli import output
 from notes_cli.commands.options import model_options, open_workspace
 
 if TYPE_CHECKING:
-    from notes_cli.library.sessions import Line, Sessions, Stored
+    from notes_cli.sessions.folder import Line, SessionFolder, Sessions
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 SHORT = 50  # characters of a text in a table
@@ -37,7 +37,7 @@ def command() -> None:
 
 def _sessions() -> Sessions:
     from notes_cli.config import paths
-    from notes_cli.library.sessions import Sessions
+    from notes_cli.sessions.folder import Sessions
 
     return Sessions(paths().sessions)
 
@@ -185,7 +185,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     """
     from dataclasses import asdict
 
-    from notes_cli.work.session import Session
+    from notes_cli.sessions.session import Session
 
     with open_workspace(quiet=json_, session=name, **model) as workspace, _sessions().locked(name) as stored:
         found = Session(workspace, stored).compact()
@@ -211,8 +211,8 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     FILE it is NAME.notes.tar, in the folder at hand.
     """
     from notes_cli.errors import SessionError, reason
-    from notes_cli.library.archive import SUFFIX, save
     from notes_cli.library.atomic import replacing
+    from notes_cli.sessions.archive import SUFFIX, save
 
     piped = str(file) == "-"
     path = file or Path(name + SUFFIX)
@@ -245,7 +245,7 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
     FILE is what `notes session export` has written; `-` is standard input. All of it is checked first. The session
     goes on with the model, RoPE and cache types that it was begun with.
     """
-    from notes_cli.library.archive import load, name_of
+    from notes_cli.sessions.archive import load, name_of
 
     piped = str(file) == "-"
     if piped and name is None:
@@ -271,14 +271,14 @@ def _what(line: Line) -> str:
     return ", ".join(dict.fromkeys(line["fields"])) if line["op"] == "compact" else str(line["question"])
 
 
-def _facts(stored: Stored) -> dict[str, Any]:
+def _facts(stored: SessionFolder) -> dict[str, Any]:
     state, header = stored.state, stored.header
     assert header is not None
     return {
         "model": header.model,
         "identity": header.identity.as_dict(),
         "cache": header.cache,
-        "whole": header.whole,
+        "whole": header.pinned,
         "tokens": len(state.tokens),
         "turns": state.turns,
         "edits": state.count("edit"),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from notes_cli.measure.edits import Edits
     from notes_cli.measure.session import SessionReport
     from notes_cli.measure.verify import Report
-    from notes_cli.work.session import Session
-    from notes_cli.work.workspace import Workspace
+    from notes_cli.runtime.workspace import Workspace
+    from notes_cli.sessions.session import Session
 
 
 @click.command()
@@ -142,9 +142,8 @@ def _verify_skills(
 ) -> bool:
     from notes_cli.measure.edits import verify_edits
     from notes_cli.measure.verify import field_questions, verify
-    from notes_cli.text.wording import verify_system
-    from notes_cli.work.choosing import AUTO, defaults
-    from notes_cli.work.prompting import (
+    from notes_cli.measure.wording import verify_system
+    from notes_cli.runtime.assembling import (
         Prompt,
         check_seam,
         known_fields,
@@ -153,10 +152,11 @@ def _verify_skills(
         parse_errata,
         parse_values,
     )
+    from notes_cli.runtime.settings import AUTO, defaults
 
     segments = open_segments(workspace, names, output.say, watch=partial(output.progress, hidden=json_))
     if system is None:
-        system = "" if any(segment.whole for segment in segments) else verify_system()
+        system = "" if any(segment.pinned for segment in segments) else verify_system()
     known = known_fields(*segments)
     for told in meant([*errata, *fields], known):
         output.say(told)
@@ -192,10 +192,10 @@ def _verify_session(
     wording: str | None,
     json_: bool,
 ) -> bool:
-    from notes_cli.library.sessions import Sessions
     from notes_cli.measure.session import verify_session
     from notes_cli.measure.verify import field_questions
-    from notes_cli.work.session import Session
+    from notes_cli.sessions.folder import Sessions
+    from notes_cli.sessions.session import Session
 
     with Sessions(workspace.paths.sessions).locked(name, reading=True) as stored:
         session = Session(workspace, stored)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Patch, shifted
+from notes_cli.engine.patches import Patch, shifted
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.text.fields import Field, clean_value
 from notes_cli.text.skill import Skill, with_values

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from notes_cli.editing.change import Change, change, stretches
 from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
-from notes_cli.engine.notebook import shifted
+from notes_cli.engine.patches import shifted
 from notes_cli.engine.segment import Segment
 
 

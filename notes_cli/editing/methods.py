@@ -30,7 +30,8 @@ from notes_cli.editing.change import Change, Stretch, stretches
 from notes_cli.editing.influence import deviation
 from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
-from notes_cli.engine.notebook import Notebook, Patch
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import AgainError, NotesError, UnsupportedError
 
@@ -107,7 +108,7 @@ def prepare(compiler: Compiler, segment: Segment, change: Change, method: Method
     `dry`: compute nothing; which tokens would be chosen is then not known, only how many. Raise UnsupportedError where
     the method is not possible, and AgainError for `block` on a segment of one block.
     """
-    if method.name == "block" and not segment.whole and not segment.blocks:
+    if method.name == "block" and not segment.pinned and not segment.blocks:
         why = f"{segment.name} was compiled in one piece, so there is no block to compute anew"
         raise AgainError(why, segment.name, "--blocks 8")
     if method.name == "selective" and segment.influence:
@@ -161,7 +162,7 @@ def _check(context: Context, method: Method) -> None:
         raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}. Use erratum or recompute")
 
 
-def lay_changed(
+def place_changed(
     notebook: Notebook, segment: Segment, change: Change, method: Method, place: Place, prepared: Prepared
 ) -> None:
     """Lay the segment at the end of the notebook, amended by the method, for which it has been prepared.

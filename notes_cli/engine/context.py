@@ -70,7 +70,7 @@ class Context:
         """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
         self._handle: Any = None
         self.cleared = 0  # times: rows from before are gone, whatever stands in their place
-        self.unmovable: str | None = None  # why no rows may be moved, where that was measured (engine/turning.py)
+        self.unmovable: str | None = None  # why no rows may be moved, where that was measured (engine/rotation.py)
         self.model = model
         self.options = options = options or ContextOptions()
         _check(options)
@@ -140,17 +140,17 @@ class Context:
         return native.supports(self.handle, operation) or (self.unmovable if operation == "splice" else None)
 
     @property
-    def master(self) -> ContextOptions:
+    def compile_options(self) -> ContextOptions:
         """The options of a context that rows for this one are compiled in."""
         options = self.options
-        return replace(options, type_k=_master(options.type_k), type_v=_master(options.type_v))
+        return replace(options, type_k=_compiled_type(options.type_k), type_v=_compiled_type(options.type_v))
 
     def can_move(self, base: int, position: int, count: int) -> str | None:
         """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
         return native.can_move(self.handle, base, position, count) or (self.unmovable if position != base else None)
 
     @property
-    def exact(self) -> str:
+    def lossless_type(self) -> str:
         """The type in which rows are read so that they come back bit for bit. All but f16 pass through f32 unharmed,
         and so do an indexer's keys, which the cache keeps transformed."""
         plain = self.options.cache == "f16/f16" and all(layer.part != "indexer" for layer in self.layers)
@@ -199,7 +199,7 @@ class Context:
             rope_text=f"{_ROPE_NAMES.get(first.rope, first.rope)} base {first.freq_base:g} scale {first.freq_scale:g}"
             if first.rope >= 0
             else "none",
-            kv_type=f"{_master(self.options.type_k)}/{_master(self.options.type_v)}",
+            kv_type=f"{_compiled_type(self.options.type_k)}/{_compiled_type(self.options.type_v)}",
             adapters="",  # a context with one does not read
         )
 
@@ -364,7 +364,7 @@ def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:
     return rows, len(layers)
 
 
-def _master(kv_type: str) -> str:
+def _compiled_type(kv_type: str) -> str:
     """The type that segments for a cache of this type keep: rows are quantized once, where they are spliced."""
     return "f32" if kv_type == "f32" else "f16"
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.context import Context
+from notes_cli.engine.patches import Patch, shifted
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import EngineError, UnsupportedError
@@ -44,33 +45,6 @@ class Piece:
     refused: bool = False  # rows that were to be placed here could not be, and were decoded instead: `why` says why
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """Tokens [first, last) of a notebook are to become `tokens`."""
-
-    first: int
-    last: int
-    tokens: Sequence[int]
-
-    @property
-    def grows(self) -> int:
-        return len(self.tokens) - (self.last - self.first)
-
-
-def shifted(patches: Sequence[Patch]) -> Callable[[int], int]:
-    """Where a position stands after the patches, which ascend; that of a patch's first token stays its first."""
-
-    def shift(position: int) -> int:
-        moved = position
-        for patch in patches:
-            inside = min(position, patch.last) - patch.first
-            if inside > 0:  # behind the patch, or in it: what is inside of a shorter one ends with it
-                moved += patch.grows if position >= patch.last else min(0, len(patch.tokens) - inside)
-        return moved
-
-    return shift
-
-
 class Notebook:
     """One sequence of a context. Positions are 0, 1, ..., in the order of the pieces."""
 
@@ -95,7 +69,7 @@ class Notebook:
         return len(self._tokens)
 
     @property
-    def stands(self) -> bool:
+    def intact(self) -> bool:
         """Whether the context still holds the rows of this notebook: nobody has cleared it, or changed the sequence."""
         if not self._done:
             self._cleared = self.context.cleared
@@ -162,7 +136,7 @@ class Notebook:
 
     def restore(self, segment: Segment) -> None:
         """Put back a segment whose rows begin at position 0. The notebook holds its left context and nothing more."""
-        if self._done or not (self.dry or self.stands) or not np.array_equal(self.tokens, segment.context):
+        if self._done or not (self.dry or self.intact) or not np.array_equal(self.tokens, segment.context):
             raise EngineError(
                 f"{segment.name} can only be restored at the start of a notebook, behind its left context"
             )
@@ -187,7 +161,7 @@ class Notebook:
         """Decode what waits. Interrupted or failed, the notebook keeps what has been decoded and the rest waits on."""
         if self.dry:
             self._done = len(self)
-        elif not self.stands:
+        elif not self.intact:
             raise EngineError("the sequence of this notebook was changed by somebody else: lay it out again")
         first, total = self._done, len(self) - self._done
         started = time.perf_counter()
@@ -270,7 +244,7 @@ class Notebook:
                 raise UnsupportedError(f"what stands behind the change cannot be moved: {reason}")
         if self.dry:
             return []
-        kind = self.context.exact
+        kind = self.context.lossless_type
         return [
             (start, self.context.read(self.sequence, start, end - start, base=start, dtype=kind))
             for start, end in spans

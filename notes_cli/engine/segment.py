@@ -69,7 +69,7 @@ class Segment:
     layers: tuple[LayerRows, ...]
     # Rows that cannot be moved are kept with those of the left context, from position 0 on, and the state of recurrent
     # layers with them: the whole can be put back at the start of a prompt, and nowhere else.
-    whole: bool = False
+    pinned: bool = False
     # By field: how much its value changes the rows of each token behind it, [n_tokens]; empty if not measured.
     influence: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     # The first token of each block, from 0 on, where parts were compiled independently; empty: all of it is one block.
@@ -82,7 +82,7 @@ class Segment:
     @property
     def first(self) -> int:
         """Position of the first row."""
-        return 0 if self.whole else self.base
+        return 0 if self.pinned else self.base
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -112,7 +112,7 @@ class Segment:
         if not 0 <= first <= last <= len(self):
             raise EngineError(f"{self.name} has {len(self)} tokens: [{first}, {last}) is no part of them")
         part = last - first < len(self)
-        if part and ((self.whole and first) or any(rows.part == "state" for rows in self.layers)):
+        if part and ((self.pinned and first) or any(rows.part == "state" for rows in self.layers)):
             raise EngineError(f"the rows of {self.name} cannot be moved: no part can be taken out of them")
         left = self.base - self.first  # rows of the left context, which stay before a first part
         rows = slice(left + first if first else 0, left + last)

@@ -1,1 +1,1 @@
-"""Compiled segments on disk: the container, the names, and the digests of models."""
+"""On disk: compiled segments by name, profiles, and what is remembered of models."""

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import DamagedError, SegmentError, UnwritableError, reason
 from notes_cli.library.atomic import replacing
-from notes_cli.library.card import FORMAT, INFLUENCE, KIND, Card, field_names, metadata, read_card
 from notes_cli.library.gguf import MAGIC, FormatError, Head, ShortError, TensorPlace, padded, read_head
+from notes_cli.library.info import FORMAT, INFLUENCE, KIND, SegmentInfo, field_names, metadata, read_info
 
-__all__ = ["Card", "open_segment", "peek", "write_segment"]
+__all__ = ["SegmentInfo", "open_segment", "peek", "write_segment"]
 
 NO_DIGEST = "0" * 32
 HEAD_SUM = "notes.checksum.head"
@@ -82,36 +82,36 @@ def open_segment(path: Path) -> Segment:
         data, head = _read(path, rows=True)
         for name in head.tensors:
             _check_tensor(data, head, name)
-        card = _card(path, data, head)
-        if card.states and not card.whole:
+        info = _card(path, data, head)
+        if info.states and not info.pinned:
             raise FormatError("it holds the state of recurrent layers, but not all rows before it")
         return Segment(
-            name=card.name,
-            description=card.description,
-            text=card.text,
-            tokens=card.tokens,
-            base=card.base,
-            context=card.context,
-            fields=card.fields,
-            identity=card.identity,
-            layers=_layers(data, head, len(card.tokens) + (card.base if card.whole else 0)),
-            whole=card.whole,
-            influence=_influence(data, head, card),
-            blocks=card.blocks,
-            moves=card.moves,
-            source=card.source,
+            name=info.name,
+            description=info.description,
+            text=info.text,
+            tokens=info.tokens,
+            base=info.base,
+            context=info.context,
+            fields=info.fields,
+            identity=info.identity,
+            layers=_layers(data, head, len(info.tokens) + (info.base if info.pinned else 0)),
+            pinned=info.pinned,
+            influence=_influence(data, head, info),
+            blocks=info.blocks,
+            moves=info.moves,
+            source=info.source,
         )
 
 
-def peek(path: Path) -> Card:
+def peek(path: Path) -> SegmentInfo:
     """What the file says of itself; the rows are neither read nor checked. Errors as in open_segment."""
     with _saying(path):
         data, head = _read(path, rows=False)
         for name in LISTS:
             if name in head.tensors:
                 _check_tensor(data, head, name)
-        card = _card(path, data, head)
-        return replace(card, tokens=card.tokens.copy(), context=card.context.copy())  # all else can be freed
+        info = _card(path, data, head)
+        return replace(info, tokens=info.tokens.copy(), context=info.context.copy())  # all else can be freed
 
 
 # ---- writing
@@ -252,11 +252,11 @@ def _check_tensor(data: memoryview, head: Head, name: str) -> None:
         raise FormatError(f"the checksum of {name[:40]!r} is wrong")
 
 
-def _card(path: Path, data: memoryview, head: Head) -> Card:
+def _card(path: Path, data: memoryview, head: Head) -> SegmentInfo:
     tokens, context = (_ints(data, head, name) for name in LISTS)
     if not len(tokens):
         raise FormatError("it has no tokens")
-    return read_card(path, head, tokens, context, head.end)
+    return read_info(path, head, tokens, context, head.end)
 
 
 def _ints(data: memoryview, head: Head, name: str) -> Tokens:
@@ -271,13 +271,13 @@ def _ints(data: memoryview, head: Head, name: str) -> Tokens:
     return ids
 
 
-def _influence(data: memoryview, head: Head, card: Card) -> dict[str, NDArray[np.float32]]:
+def _influence(data: memoryview, head: Head, info: SegmentInfo) -> dict[str, NDArray[np.float32]]:
     """A row a field, in the order in which they first stand in the text."""
     place = head.tensors.get(INFLUENCE)
     if place is None:
         return {}
-    names = field_names(card.fields)
-    if place.dtype != np.float32 or place.shape != (len(names), len(card.tokens)):
+    names = field_names(info.fields)
+    if place.dtype != np.float32 or place.shape != (len(names), len(info.tokens)):
         raise FormatError(f"{INFLUENCE} does not have one row a field and one column a token")
     return dict(zip(names, _array(data, place), strict=True))
 

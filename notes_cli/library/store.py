@@ -1,7 +1,7 @@
 """The library: names of compiled skills and their files, `<name>.<key of the identity>.gguf` in one folder.
 
 One skill may be compiled for many models; which file fits is decided by identity. It knows the container only
-through its card, and no model.
+through its info, and no model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from notes_cli.engine.segment import Tokens
 from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import sweep
-from notes_cli.library.container import Card, peek
+from notes_cli.library.container import SegmentInfo, peek
 from notes_cli.library.lock import HeldError, locked
 from notes_cli.text import names
 
@@ -32,11 +32,11 @@ FILE = re.compile(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of the library: its card, or why it cannot be read."""
+    """A file of the library: its info, or why it cannot be read."""
 
     name: str
     path: Path
-    card: Card | None
+    info: SegmentInfo | None
     problem: str = ""
 
 
@@ -86,15 +86,15 @@ class Library:
         others = self.entries(name)
         if not others:
             raise SegmentError(self._unknown(name))
-        cards = [entry.card for entry in others if entry.card is not None]
+        infos = [entry.info for entry in others if entry.info is not None]
         # The nearest file first: the one with the fewest differences.
-        found = [card.identity.differences(identity) for card in cards]
+        found = [info.identity.differences(identity) for info in infos]
         nearest = min((differences for differences in found if differences), key=len, default=None)
         if nearest is None:
             raise SegmentError(others[0].problem or f"{others[0].path} was renamed. Run: {remedy}")
         raise SegmentError(f"{name} was {'; '.join(nearest)}. Run: {remedy}")
 
-    def latest(self, word: str) -> Card:
+    def latest(self, word: str) -> SegmentInfo:
         """What a user's word stands for, a name (then of its files the one compiled last) or a segment file.
 
         Raise SegmentError if it is neither, or cannot be read.
@@ -103,10 +103,10 @@ class Library:
         if target.kind == "text" or target.path is not None:
             return peek(Path(word).expanduser())
         entries = self.entries(target.name)
-        cards = [entry.card for entry in entries if entry.card is not None]
-        if not cards:
+        infos = [entry.info for entry in entries if entry.info is not None]
+        if not infos:
             raise SegmentError(entries[0].problem)
-        return max(cards, key=lambda card: card.created)
+        return max(infos, key=lambda info: info.created)
 
     def remove(self, name: str, identity: Identity | None = None) -> list[Path]:
         """Delete the files of that name, all or the one for the identity; return them.
@@ -196,13 +196,13 @@ class Library:
         return f"no compiled skill and no file {word!r}.{hint} See: notes ls"
 
 
-def came_from(card: Card, source: str) -> bool:
+def came_from(info: SegmentInfo, source: str) -> bool:
     """Whether the segment's text came from this source: the same path, or another one of the same file. Of standard
     input nothing is known twice, nor of files that do not say."""
-    if card.source in ("", "-"):
+    if info.source in ("", "-"):
         return False
     try:
-        return card.source == source or (source != "-" and os.path.samefile(card.source, source))
+        return info.source == source or (source != "-" and os.path.samefile(info.source, source))
     except (OSError, ValueError):
         return False
 
@@ -221,7 +221,7 @@ def _entry(name: str, path: Path) -> Entry:
 
 
 def changes(
-    card: Card,
+    info: SegmentInfo,
     *,
     text: str,
     tokens: Tokens | Sequence[int],
@@ -229,31 +229,31 @@ def changes(
     fields: Sequence[tuple[str, str, int, int]],
     identity: Identity,
     context: Tokens | Sequence[int],
-    whole: bool,
+    pinned: bool,
     influence: bool = False,
     blocks: tuple[int, ...] | None = None,
 ) -> list[str]:
     """What has changed since the segment was compiled, in words; empty if it is up to date.
 
     `tokens` are those of `text`, `fields` (name, value, start, end) of each place (Skill.fields are such), `context`
-    the tokens that it would be compiled behind now, `whole` whether their rows would be kept, too, `influence` whether
+    the tokens that it would be compiled behind now, `pinned` whether their rows would be kept, too, `influence` whether
     that of the fields is wanted, `blocks` where they would begin; None if any will do.
     """
-    found = list(card.identity.differences(identity))
-    if card.text != text:
+    found = list(info.identity.differences(identity))
+    if info.text != text:
         found.append("the text has changed")
-    elif [(span.name, span.value, span.start, span.end) for span in card.fields] != list(fields):
+    elif [(span.name, span.value, span.start, span.end) for span in info.fields] != list(fields):
         found.append("the fields have changed")
-    if card.text == text and not np.array_equal(card.tokens, np.asarray(tokens, np.int32)):
+    if info.text == text and not np.array_equal(info.tokens, np.asarray(tokens, np.int32)):
         found.append("its text is of other tokens now")
-    if card.description != description:
+    if info.description != description:
         found.append("the description has changed")
-    if not np.array_equal(card.context, np.asarray(context, np.int32)):
+    if not np.array_equal(info.context, np.asarray(context, np.int32)):
         found.append("it was compiled behind another left context")
-    if card.whole != whole:
-        found.append("its rows can be moved now" if card.whole else "its rows cannot be moved any more")
-    if blocks is not None and card.blocks != blocks and card.text == text:
-        found.append(f"it was compiled in {len(card.blocks)} blocks" if card.blocks else "it was compiled in one block")
-    if influence and card.fields and not card.influence:
+    if info.pinned != pinned:
+        found.append("its rows can be moved now" if info.pinned else "its rows cannot be moved any more")
+    if blocks is not None and info.blocks != blocks and info.text == text:
+        found.append(f"it was compiled in {len(info.blocks)} blocks" if info.blocks else "it was compiled in one block")
+    if influence and info.fields and not info.influence:
         found.append("the influence of its fields has not been measured")
     return found

@@ -23,16 +23,16 @@ from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
 from notes_cli.library.profiles import WAYS, Measured, Profile
+from notes_cli.measure.battery import Case
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.proof import choose
-from notes_cli.text.battery import Case
+from notes_cli.measure.wording import verify_system
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
+from notes_cli.runtime.thinking import decide_after, think
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
-from notes_cli.text.wording import verify_system
-from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.thinking import decide_after, think
-from notes_cli.work.workspace import Workspace
 
 # In classes of cost, the cheapest first: a few tokens, however long the skill; those behind the field; all of them.
 CLASSES = (("erratum", "field", "field+erratum", "selective@16"), ("suffix",), ("recompute",))
@@ -200,7 +200,7 @@ def _decided(
     workspace: Workspace, prompt: Prompt, case: Case, *, splice: bool = True, seam: int = DEFAULT_SEAM
 ) -> _Found:
     started = time.perf_counter()
-    notebook = lay(workspace, prompt, splice=splice, seam=seam, room=THINK if prompt.think else 0)
+    notebook = assemble(workspace, prompt, splice=splice, seam=seam, room=THINK if prompt.think else 0)
     logits = notebook.logits()
     decoded = notebook.decoded
     if prompt.think:

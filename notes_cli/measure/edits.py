@@ -14,9 +14,9 @@ from notes_cli.engine.notebook import Progress
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, check_questions, decided, other_decision
-from notes_cli.work.choosing import AUTO, DEFAULT_SEAM
-from notes_cli.work.prompting import Prompt, changes_of, lay, method_for
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.assembling import Prompt, assemble, changes_of, method_for
+from notes_cli.runtime.settings import AUTO, DEFAULT_SEAM
+from notes_cli.runtime.workspace import Workspace
 
 ALL = "all"
 
@@ -118,7 +118,7 @@ def verify_edits(
 def _recomputed(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Reference:
-    notebook = lay(workspace, replace(prompt, method=Method("recompute")), splice=False, room=ANSWER)
+    notebook = assemble(workspace, replace(prompt, method=Method("recompute")), splice=False, room=ANSWER)
     notebook.flush(progress)
     return notebook.logits(), decided(notebook, choices)[0]
 
@@ -135,7 +135,7 @@ def _tried(
     cases = []
     for prompt, (wanted, reference) in zip(asked, references, strict=True):
         try:
-            notebook = lay(workspace, replace(prompt, method=method), seam=seam, room=ANSWER)
+            notebook = assemble(workspace, replace(prompt, method=method), seam=seam, room=ANSWER)
         except NotesError as error:  # this model, or the way the skill was compiled, has other methods
             return Tried(str(method), refused=str(error))
         notebook.flush(progress)

@@ -20,16 +20,17 @@ from notes_cli.editing.change import Change, change, skill_of
 from notes_cli.editing.influence import counterfactual
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
-from notes_cli.engine.notebook import Notebook, Patch, Progress
+from notes_cli.engine.notebook import Notebook, Progress
+from notes_cli.engine.patches import Patch
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SkillError, UnsupportedError
 from notes_cli.measure.verify import ANSWER, field_questions
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.fields import clean_value
 from notes_cli.text.skill import with_values
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 
 WINDOWS = 128  # so many places are probed at most, unless a window is asked for
 
@@ -176,13 +177,13 @@ class Mixes:
         """Lay a whole prompt; what stands before and behind the skill is kept for all mixes."""
         # A mix may be longer than the prompt, and answers stand behind it while they are scored.
         room = self._longest + sum(max(0, patch.grows) for patch in self.change.patches)
-        self.notebook: Notebook = lay(self._workspace, prompt, seam=0, room=room)
+        self.notebook: Notebook = assemble(self._workspace, prompt, seam=0, room=room)
         self._laid: list[bool] = []
         if prompt is self._prompt:
             mine = [piece for piece in self.notebook.pieces if piece.kind == "splice" and piece.name == self.stale.name]
             if mine[0].how != "spliced":
                 raise UnsupportedError(f"{self.stale.name} cannot be probed here: {mine[0].why}")
-            self._workspace.check(self.fresh)  # as `lay` does: a larger context may rotate otherwise
+            self._workspace.check(self.fresh)  # as `assemble` does: a larger context may rotate otherwise
             self._start = mine[0].position
             self._behind = self.notebook.tokens[self._start + len(self.stale) :]
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import NotesError
-from notes_cli.library.sessions import State
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, below_cosine, decided, other_decision
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import State
+from notes_cli.sessions.session import Session
 from notes_cli.text.prompt import next_turn
-from notes_cli.work.session import Session
-from notes_cli.work.workspace import Workspace
 
 EXACT = ("erratum", "suffix")  # edits that leave no row as it was that should be another
 
@@ -152,7 +152,7 @@ def _end(notebook: Notebook, ending: int) -> _Found:
 
 
 def _rows(notebook: Notebook) -> tuple[LayerRows, ...]:
-    return notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype=notebook.context.exact)
+    return notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype=notebook.context.lossless_type)
 
 
 def _error(found: LayerRows, wanted: LayerRows) -> LayerError:

@@ -24,12 +24,12 @@ from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
-from notes_cli.library.sessions import SkillText
 from notes_cli.measure.compare import cosine, divergence, same_top
+from notes_cli.runtime.assembling import Prompt, assemble, known_fields
+from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import SkillText
 from notes_cli.text.erratum import Erratum
-from notes_cli.work.choosing import DEFAULT_PLACE, DEFAULT_SEAM
-from notes_cli.work.prompting import Prompt, known_fields, lay
-from notes_cli.work.workspace import Workspace
 
 COSINE = 0.99  # a mean below this fails
 WORSE = 3.0  # times the error of the splice's first keys: that of the control must be more
@@ -204,19 +204,19 @@ def corrected_segment(segment: Segment, values: dict[str, str], workspace: Works
 def _measure(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, seam: int, progress: Progress | None
 ) -> Case:
-    spliced = lay(workspace, prompt, seam=seam, room=ANSWER)
+    spliced = assemble(workspace, prompt, seam=seam, room=ANSWER)
     found = spliced.logits()
     places = [(piece.position, min(piece.tokens, KEYS)) for piece in spliced.pieces if piece.moved]
     count = spliced.count("spliced")
     keys = _keys(spliced, places)
     decision, _ = decided(spliced, choices)
 
-    control = lay(workspace, prompt, seam=seam, rotate=False, room=ANSWER)
+    control = assemble(workspace, prompt, seam=seam, rotate=False, room=ANSWER)
     unrotated = control.logits()
     control_keys = _keys(control, places)
     control_decision, _ = decided(control, choices)
 
-    reference = lay(workspace, prompt, splice=False, room=ANSWER)
+    reference = assemble(workspace, prompt, splice=False, room=ANSWER)
     reference.flush(progress)
     wanted = reference.logits()
     right = _keys(reference, places)
@@ -274,7 +274,7 @@ def _corrected_decision(
         )
         for segment in prompt.segments
     ]
-    notebook = lay(workspace, replace(prompt, segments=segments, errata=free), splice=False, room=ANSWER)
+    notebook = assemble(workspace, replace(prompt, segments=segments, errata=free), splice=False, room=ANSWER)
     notebook.flush(progress)
     return decided(notebook, choices)[0]
 

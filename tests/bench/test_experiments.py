@@ -15,7 +15,7 @@ from bench.experiments.report import keep, load
 from bench.experiments.table import Table
 from notes_cli import config
 from notes_cli.engine.context import ContextOptions
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.workspace import Workspace
 
 SEED = 7
 

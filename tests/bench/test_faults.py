@@ -34,8 +34,8 @@ from bench.faults import (
 from bench.faults.frame import ACCEPTED, REFUSED, Budget, Judge, Row, Verdict, tried
 from bench.faults.kills import Jobs
 from bench.faults.stage import Stage
-from notes_cli.library import archive, container, private, sessions
 from notes_cli.library import profiles as kept
+from notes_cli.sessions import archive, container, private, sessions
 from notes_cli.text import skill, template
 
 FAILED = frame.BAD

@@ -16,7 +16,7 @@ from bench.experiments.frame import Bar, Summary, grid, interval, ratio, share
 from bench.experiments.report import results
 from bench.experiments.table import Row, Table, read_table, write_table
 from notes_cli.errors import UnsupportedError
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.workspace import Workspace
 
 
 def fake(bound: float = 0.5, refused: str = "") -> SimpleNamespace:

@@ -19,7 +19,7 @@ import pytest
 from notes_cli.cli import run
 from notes_cli.engine.context import ContextOptions
 from notes_cli.library.profiles import Measured, Profile, Profiles
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.workspace import Workspace
 
 TEXT = """# Returns
 

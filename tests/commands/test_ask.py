@@ -15,7 +15,7 @@ from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.library.container import open_segment, peek
 from notes_cli.library.profiles import Profile, Profiles
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.workspace import Workspace
 
 from .conftest import TEXT, Notes, snapshot
 

@@ -12,7 +12,7 @@ from notes_cli.engine.decision import Decision
 from notes_cli.engine.notebook import Notebook
 from notes_cli.measure import calibrate
 from notes_cli.measure.proof import LEAST
-from notes_cli.work.thinking import Thought
+from notes_cli.runtime.thinking import Thought
 
 from .conftest import Notes, saved
 

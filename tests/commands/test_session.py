@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.config import paths
-from notes_cli.library.sessions import Sessions
+from notes_cli.sessions.folder import Sessions
 
 from .conftest import Notes, command_line, snapshot
 

@@ -125,7 +125,7 @@ def test_a_second_one_ends_at_once(model: Path) -> None:
     """Also while the first is being dealt with: here by a cleanup that never ends."""
     code = """
 import os, signal, time
-import notes_cli.work.workspace as workspace
+import notes_cli.runtime.workspace as workspace
 def close(self):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(600)

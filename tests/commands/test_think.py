@@ -9,7 +9,7 @@ import pytest
 
 from notes_cli import config
 from notes_cli.engine.model import Model
-from notes_cli.work import thinking
+from notes_cli.runtime import thinking
 
 from ..thinkers import HARMONY, OPENED, SWITCH, UNAWARE, Scripted
 from .conftest import Notes, run_here

@@ -9,9 +9,9 @@ import pytest
 
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.segment import Segment
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.workspace import Workspace
 
 OpenWorkspace = Callable[..., Workspace]
 

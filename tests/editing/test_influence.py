@@ -13,9 +13,9 @@ from notes_cli.config import resource, shipped_model
 from notes_cli.editing.influence import counterfactual, influence
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.segment import Segment
+from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill, with_values
-from notes_cli.work.compiling import compile_skill, compile_to_library
-from notes_cli.work.workspace import Workspace
 
 from .conftest import OpenWorkspace, measured, skill_of
 

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from notes_cli.editing.change import change, stretches
 from notes_cli.editing.influence import deviation
 from notes_cli.editing.methods import Method, behind, prepare
-from notes_cli.engine.notebook import Notebook, Patch
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, UnsupportedError
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill, with_values
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 
 from ..engine.reference import edit_in_place, nmse
 from .conftest import OpenWorkspace, measured, skill_of
@@ -62,7 +63,7 @@ def laid(
     splice: bool = True,
 ) -> Laid:
     prompt = Prompt(QUESTION, [segment], system=system, values=values or {}, method=Method.parse(method))
-    book = lay(workspace, prompt, splice=splice)
+    book = assemble(workspace, prompt, splice=splice)
     logits = book.logits()
     return Laid(book, rows_of(workspace, len(book)), logits)
 
@@ -137,7 +138,7 @@ def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, 
     assert found is not None
     edited = laid(workspace, segment, "field", NEW)
     workspace.notebook()
-    book = lay(workspace, Prompt(QUESTION, [segment]))
+    book = assemble(workspace, Prompt(QUESTION, [segment]))
     book.flush()
     edit_in_place(workspace.context, {at: int(found.tokens[at - plain.start]) for at in field})
     wanted = rows_of(workspace, plain.end)
@@ -291,7 +292,7 @@ def test_a_quantized_cache_takes_blocks_from_another(open_workspace: OpenWorkspa
     value = {"y": "tools"}
     segment, corrected = in_blocks(workspace), in_blocks(workspace, **value)
     found, wanted = (
-        lay(workspace, Prompt(QUESTION, [of], values=values, method=Method("block"))).logits()
+        assemble(workspace, Prompt(QUESTION, [of], values=values, method=Method("block"))).logits()
         for of, values in ((segment, value), (corrected, {}))
     )
     assert nmse(found, wanted) < 1e-3
@@ -323,7 +324,7 @@ def test_without_blocks_there_is_none_to_compute(workspace: Workspace, segment: 
     """Said with the command that makes them, dry, too."""
     for dry in (True, False):
         with pytest.raises(NotesError, match=r"Run: notes compile --from returns -m .* --blocks 8"):
-            lay(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method("block")), dry=dry)
+            assemble(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method("block")), dry=dry)
 
 
 # ---- values of other lengths, and fields anywhere
@@ -355,10 +356,10 @@ def test_any_place_and_any_length(open_workspace: OpenWorkspace, where: str, tem
         new = {"x": value, **({"y": "a Sunday in June"} if "{{y}}" in text else {})}
         for method in (*TOUCHING, "suffix", "recompute"):
             prompt = Prompt(QUESTION, [segment], system=system, values=new, method=Method.parse(method))
-            full = lay(workspace, prompt, splice=False).tokens.tolist()
-            dry = lay(workspace, prompt, dry=True)
+            full = assemble(workspace, prompt, splice=False).tokens.tolist()
+            dry = assemble(workspace, prompt, dry=True)
             dry.flush()
-            book = lay(workspace, prompt)
+            book = assemble(workspace, prompt)
             book.flush()
             assert book.tokens.tolist() == full == dry.tokens.tolist()
             assert with_values(skill, new).text in workspace.model.text(book.tokens)
@@ -400,7 +401,7 @@ def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspa
     for method in ("field", "selective@4", "blend@4", "field+erratum", "suffix", "block"):
         for dry in (True, False):
             with pytest.raises(UnsupportedError, match=r"not possible: this model has recurrent .* Use erratum or rec"):
-                lay(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method.parse(method)), dry=dry)
+                assemble(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method.parse(method)), dry=dry)
     corrected = compile_skill(workspace, with_values(skill, NEW))
     # A prefill decodes in one go what a restore and its question decode in two.
     wanted, found = laid(workspace, corrected, splice=False), laid(workspace, segment, "recompute", NEW)
@@ -420,7 +421,7 @@ def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWo
     assert changed and set(changed) <= set(field_positions(segment, plain.start))
     for dry in (True, False):
         with pytest.raises(UnsupportedError, match="what stands behind the change cannot be moved: this model learned"):
-            lay(workspace, Prompt(QUESTION, [segment], values={"date": "1 May"}, method=Method("field")), dry=dry)
+            assemble(workspace, Prompt(QUESTION, [segment], values={"date": "1 May"}, method=Method("field")), dry=dry)
     found, wanted = (laid(workspace, segment, name, {"date": "1 May"}) for name in ("suffix", "recompute"))
     assert found.book.count("spliced") == segment.base + segment.fields[0].first
     assert nmse(found.logits, wanted.logits) < BOUND["f16"]

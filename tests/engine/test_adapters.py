@@ -14,9 +14,9 @@ from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import OPERATIONS, llama
 from notes_cli.errors import SegmentError, UnsupportedError
+from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
-from notes_cli.work.compiling import compile_skill, compile_to_library
-from notes_cli.work.workspace import Workspace
 
 TOKENS = np.arange(20, 40, dtype=np.int32)
 

@@ -278,6 +278,6 @@ def test_rows_of_somebody_else_are_not_taken_for_ours(context: Context) -> None:
     other.append(LEFT + 1)
     other.flush()
     book.append(ASK)
-    assert not book.stands and other.stands
+    assert not book.intact and other.intact
     with pytest.raises(EngineError, match="lay it out again"):
         book.logits()

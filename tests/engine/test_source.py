@@ -15,7 +15,7 @@ from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.errors import ModelError
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.workspace import Workspace
 
 MakeModel = Callable[..., Path]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
 from notes_cli.errors import SegmentError, UnwritableError
-from notes_cli.library import card, container
+from notes_cli.library import container, info
 from notes_cli.library.container import FIRST, open_segment, peek, write_segment
 
 from ..limits import small_files
@@ -30,7 +30,7 @@ MakeSegment = Callable[..., Segment]
 
 def same(a: Segment, b: Segment) -> bool:
     """Equal in everything, to the bit."""
-    plain = ("name", "description", "text", "base", "whole", "fields", "identity", "blocks", "source")
+    plain = ("name", "description", "text", "base", "pinned", "fields", "identity", "blocks", "source")
     arrays: list[tuple[NDArray[Any], NDArray[Any]]] = [(a.tokens, b.tokens), (a.context, b.context)]
     for left, right in zip(a.layers, b.layers, strict=True):
         arrays += [(left.k, right.k), (left.v, right.v)]
@@ -64,7 +64,7 @@ def test_what_is_written_is_read(
     text: str,
     context: list[int],
 ) -> None:
-    """Any shape and any text comes back bit for bit; the card agrees."""
+    """Any shape and any text comes back bit for bit; the info agrees."""
     segment = make_segment(
         n, layers, k, v, dtype, text=text, description=text, fields=(), context=np.array(context, np.int32)
     )
@@ -106,15 +106,15 @@ def whole(make_segment: MakeSegment) -> Segment:
         part(4, "state", 1, 6, 8, "f4"),
         part(7, "state", 1, 0, 8, "f4"),
     )
-    return replace(make_segment(), layers=layers, whole=True)
+    return replace(make_segment(), layers=layers, pinned=True)
 
 
 def test_a_whole_segment_comes_back(tmp_path: Path, whole: Segment) -> None:
-    """Rows of the left context, indexer keys and states, bit for bit and in order; the card counts them apart."""
+    """Rows of the left context, indexer keys and states, bit for bit and in order; the info counts them apart."""
     write_segment(tmp_path / "a.gguf", whole)
     assert same(open_segment(tmp_path / "a.gguf"), whole)
-    card = peek(tmp_path / "a.gguf")
-    assert (card.whole, card.base, card.layers, card.dtype, card.states) == (True, 2, 2, "f16", 3)
+    info = peek(tmp_path / "a.gguf")
+    assert (info.pinned, info.base, info.layers, info.dtype, info.states) == (True, 2, 2, "f16", 3)
     names = [tensor.name for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors]
     assert names[2:] == [
         *("blk.0.k", "blk.0.v", "blk.1.k", "blk.1.indexer.k"),
@@ -128,7 +128,7 @@ def test_a_whole_segment_without_a_left_context(tmp_path: Path, whole: Segment) 
     segment = replace(whole, base=0, context=np.empty(0, np.int32), layers=layers)
     write_segment(tmp_path / "a.gguf", segment)
     assert same(open_segment(tmp_path / "a.gguf"), segment)
-    plain = replace(segment, whole=False, layers=layers[:3])
+    plain = replace(segment, pinned=False, layers=layers[:3])
     write_segment(tmp_path / "a.gguf", plain)
     assert same(open_segment(tmp_path / "a.gguf"), plain)
 
@@ -138,8 +138,8 @@ def test_states_alone(tmp_path: Path, whole: Segment) -> None:
     segment = replace(whole, layers=whole.layers[3:])
     write_segment(tmp_path / "a.gguf", segment)
     assert same(open_segment(tmp_path / "a.gguf"), segment)
-    card = peek(tmp_path / "a.gguf")
-    assert (card.layers, card.dtype, card.states) == (0, "", 3)
+    info = peek(tmp_path / "a.gguf")
+    assert (info.layers, info.dtype, info.states) == (0, "", 3)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_positions_that_no_token_has(tmp_path: Path, make_segment: MakeSegment, 
 
 @pytest.mark.parametrize("blocks", [(), (0,), (0, 2), (0, 1, 2)])
 def test_blocks_come_back(tmp_path: Path, make_segment: MakeSegment, blocks: tuple[int, ...]) -> None:
-    """Where each begins, in the segment and on its card; a file without the key is one block."""
+    """Where each begins, in the segment and on its info; a file without the key is one block."""
     segment = make_segment(blocks=blocks)
     write_segment(tmp_path / "a.gguf", segment)
     assert same(open_segment(tmp_path / "a.gguf"), segment)
@@ -244,7 +244,7 @@ def influenced(make_segment: MakeSegment) -> Segment:
 
 
 def test_influence_comes_back(tmp_path: Path, influenced: Segment) -> None:
-    """A row a field in the order of the text, whatever order it was given in; the card says that it is there."""
+    """A row a field in the order of the text, whatever order it was given in; the info says that it is there."""
     path = tmp_path / "a.gguf"
     write_segment(path, influenced)
     assert same(open_segment(path), influenced) and peek(path).influence
@@ -370,7 +370,7 @@ def test_a_name_in_a_message_is_one_line(
 
 
 def test_every_truncation_is_found(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """A file cut short at any length, or with bytes after its end, is refused; so is its card."""
+    """A file cut short at any length, or with bytes after its end, is refused; so is its info."""
     path = tmp_path / "a.gguf"
     write_segment(path, make_segment())
     whole = path.read_bytes()
@@ -434,7 +434,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
 def test_a_newer_format_is_said(tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old notes says that it is old, not that the file is broken."""
     with monkeypatch.context() as patch:
-        patch.setattr(card, "FORMAT", 2)
+        patch.setattr(info, "FORMAT", 2)
         write_segment(tmp_path / "a.gguf", make_segment())
     with pytest.raises(SegmentError, match="segment format 2, this notes reads 1"):
         open_segment(tmp_path / "a.gguf")
@@ -464,7 +464,7 @@ def test_fields_that_cannot_be_read(
 ) -> None:
     """Whatever stands in the JSON, the answer is one clear error."""
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.library.card.json.dumps", lambda *_, **__: encoded)
+        patch.setattr("notes_cli.library.info.json.dumps", lambda *_, **__: encoded)
         write_segment(tmp_path / "a.gguf", make_segment())
     with pytest.raises(SegmentError):
         peek(tmp_path / "a.gguf")
@@ -577,7 +577,7 @@ def test_a_file_that_others_change_meanwhile(tmp_path: Path, make_segment: MakeS
 
 
 def test_a_long_head_is_read_whole(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """A text longer than what is read at first, to a byte: the same segment comes back, and so does its card."""
+    """A text longer than what is read at first, to a byte: the same segment comes back, and so does its info."""
     for length in (FIRST - 4000, FIRST, 20 * FIRST):
         path = tmp_path / f"{length}.gguf"
         segment = make_segment(3, text="date: 1é" + "x" * length)

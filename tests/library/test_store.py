@@ -47,8 +47,8 @@ def test_names_and_entries(filled: Library, identity: Identity) -> None:
     (filled.folder / f"broken.{identity.key}.gguf").write_bytes(b"GGUF")
     assert filled.names() == ["broken", "returns", "support"]
     broken, returns, _ = filled.entries()
-    assert broken.card is None and "Compile it again" in broken.problem
-    assert returns.card is not None and returns.card.name == "returns"
+    assert broken.info is None and "Compile it again" in broken.problem
+    assert returns.info is not None and returns.info.name == "returns"
 
 
 def test_find_wants_the_same_identity(filled: Library, identity: Identity) -> None:
@@ -172,12 +172,12 @@ def test_a_segment_of_another_user(filled: Library, identity: Identity, monkeypa
         with pytest.raises(NotesError, match=f"returns.* belongs to .*not to you.*: rm -f {path}$"):
             use("returns", identity)
     returns, support = filled.entries()
-    assert returns.card is None and "not to you" in returns.problem and support.card is not None
+    assert returns.info is None and "not to you" in returns.problem and support.info is not None
     assert filled.remove("returns") == [path]
 
 
 def test_few_descriptors(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
-    """However many segments there are, all of them can be listed: no card holds its file open."""
+    """However many segments there are, all of them can be listed: no info holds its file open."""
     for number in range(60):
         write_segment(library.path(f"s{number}", identity), make_segment(name=f"s{number}"))
     with few_descriptors(20):
@@ -254,32 +254,32 @@ def test_an_error_while_compiling_frees_the_lock(library: Library, identity: Ide
 
 def test_changes(filled: Library, identity: Identity) -> None:
     """Each thing that asks for a new compile is named; nothing if it is up to date."""
-    card = peek(filled.path("returns", identity))
+    info = peek(filled.path("returns", identity))
     now: dict[str, Any] = {
-        "text": card.text,
-        "tokens": card.tokens,
-        "description": card.description,
+        "text": info.text,
+        "tokens": info.tokens,
+        "description": info.description,
         "fields": [("date", "1é", 6, 8)],
         "identity": identity,
         "context": np.array([7, 8], np.int32),
-        "whole": False,
+        "pinned": False,
     }
-    assert changes(card, **now) == []
+    assert changes(info, **now) == []
     for part, value, word in [
         ("text", "other", "text"),
-        ("tokens", [*card.tokens, 1], "other tokens"),
+        ("tokens", [*info.tokens, 1], "other tokens"),
         ("description", "other", "description"),
         ("fields", [], "fields"),
         ("identity", replace(identity, kv_type="f32/f32"), "f32/f32"),
         ("context", [7], "left context"),
-        ("whole", True, "cannot be moved"),
+        ("pinned", True, "cannot be moved"),
         ("influence", True, "has not been measured"),
     ]:
-        (change,) = changes(card, **(now | {part: value}))
+        (change,) = changes(info, **(now | {part: value}))
         assert word in change
-    measured = replace(card, influence=True)
+    measured = replace(info, influence=True)
     assert changes(measured, **now) == changes(measured, **now, influence=True) == []
-    bare = replace(card, fields=())
+    bare = replace(info, fields=())
     assert changes(bare, **(now | {"fields": []}), influence=True) == []
 
 

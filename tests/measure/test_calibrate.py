@@ -7,10 +7,10 @@ import numpy as np
 from notes_cli.config import shipped_model
 from notes_cli.editing.methods import METHODS
 from notes_cli.engine.context import ContextOptions
+from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import CLASSES, SEAMS, _Found, _Tally, calibrate
-from notes_cli.text.battery import shipped_battery
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
-from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
 

@@ -11,11 +11,11 @@ from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.edits import EditCase, Edits, Tried, verify_edits
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.settings import Defaults
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, with_values
-from notes_cli.work.choosing import Defaults
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 
 SAME = EditCase("Why?", 1.0, 0.0, True, "a", "a", 9)
 OTHER = replace(SAME, cosine=0.5, kl=1.0, decision="b", decoded=11)
@@ -47,11 +47,11 @@ def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill, pr
     """The reference is the corrected text, compiled and laid out by hand; a case is the amended notebook."""
     field, recompute = verify_edits(workspace, prompt, ["Why?"], ["field", "recompute"], choices=CHOICES).tried
     new = compile_skill(workspace, with_values(skill, {"date": "2026-07-01"}))
-    by_hand = lay(workspace, Prompt("Why?", [new], system="Be kind."), splice=False)
+    by_hand = assemble(workspace, Prompt("Why?", [new], system="Be kind."), splice=False)
     wanted, reference = by_hand.logits(), decide(by_hand, CHOICES).choice
     assert field.cases[0].reference == recompute.cases[0].decision == reference
     assert recompute.cases[0].kl == 0 and recompute.cases[0].decoded == len(by_hand)
-    amended = lay(workspace, replace(prompt, question="Why?", method=Method("field")))
+    amended = assemble(workspace, replace(prompt, question="Why?", method=Method("field")))
     assert field.cases[0].cosine == pytest.approx(cosine(amended.logits(), wanted), abs=1e-5)
     assert field.cases[0].decoded == len(by_hand) - len(new) + 1 + len("2026-07-01")
 
@@ -59,8 +59,8 @@ def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill, pr
 def test_all_and_auto(workspace: Workspace, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are there once, with the method of the profile; refusals are no errors."""
     found = Defaults(Method("selective", 3), None, 1, "early", "selective@3: 9 of 9")
-    monkeypatch.setattr("notes_cli.work.choosing.defaults", lambda workspace, think=False: found)
-    monkeypatch.setattr("notes_cli.work.choosing.near", lambda change: False)
+    monkeypatch.setattr("notes_cli.runtime.settings.defaults", lambda workspace, think=False: found)
+    monkeypatch.setattr("notes_cli.runtime.settings.near", lambda change: False)
     edits = verify_edits(workspace, prompt, ["Why?"], ["all", "field"], choices=CHOICES)
     assert [one.method for one in edits.tried] == [*(str(Method(name)) for name in METHODS), "selective@3"]
     assert (edits.auto, edits.why, edits.all) == ("selective@3", "selective@3: 9 of 9", True)

@@ -12,13 +12,13 @@ import pytest
 
 from notes_cli.config import resource, shipped_model
 from notes_cli.engine.context import ContextOptions
-from notes_cli.engine.notebook import Patch
+from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SkillError, UnsupportedError
 from notes_cli.measure.probe import AlikeError, Column, Mixes, Probe, columns_of, probe
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill, parse_skill
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.workspace import Workspace
 
 QUESTION, CHOICES = "May I return this?", ["accepted", "refused"]
 

@@ -11,14 +11,14 @@ import pytest
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.errors import NotesError
-from notes_cli.library.sessions import Sessions
 from notes_cli.measure.session import LayerError, Point, SessionReport, verify_session
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.rows import Rows
+from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.rows import Rows
-from notes_cli.work.session import Session
-from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
 
@@ -33,7 +33,7 @@ def session(workspace: Workspace, skill: Skill) -> Iterator[Session]:
     with Sessions(paths().sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)
         prompt = Prompt("Why?", [compile_skill(workspace, skill)])
-        session.begin(prompt, lay(workspace, prompt))
+        session.begin(prompt, assemble(workspace, prompt))
         session.keep("yes")
         yield session
 
@@ -84,7 +84,7 @@ def test_rows_of_another_left_context_are_a_reason(workspace: Workspace, skill: 
     with Sessions(paths().sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)
         prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.")
-        session.begin(prompt, lay(workspace, prompt))
+        session.begin(prompt, assemble(workspace, prompt))
         session.keep("yes")
         assert measured(session).reasons == ("returns was compiled behind another text than it stands behind",)
 

@@ -9,11 +9,11 @@ import pytest
 from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
 from notes_cli.measure.verify import Case, Control, Report, corrected_segment, field_questions, verify
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill, with_values
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 
 GOOD = Case(
     *("Why?", (), 1.0, 0.0, True, "a", "a", 0.5, None, 0.9, "b"),
@@ -67,10 +67,10 @@ def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill) ->
     plain, corrected = report.cases
     assert (plain.errata, plain.corrected) == ((), None) and corrected.errata == ("date=2026-07-01",)
     prompt = Prompt("Why?", [segment], [CORRECTION], "Be kind.")
-    reference = decide(lay(workspace, prompt, splice=False), ["a", "b"])
+    reference = decide(assemble(workspace, prompt, splice=False), ["a", "b"])
     assert (corrected.reference, corrected.margin) == (reference.choice, pytest.approx(reference.margin, abs=1e-4))
     new = compile_skill(workspace, with_values(skill, {"date": "2026-07-01"}))
-    by_hand = lay(workspace, Prompt("Why?", [new], system="Be kind."), splice=False)
+    by_hand = assemble(workspace, Prompt("Why?", [new], system="Be kind."), splice=False)
     assert corrected.corrected == decide(by_hand, ["a", "b"]).choice
     assert corrected.spliced == len(segment) - 1 and corrected.moved
     assert plain.control_cosine < plain.cosine

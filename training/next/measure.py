@@ -21,10 +21,10 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.probe import AlikeError, Mixes
+from notes_cli.runtime.assembling import Prompt, lay
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 from training.next import world
 from training.world import REASON_CUE
 

@@ -15,8 +15,8 @@ from notes_cli.engine.notebook import Notebook, Piece
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import DamagedError, EngineError, SegmentError, SessionError
 from notes_cli.library.container import open_segment, write_segment
-from notes_cli.library.sessions import Header, Line, Stored
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import Header, Line, SessionFolder
 
 CHUNK = 512  # positions that are put back at once
 FILES = 8  # files of rows that are held open, each a descriptor while anything of it is in use
@@ -27,7 +27,7 @@ Range = tuple[int, int]  # positions [first, last)
 class Rows:
     """The rows of one session, for as long as its lock is held."""
 
-    def __init__(self, workspace: Workspace, stored: Stored) -> None:
+    def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
         self._workspace = workspace
         self._stored = stored
 
@@ -65,7 +65,7 @@ class Rows:
         self._workspace.make_room(count)
         self.check()  # a larger context may rotate otherwise (LongRoPE)
         notebook = self._workspace.notebook()
-        if self._header.whole:
+        if self._header.pinned:
             self._restore_whole(notebook)
         else:
             opened: dict[str, Segment] = {}
@@ -144,17 +144,17 @@ class Rows:
     def _read(self, notebook: Notebook, places: Sequence[Range]) -> Segment:
         """The rows of these positions, one after the other, each turned as it stands."""
         context, header = notebook.context, self._header
-        if header.whole:
+        if header.pinned:
             places = [(0, len(notebook))]
         read = [
-            context.read(notebook.sequence, first, last - first, base=first, dtype=context.exact)
+            context.read(notebook.sequence, first, last - first, base=first, dtype=context.lossless_type)
             for first, last in places
         ]
         tokens = np.concatenate([notebook.tokens[first:last] for first, last in places])
         return Segment(
             *(self._stored.name, "rows of a session", "", tokens, places[0][0], np.zeros(0, np.int32), ()),
             *(header.identity, _joined(read)),
-            whole=header.whole,
+            pinned=header.pinned,
         )
 
 

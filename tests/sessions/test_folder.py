@@ -15,7 +15,7 @@ import pytest
 
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import NotesError, SessionError
-from notes_cli.library.sessions import Header, Sessions, Stored, fold
+from notes_cli.sessions.folder import Header, SessionFolder, Sessions, fold
 
 from ..limits import small_files
 
@@ -42,7 +42,7 @@ def sessions(tmp_path: Path) -> Sessions:
 
 
 @pytest.fixture
-def begun(sessions: Sessions) -> Stored:
+def begun(sessions: Sessions) -> SessionFolder:
     """A session of one turn."""
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
@@ -69,7 +69,7 @@ def test_edits_are_folded_in() -> None:
 
 
 @pytest.mark.parametrize("change", [{"model": 3}, {"model": None}, {"cache": []}, {"identity": {"rope": 1}}], ids=str)
-def test_nothing_of_a_first_line_is_believed(begun: Stored, sessions: Sessions, change: dict[str, Any]) -> None:
+def test_nothing_of_a_first_line_is_believed(begun: SessionFolder, sessions: Sessions, change: dict[str, Any]) -> None:
     """Texts are texts: an export takes the folder from the model's path."""
     first, _, rest = begun.ledger.read_text().partition("\n")
     header = json.loads(first)
@@ -100,25 +100,25 @@ def test_undo_takes_back_what_stands() -> None:
 
 
 def test_errata_wait_for_a_turn() -> None:
-    """The last of a field counts; a turn says it, and then it has been heard."""
+    """The last of a field counts; a turn says it, and then it has been stated."""
     waiting = [turn(1), edit("b", [], [], "It is b."), edit("c", [], [], "It is c.")]
-    assert fold(waiting).pending == {"date": "It is c."} and not fold(waiting).heard
+    assert fold(waiting).pending == {"date": "It is c."} and not fold(waiting).stated
     said = fold([*waiting, turn(2)])
-    assert (said.pending, said.heard, said.values) == ({}, {"date"}, {"date": "c"})
+    assert (said.pending, said.stated, said.values) == ({}, {"date"}, {"date": "c"})
     assert fold([*waiting, edit("d", [(0, 1, [9])], [[0, 1]])]).pending == {}
 
 
-def test_a_torn_line_is_dropped(begun: Stored) -> None:
+def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
     """Wherever the last line ends early, the session is as before it, and the next line stands in its place."""
     before = begun.ledger.read_bytes()
     begun.commit(turn(4, 5, rows="0002.gguf"))
     line = begun.ledger.read_bytes()[len(before) :]
     for end in (1, len(line) // 2, len(line) - 1):
         begun.ledger.write_bytes(before + line[:end])
-        stored = Stored(begun.folder)
+        stored = SessionFolder(begun.folder)
         assert stored.state.tokens == [1, 2, 3] and stored.next_rows.name == "0002.gguf"
         stored.commit(turn(6, rows="0002.gguf"))
-        assert Stored(begun.folder).state.tokens == [1, 2, 3, 6]
+        assert SessionFolder(begun.folder).state.tokens == [1, 2, 3, 6]
         assert all(json.loads(part) for part in begun.ledger.read_text().splitlines())
 
 
@@ -130,7 +130,7 @@ def test_a_torn_line_is_dropped(begun: Stored) -> None:
         json.dumps(edit("b", [(0, "x", [])], [])),  # type: ignore[list-item]
     ],
 )
-def test_a_damaged_ledger_is_refused_in_one_line(begun: Stored, sessions: Sessions, text: str) -> None:
+def test_a_damaged_ledger_is_refused_in_one_line(begun: SessionFolder, sessions: Sessions, text: str) -> None:
     """A line that is none: named with the file; the session can still be listed and removed."""
     if text == '{"op": "undo"}':
         text += "\n" + text
@@ -144,7 +144,7 @@ def test_a_damaged_ledger_is_refused_in_one_line(begun: Stored, sessions: Sessio
 
 
 def test_a_line_that_cannot_be_synced_has_not_happened(
-    begun: Stored, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+    begun: SessionFolder, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is said that nothing was changed, nothing was: a whole line that was written is taken away again."""
     before = begun.ledger.read_bytes()
@@ -162,14 +162,14 @@ def test_a_line_that_cannot_be_synced_has_not_happened(
         assert stored.state.tokens == [1, 2, 3, 4]
 
 
-def test_a_newer_ledger_is_refused(begun: Stored, sessions: Sessions) -> None:
+def test_a_newer_ledger_is_refused(begun: SessionFolder, sessions: Sessions) -> None:
     """It may mean something else by the same words."""
     begun.ledger.write_text(begun.ledger.read_text().replace('"format": 2', '"format": 3'))
     with pytest.raises(SessionError, match=r"has format 3, this notes reads 2\. Update notes"):
         sessions.find("mine")
 
 
-def test_files_that_no_line_names_go(begun: Stored) -> None:
+def test_files_that_no_line_names_go(begun: SessionFolder) -> None:
     """Undone rows and what a killed process left are removed with the next line, and not before."""
     begun.next_rows.write_bytes(b"second")
     (begun.folder / ".0002.gguf.abc.tmp").write_bytes(b"")
@@ -182,7 +182,7 @@ def test_files_that_no_line_names_go(begun: Stored) -> None:
         begun.undo()
 
 
-def test_what_is_not_ours_stays(begun: Stored, sessions: Sessions) -> None:
+def test_what_is_not_ours_stays(begun: SessionFolder, sessions: Sessions) -> None:
     """Files and folders that somebody put beside the rows outlive turns, undos and the session itself."""
     strange = [begun.folder / name for name in ("mine.txt", "1.gguf", ".hidden", "0009.gguf.bak", ".x.tmp")]
     for path in strange:
@@ -212,7 +212,7 @@ def test_folders_are_made_for_us_alone(sessions: Sessions) -> None:
     assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700] * 4
 
 
-def test_a_folder_that_others_can_write_in(begun: Stored, sessions: Sessions) -> None:
+def test_a_folder_that_others_can_write_in(begun: SessionFolder, sessions: Sessions) -> None:
     """The ledger and the rows may be anybody's: refused, with the command that mends it."""
     for folder in (begun.folder, sessions.folder):
         folder.chmod(0o770)
@@ -242,11 +242,11 @@ def test_whole_rows_are_kept_of_two_turns(sessions: Sessions) -> None:
         stored.folder.mkdir(parents=True)
         for number in range(1, 5):
             stored.next_rows.write_bytes(b"rows")
-            stored.commit(turn(1, rows=f"000{number}.gguf"), None if stored.header else replace(HEADER, whole=True))
+            stored.commit(turn(1, rows=f"000{number}.gguf"), None if stored.header else replace(HEADER, pinned=True))
     assert stored.kept() == ["0003.gguf", "0004.gguf"] and not (stored.folder / "0002.gguf").exists()
 
 
-def test_a_fork_shares_rows_and_nothing_else(begun: Stored, sessions: Sessions) -> None:
+def test_a_fork_shares_rows_and_nothing_else(begun: SessionFolder, sessions: Sessions) -> None:
     """The same file twice; what is appended or undone in one is not in the other, whose files stay."""
     sessions.fork("mine", "other")
     other = sessions.find("other")
@@ -262,10 +262,10 @@ def test_a_fork_shares_rows_and_nothing_else(begun: Stored, sessions: Sessions) 
     assert sessions.names() == ["mine", "other"]
 
 
-def test_one_process_at_a_time(begun: Stored, sessions: Sessions) -> None:
+def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None:
     """A second one gets one line at once, and may go on when the first is done; other sessions are free."""
     code = (
-        "import sys; from pathlib import Path; from notes_cli.library.sessions import Sessions\n"
+        "import sys; from pathlib import Path; from notes_cli.sessions.folder import Sessions\n"
         "with Sessions(Path(sys.argv[1])).locked(sys.argv[2], new=True): print('held')"
     )
     command = [sys.executable, "-c", code, str(sessions.folder)]
@@ -277,7 +277,7 @@ def test_one_process_at_a_time(begun: Stored, sessions: Sessions) -> None:
         assert stored.state.tokens == [1, 2, 3]
 
 
-def test_names(begun: Stored, sessions: Sessions) -> None:
+def test_names(begun: SessionFolder, sessions: Sessions) -> None:
     """A folder without a ledger is no session, and a name that is a path is none."""
     (sessions.folder / "half").mkdir()
     assert sessions.names() == ["mine"]
@@ -286,7 +286,7 @@ def test_names(begun: Stored, sessions: Sessions) -> None:
             pass
 
 
-def test_files_are_for_their_owner_alone(begun: Stored) -> None:
+def test_files_are_for_their_owner_alone(begun: SessionFolder) -> None:
     """They hold what was said."""
     assert begun.ledger.stat().st_mode & 0o777 == 0o600
 
@@ -330,14 +330,14 @@ def test_a_compaction_is_folded_in() -> None:
         *(("splice", 0, 2), ("question", 2, 1), ("question", 3, 1)),
         *(("erratum", 4, 2), ("question", 6, 1)),
     ]
-    assert (state.superseded, state.heard, state.values) == ([], {"date"}, {"date": "c"})
+    assert (state.superseded, state.stated, state.values) == ([], {"date"}, {"date": "c"})
     undone = fold([*toggles(), line, {"op": "undo"}])
     assert undone == before and state.count("compact") == 1
     every = {**line, "patches": [*patches, {"first": 6, "last": 8, "tokens": []}], "changed": [[3, 5]]}
-    assert not fold([*toggles(), every]).heard
+    assert not fold([*toggles(), every]).stated
 
 
-def test_ledgers_of_the_first_format_open(begun: Stored, sessions: Sessions) -> None:
+def test_ledgers_of_the_first_format_open(begun: SessionFolder, sessions: Sessions) -> None:
     """They did not name the fields of errata: there is nothing to compact in them, and they go on."""
     lines = [{**line, "time": "2026-06-01T12:00:00Z"} for line in toggles()]
     for line in lines:
@@ -378,7 +378,7 @@ def test_ledgers_of_the_first_format_open(begun: Stored, sessions: Sessions) -> 
         turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 2, "fields": [], "influence": {"x": [1]}}]),
     ],
 )
-def test_nothing_of_a_ledger_is_believed(begun: Stored, sessions: Sessions, line: dict[str, Any]) -> None:
+def test_nothing_of_a_ledger_is_believed(begun: SessionFolder, sessions: Sessions, line: dict[str, Any]) -> None:
     """Ranges beyond the tokens, ids that are none, numbers for words: damage, before anything is allocated for it."""
     with begun.ledger.open("a") as file:
         file.write(json.dumps({"time": "2026-06-01T12:00:00Z", **line}) + "\n")
@@ -386,13 +386,13 @@ def test_nothing_of_a_ledger_is_believed(begun: Stored, sessions: Sessions, line
         sessions.find("mine")
 
 
-def test_a_full_disk_leaves_what_was_there(begun: Stored, sessions: Sessions) -> None:
+def test_a_full_disk_leaves_what_was_there(begun: SessionFolder, sessions: Sessions) -> None:
     """A turn, a fork and a first turn that cannot be written: one line with the reason, and nothing is new."""
     before = begun.ledger.read_bytes()
     for nbytes in (0, len(before), len(before) + 10):
         with small_files(nbytes), pytest.raises(SessionError, match=r"cannot write .*: File too large\. Nothing was"):
             begun.commit(turn(4, 5, rows="0002.gguf"))
-        assert begun.ledger.read_bytes() == before and Stored(begun.folder).state.tokens == [1, 2, 3]
+        assert begun.ledger.read_bytes() == before and SessionFolder(begun.folder).state.tokens == [1, 2, 3]
     with small_files(10), pytest.raises(SessionError, match=r"cannot write .*other: File too large\. Nothing was"):
         sessions.fork("mine", "other")
     with (

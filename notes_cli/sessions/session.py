@@ -12,19 +12,20 @@ import numpy as np
 
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, prepare
-from notes_cli.engine.notebook import Notebook, Patch, Piece, shifted
+from notes_cli.engine.notebook import Notebook, Piece
+from notes_cli.engine.patches import Patch, shifted
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
-from notes_cli.library.sessions import Entry, Line, SkillText, State, Stored
+from notes_cli.runtime.assembling import Prompt, changes_of, known_fields, place_segment
+from notes_cli.runtime.settings import DEFAULT_SEAM, NEAR, defaults
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import Entry, Line, SessionFolder, SkillText, State
+from notes_cli.sessions.rows import Range, Rows
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed
 from notes_cli.text.prompt import BETWEEN, next_turn
 from notes_cli.text.references import Known, Reference
-from notes_cli.work.choosing import DEFAULT_SEAM, NEAR, defaults
-from notes_cli.work.prompting import Prompt, changes_of, known_fields, lay_segment
-from notes_cli.work.rows import Range, Rows
-from notes_cli.work.workspace import Workspace
 
 EDITS = ("erratum", "field", "field+erratum", "selective", "blend", "suffix")  # what makes sense inside a notebook
 INSTEAD = ". Use erratum or suffix"
@@ -61,7 +62,7 @@ class Session:
     Raise SessionError if it is another model's.
     """
 
-    def __init__(self, workspace: Workspace, stored: Stored) -> None:
+    def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
         self.workspace = workspace
         self.stored = stored
         self._rows = Rows(workspace, stored)
@@ -135,7 +136,7 @@ class Session:
         notebook = self.notebook
         for piece, ids in zip(pieces, tokens, strict=True):
             if piece.kind == "splice":
-                lay_segment(notebook, skills[piece.name], seam, strict=strict)
+                place_segment(notebook, skills[piece.name], seam, strict=strict)
             else:
                 notebook.append(ids, piece.kind, next(names) if piece.kind == "erratum" else piece.name)
         self._skills = [_spliced(segment, None, notebook) for segment in segments]
@@ -236,7 +237,7 @@ class Session:
         places = self._replace(patches, also, method) if patches else []
         said = "an erratum before the next question" if method.says else ""
         why = "; ".join(part for part in (f"{_count(places)} computed again" if places else "", ranked, said) if part)
-        if not method.says and name in self.state.heard:
+        if not method.says and name in self.state.stated:
             why += "; what an erratum said of it before stands behind it: notes session compact takes it out"
         line = {
             "op": "edit",
@@ -258,7 +259,7 @@ class Session:
 
     def _choose(self, name: str, value: str) -> tuple[Method, str]:
         """The method that holds for this model and this notebook, and why."""
-        if name in self.state.heard:  # in the text a new value would stand before it, and be contradicted
+        if name in self.state.stated:  # in the text a new value would stand before it, and be contradicted
             return Method("erratum"), f"erratum: what one said of {name} stands behind the text"
         suffix, found = Method("suffix"), defaults(self.workspace)
         patches = self._plan(name, value, suffix)[0]
@@ -315,7 +316,7 @@ class Session:
         measured, or by a pass over what stands before the skill and its corrected text."""
         if not (method.name == "selective" and segment.influence):
             book, first = self.notebook, segment.base
-            rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=book.context.exact)
+            rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=book.context.lossless_type)
             segment = replace(segment, layers=rows)
             self.workspace.make_room(len(self.state.tokens) + sum(max(0, patch.grows) for patch in found.patches))
             self._notebook = None  # the pass may need its context
@@ -429,7 +430,7 @@ class Session:
         """The notebook as the ledger has it, put back from disk unless it is at hand."""
         found = self._notebook
         at_hand = found is not None and found.context is self.workspace.context
-        if found is None or not at_hand or not found.stands or found.tokens.tolist() != self.state.tokens:
+        if found is None or not at_hand or not found.intact or found.tokens.tolist() != self.state.tokens:
             found = self._notebook = self._rows.restored()
         return found
 

@@ -13,11 +13,11 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.library.container import open_segment, peek, write_segment
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import MOVES, block_warnings, compile_skill, compile_to_library, plan
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, load_skill, parse_skill
-from notes_cli.work.compiling import MOVES, block_warnings, compile_skill, compile_to_library, plan
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
 
@@ -343,7 +343,9 @@ def test_a_text_that_has_other_tokens_now(make_workspace: MakeWorkspace, monkeyp
         before.setattr(Model, "tokenize", lambda self, text, special=False: self._tokenize(text, special))
         old = compile_to_library(workspace, skill)
     segment = workspace.open(old.path)
-    spliced, full = (lay(workspace, Prompt("Why?", [segment]), splice=way).tokens.tolist() for way in (True, False))
+    spliced, full = (
+        assemble(workspace, Prompt("Why?", [segment]), splice=way).tokens.tolist() for way in (True, False)
+    )
     assert spliced == full and 259 in spliced
     assert compile_to_library(workspace, skill).reasons == ("its text is of other tokens now",)
-    assert 259 not in lay(workspace, Prompt("Why </think>?", [workspace.open(old.path)])).tokens.tolist()
+    assert 259 not in assemble(workspace, Prompt("Why </think>?", [workspace.open(old.path)])).tokens.tolist()

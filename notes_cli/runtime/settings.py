@@ -13,8 +13,8 @@ from notes_cli.editing.change import Change
 from notes_cli.editing.methods import DEFAULT_METHOD, Method
 from notes_cli.errors import NotesError, OutdatedError, UnsupportedError
 from notes_cli.library.profiles import Profile, Profiles, damaged
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
-from notes_cli.work.workspace import Workspace
 
 AUTO = "auto"
 # Measured on the shipped model (make experiments, docs/results.md).

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.errors import NotesError
-from notes_cli.text.battery import load_battery, shipped_battery
+from notes_cli.measure.battery import load_battery, shipped_battery
 
 GOOD = """cases:
   - text: |

@@ -16,11 +16,11 @@ from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.measure.verify import verify
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill
-from notes_cli.work.compiling import compile_skill, compile_to_library
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
 
@@ -57,7 +57,7 @@ def steps(segment: Segment) -> tuple[int, int]:
 
 def test_rows_of_the_left_context_and_states_are_kept(workspace: Workspace, segment: Segment) -> None:
     """Rows begin at position 0; a recurrent layer has one state, of f32."""
-    assert segment.whole and segment.first == 0 < segment.base == len(segment.context)
+    assert segment.pinned and segment.first == 0 < segment.base == len(segment.context)
     assert len(segment.layers) == 3
     for rows in segment.layers:
         if rows.part == "state":
@@ -71,7 +71,7 @@ def test_rows_of_the_left_context_and_states_are_kept(workspace: Workspace, segm
 @pytest.mark.parametrize("errata", [[], [ERRATUM]])
 def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segment, errata: list[Erratum]) -> None:
     """Nothing up to the end of the skill is decoded, and the logits are the very ones of decoding it all."""
-    book = lay(workspace, Prompt("Why?", [segment], errata))
+    book = assemble(workspace, Prompt("Why?", [segment], errata))
     found = book.logits()
     assert book.count("spliced") == segment.base + len(segment) and book.count("seam") == 0
     assert [piece.how for piece in book.pieces] == ["spliced", "spliced", *["decoded"] * (len(errata) + 1)]
@@ -88,14 +88,14 @@ def test_every_part_that_is_restored_counts(make_workspace: MakeWorkspace, skill
         replace(rows, k=np.zeros_like(rows.k), v=np.zeros_like(rows.v)) if rows.part == part else rows
         for rows in segment.layers
     ]
-    found = lay(workspace, Prompt("?", [replace(segment, layers=tuple(layers))])).logits()
-    wanted = lay(workspace, Prompt("?", [segment])).logits()
+    found = assemble(workspace, Prompt("?", [replace(segment, layers=tuple(layers))])).logits()
+    wanted = assemble(workspace, Prompt("?", [segment])).logits()
     assert float(((found - wanted) ** 2).sum() / (wanted**2).sum()) > 1e-6
 
 
 def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment) -> None:
     """With a system text before it the skill is decoded, and the reason names both what differs and why it matters."""
-    book = lay(workspace, Prompt("Why?", [segment], [ERRATUM], "Be kind."))
+    book = assemble(workspace, Prompt("Why?", [segment], [ERRATUM], "Be kind."))
     found = book.logits()
     assert book.count("spliced") == 0
     refusal = workspace.context.supports("splice")
@@ -107,7 +107,7 @@ def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment
 
 def test_of_two_skills_the_first_is_restored(workspace: Workspace, segment: Segment) -> None:
     """The second is decoded behind it, with the reason, and the logits are those of decoding both."""
-    book = lay(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
+    book = assemble(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
     found = book.logits()
     assert [(p.name, p.how) for p in book.pieces if p.kind == "splice"] == [("returns", "spliced"), ("fees", "decoded")]
     assert "not what it was compiled behind" in next(p.why for p in book.pieces if p.name == "fees")
@@ -121,8 +121,8 @@ def test_without_a_left_context(make_workspace: MakeWorkspace, skill: Skill, tmp
     segment = compile_skill(workspace, skill)
     write_segment(tmp_path / "a.gguf", segment)
     segment = open_segment(tmp_path / "a.gguf")
-    assert segment.whole and segment.base == bos
-    book = lay(workspace, Prompt("Why?", [segment]))
+    assert segment.pinned and segment.base == bos
+    book = assemble(workspace, Prompt("Why?", [segment]))
     found = book.logits()
     assert book.count("spliced") == len(segment) + bos
     np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
@@ -132,9 +132,9 @@ def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Seg
     """Answers are scored ahead and forgotten: scores are those of a recompute, and going on gives the same logits."""
     prompt = Prompt("Why?", [segment], [ERRATUM])
     choices = ["yes", "no", "not sure"]
-    full = lay(workspace, prompt, splice=False)
+    full = assemble(workspace, prompt, splice=False)
     wanted = decide(full, choices).probabilities
-    book = lay(workspace, prompt)
+    book = assemble(workspace, prompt)
     assert decide(book, choices).probabilities == pytest.approx(wanted, rel=0.05, abs=0.01)
     assert workspace.context.length(0) == len(book)
     book.append([65, 66])
@@ -146,7 +146,7 @@ def test_an_answer_is_that_of_the_recompute(workspace: Workspace, segment: Segme
     """Generation goes on from restored rows and state, token by token, as from decoded ones."""
     answers = []
     with Sampler(SamplerOptions()) as sampler:
-        book = lay(workspace, Prompt("Why?", [segment]), room=16)
+        book = assemble(workspace, Prompt("Why?", [segment]), room=16)
         answers.append(list(book.generate(sampler, 16)))
         again = workspace.notebook()
         for part in np.split(book.tokens[: len(book) - len(answers[0])], steps(segment)):
@@ -160,9 +160,9 @@ def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segmen
     """Pieces of restored, decoded and second skills are those of the real run; nothing is computed."""
     segments = [segment, compile_skill(workspace, FEES)]
     for prompt in (Prompt("Why?", segments), Prompt("Why?", segments[::-1], [ERRATUM], "Be kind.")):
-        dry = lay(workspace, prompt, dry=True)
+        dry = assemble(workspace, prompt, dry=True)
         dry.flush()
-        done = lay(workspace, prompt)
+        done = assemble(workspace, prompt)
         assert dry.pieces == done.pieces and dry.tokens.tolist() == done.tokens.tolist()
 
 
@@ -170,7 +170,7 @@ def test_a_segment_of_the_library_is_the_compiled_one(workspace: Workspace, skil
     """Written and read back it restores the same logits, and is up to date."""
     compiled = compile_to_library(workspace, skill)
     segment = workspace.open(compiled.path)
-    book = lay(workspace, Prompt("Why?", [segment]))
+    book = assemble(workspace, Prompt("Why?", [segment]))
     found = book.logits()
     np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
     assert compiled.reasons and not compile_to_library(workspace, skill).reasons
@@ -182,8 +182,8 @@ def test_nothing_of_a_failed_restore_stays(make_workspace: MakeWorkspace, skill:
     segment = compile_skill(workspace, skill)
     broken = [replace(rows, v=np.full_like(rows.v, np.nan)) for rows in segment.layers]
     with pytest.raises(Exception, match="NaN or infinity"):
-        lay(workspace, Prompt("Why?", [replace(segment, layers=tuple(broken))]))
-    book = lay(workspace, Prompt("Why?", [segment]), splice=False)
+        assemble(workspace, Prompt("Why?", [replace(segment, layers=tuple(broken))]))
+    book = assemble(workspace, Prompt("Why?", [segment]), splice=False)
     found = book.logits()
     np.testing.assert_array_equal(found, recomputed(make_workspace("mamba"), book.tokens))
 
@@ -196,11 +196,11 @@ def test_a_segment_kept_whole_that_could_be_moved_now(
     path = compile_to_library(workspace, skill).path
     segment = workspace.open(path)
     monkeypatch.setattr(Context, "supports", lambda *_: None)
-    book = lay(workspace, Prompt("Why?", [segment], system="Be kind."))
+    book = assemble(workspace, Prompt("Why?", [segment], system="Be kind."))
     book.flush()
     assert "if it is compiled again" in book.pieces[1].why and book.count("spliced") == 0
     assert compile_to_library(workspace, skill).reasons == ("its rows can be moved now",)
-    assert not workspace.open(path).whole
+    assert not workspace.open(path).pinned
 
 
 def test_verify_measures_the_restore(workspace: Workspace, segment: Segment) -> None:
@@ -219,9 +219,9 @@ def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWor
     """Within a stretch of positions rows are moved; across its end the skill is decoded, exactly, with the reason."""
     workspace = make_workspace("mistral3")
     segment = compile_skill(workspace, skill)
-    assert lay(workspace, Prompt("Why?", [segment], system="x" * 20)).count("spliced") == len(segment) - 1
+    assert assemble(workspace, Prompt("Why?", [segment], system="x" * 20)).count("spliced") == len(segment) - 1
     for length in (220, 300):  # into the next stretch, and beyond
-        book = lay(workspace, Prompt("Why?", [segment], system="x" * length))
+        book = assemble(workspace, Prompt("Why?", [segment], system="x" * length))
         found = book.logits()
         assert book.count("spliced") == 0
         why = "decoded: rows cannot be moved from one stretch of 256 positions to another: "
@@ -244,7 +244,7 @@ def test_one_segment_serves_every_cache_but_f32(
     first = compile_to_library(plain, skill)
     segment = plain.open(first.path)
     prompt = Prompt("Why?", [segment])
-    exact = lay(plain, prompt, splice=False).logits()
+    exact = assemble(plain, prompt, splice=False).logits()
     with Workspace(path, options) as workspace:
         assert compile_to_library(workspace, skill).path == first.path
         assert compile_to_library(workspace, skill).reasons == ()
@@ -252,8 +252,8 @@ def test_one_segment_serves_every_cache_but_f32(
         for one, other in zip(again.layers, segment.layers, strict=True):
             np.testing.assert_array_equal(one.k, other.k)
             np.testing.assert_array_equal(one.v, other.v)
-        decoded = lay(workspace, prompt, splice=False).logits()
-        found = lay(workspace, prompt).logits()
+        decoded = assemble(workspace, prompt, splice=False).logits()
+        found = assemble(workspace, prompt).logits()
     scale = float((exact**2).sum())
     own, mine = (float(((logits - exact) ** 2).sum()) / scale for logits in (decoded, found))
     assert mine <= 1.5 * own + 1e-6

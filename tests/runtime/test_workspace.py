@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.engine.context import ContextOptions
 from notes_cli.errors import EngineError
-from notes_cli.work.workspace import Workspace
+from notes_cli.runtime.workspace import Workspace
 
 from ..conftest import MakeModel, MakeWorkspace
 

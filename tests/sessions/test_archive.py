@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
+from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
-from notes_cli.library.archive import load, name_of, save
 from notes_cli.library.container import write_segment
-from notes_cli.library.sessions import LEDGER, Sessions, Stored
+from notes_cli.sessions.archive import load, name_of, save
+from notes_cli.sessions.folder import LEDGER, SessionFolder, Sessions
 
-from .conftest import MakeSegment
-from .test_sessions import HEADER, turn
+from .test_folder import HEADER, turn
 
 Change = Callable[[dict[str, bytes]], Any]
+MakeSegment = Callable[..., Segment]
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def sessions(tmp_path: Path) -> Sessions:
 
 
 @pytest.fixture
-def begun(sessions: Sessions, make_segment: MakeSegment) -> Stored:
+def begun(sessions: Sessions, make_segment: MakeSegment) -> SessionFolder:
     """A session of two turns with sound rows."""
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
@@ -42,7 +43,7 @@ def begun(sessions: Sessions, make_segment: MakeSegment) -> Stored:
     return stored
 
 
-def archived(stored: Stored) -> bytes:
+def archived(stored: SessionFolder) -> bytes:
     out = io.BytesIO()
     save(stored, out)
     return out.getvalue()
@@ -63,7 +64,7 @@ def packed(parts: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def test_there_and_back(begun: Stored, sessions: Sessions) -> None:
+def test_there_and_back(begun: SessionFolder, sessions: Sessions) -> None:
     """Rows byte for byte, the same state; the same bytes each time, of nobody and of no time; no folder of a model."""
     data = archived(begun)
     assert archived(begun) == data
@@ -79,16 +80,16 @@ def test_there_and_back(begun: Stored, sessions: Sessions) -> None:
     assert there.folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_only_what_stands_goes(begun: Stored) -> None:
+def test_only_what_stands_goes(begun: SessionFolder) -> None:
     """What a crash left beside it, half a line or a file, stays where it is."""
     before = archived(begun)
     begun.next_rows.write_bytes(b"half")
     with begun.ledger.open("ab") as file:
         file.write(b'{"op": "tu')
-    assert archived(Stored(begun.folder)) == before
+    assert archived(SessionFolder(begun.folder)) == before
 
 
-def test_a_name_that_is_there_is_refused(begun: Stored, sessions: Sessions) -> None:
+def test_a_name_that_is_there_is_refused(begun: SessionFolder, sessions: Sessions) -> None:
     """And nothing of it is touched; a folder without a session is in nobody's way."""
     before = begun.ledger.read_bytes()
     data = archived(begun)
@@ -169,7 +170,9 @@ def with_info(name: str, **settings: Any) -> Change:
         (with_info("0003.gguf", type=tarfile.GNUTYPE_SPARSE, size=1 << 60), "is no regular file"),
     ],
 )
-def test_hostile_archives(begun: Stored, sessions: Sessions, tmp_path: Path, change: Change, message: str) -> None:
+def test_hostile_archives(
+    begun: SessionFolder, sessions: Sessions, tmp_path: Path, change: Change, message: str
+) -> None:
     """Whatever is wrong with it: one line, no session, and not a file left anywhere."""
     data = change(members(archived(begun)))
     before = sorted(tmp_path.rglob("*"))
@@ -182,7 +185,7 @@ def test_hostile_archives(begun: Stored, sessions: Sessions, tmp_path: Path, cha
 
 
 @pytest.mark.parametrize("name", [LEDGER, "0001.gguf"])
-def test_huge_sizes_are_believed_by_nobody(begun: Stored, sessions: Sessions, name: str) -> None:
+def test_huge_sizes_are_believed_by_nobody(begun: SessionFolder, sessions: Sessions, name: str) -> None:
     """A size that no disk has, in the header of an archive of one kilobyte."""
     info = tarfile.TarInfo(name)
     info.size = 1 << 60
@@ -193,7 +196,7 @@ def test_huge_sizes_are_believed_by_nobody(begun: Stored, sessions: Sessions, na
     assert sessions.names() == ["mine"]
 
 
-def test_an_interrupt_leaves_nothing(begun: Stored, sessions: Sessions) -> None:
+def test_an_interrupt_leaves_nothing(begun: SessionFolder, sessions: Sessions) -> None:
     """Ctrl-C while it is read: as if it had not begun."""
 
     class Interrupted(io.BytesIO):
@@ -213,17 +216,17 @@ def test_whole_sessions_bring_what_they_have(sessions: Sessions, make_segment: M
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
         for number in (1, 2):
-            segment = replace(make_segment(2), identity=identity, text="", fields=(), whole=True, base=0)
+            segment = replace(make_segment(2), identity=identity, text="", fields=(), pinned=True, base=0)
             segment = replace(segment, context=segment.tokens[:0])
             write_segment(stored.next_rows, segment)
             line = turn(5, rows=f"000{number}.gguf")
-            stored.commit(line, None if stored.header else replace(HEADER, whole=True))
+            stored.commit(line, None if stored.header else replace(HEADER, pinned=True))
         (stored.folder / "0001.gguf").unlink()
     assert list(members(archived(stored))) == [LEDGER, "0002.gguf"]
     assert load(sessions, io.BytesIO(archived(stored)), "a file", "other").state == stored.state
 
 
-def test_a_damaged_session_is_not_exported(begun: Stored) -> None:
+def test_a_damaged_session_is_not_exported(begun: SessionFolder) -> None:
     """Nobody could read it."""
     (begun.folder / "0001.gguf").write_bytes(b"GGUF")
     with pytest.raises(SessionError, match=r"session mine is damaged: 0001\.gguf in it is damaged"):
@@ -241,9 +244,9 @@ def test_names(tmp_path: Path) -> None:
             name_of(Path(name))
 
 
-def test_an_import_is_synced(begun: Stored, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_is_synced(begun: SessionFolder, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rename that makes the session outlasts a cut of the power once it is said to be there."""
     data, synced = archived(begun), list[Path]()
-    monkeypatch.setattr("notes_cli.library.archive.sync_folder", synced.append)
+    monkeypatch.setattr("notes_cli.sessions.archive.sync_folder", synced.append)
     load(sessions, io.BytesIO(data), "it", "other")
     assert synced == [sessions.folder]

@@ -13,13 +13,13 @@ from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.errors import EngineError
+from notes_cli.runtime import thinking
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.thinking import ROOM, Thought, decide_after, reply, think
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Reasoning
 from notes_cli.text.skill import Skill, load_skill, parse_skill
-from notes_cli.work import thinking
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.thinking import ROOM, Thought, decide_after, reply, think
-from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
 from ..thinkers import HARMONY, OPENED, PLAIN, RESPONSE, SWITCH, UNAWARE, Scripted
@@ -68,14 +68,14 @@ def test_the_answer_is_told_from_the_chain(
 ) -> None:
     """For every kind of marks, here plain text cut into bytes: neither holds a mark, both are said as they come."""
     workspace = make_workspace(template=template)
-    notebook = lay(workspace, Prompt("Why?", think=True), room=200)
+    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     prompt = len(notebook)
     thoughts: list[str] = []
     words: list[str] = []
     script(workspace, chain)
     thought = think(workspace, notebook, GREEDY, 100, thoughts.append)
     start = len(notebook)
-    assert thought.whole and thought.tokens == start - prompt
+    assert thought.finished and thought.tokens == start - prompt
     script(workspace, answer)
     found = reply(workspace, notebook, GREEDY, 100, thought=thought, say=words.append)
     assert found.text == answer.split("</response>")[0] == "".join(words)
@@ -91,11 +91,11 @@ def test_at_the_limit_the_mark_is_put_in(
 ) -> None:
     """A chain that does not end is ended, at once if there is no limit to speak of, and the answer can begin."""
     workspace = make_workspace(template=template)
-    notebook = lay(workspace, Prompt("Why?", think=True), room=200)
+    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     before = shown(notebook)
     script(workspace, "abcdefgh" * 50)
     thought = think(workspace, notebook, GREEDY, limit)
-    assert (thought.text, thought.whole) == ("abcdefgh"[:limit], False)
+    assert (thought.text, thought.finished) == ("abcdefgh"[:limit], False)
     assert shown(notebook) == before + thought.text + workspace.reasoning.closing
     assert len(notebook.logits()) == workspace.model.n_vocab
 
@@ -104,10 +104,10 @@ def test_at_the_limit_the_mark_is_put_in(
 def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Script, kind: str) -> None:
     """The model stops without its mark: that is put in, and the chain counts as whole. Any kind of cache will do."""
     workspace = make_workspace(kind, template=SWITCH)
-    notebook = lay(workspace, Prompt("Why?", think=True), room=200)
+    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "Done </thi")
     thought = think(workspace, notebook, GREEDY, 50)
-    assert (thought.text, thought.whole) == ("Done </thi", True)
+    assert (thought.text, thought.finished) == ("Done </thi", True)
     assert shown(notebook).endswith("<think>\nDone </thi</think>\n\n")
     assert decide_after(workspace, notebook, ["a", "b"], thought) == decide(notebook, ["a", "b"])
 
@@ -116,10 +116,10 @@ def test_a_mark_that_is_a_special_token(make_workspace: MakeWorkspace, script: S
     """Its text is seen though it prints as nothing; other special tokens stay unseen."""
     workspace = make_workspace(template=PLAIN)
     workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close="<|im_start|>", answer="\n")
-    notebook = lay(workspace, Prompt("Why?", think=True), room=200)
+    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "A<|im_start|>")
     thought = think(workspace, notebook, GREEDY, 50)
-    assert (thought.text, thought.whole) == ("A", True)
+    assert (thought.text, thought.finished) == ("A", True)
     script(workspace, "B")
     assert reply(workspace, notebook, GREEDY, 50, thought=thought).text == "B"
     assert shown(notebook).endswith("<|im_start|>A<|im_start|>\nB")
@@ -129,12 +129,12 @@ def test_what_comes_in_one_token_with_the_mark(make_workspace: MakeWorkspace, sc
     """The end of such a token belongs to the answer, and nothing is put between."""
     workspace = make_workspace(template=SWITCH)
     workspace.__dict__["reasoning"] = Reasoning(open="<think>", close="<", answer="\n\n")
-    notebook = lay(workspace, Prompt("Why?", think=True), room=200)
+    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     # The special token <|im_start|> is part of the marks, so its text is seen, and begins with the closing mark.
     workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close="<", answer="\n\n")
     script(workspace, "A<|im_start|>")
     thought = think(workspace, notebook, GREEDY, 50)
-    assert (thought.text, thought.rest, thought.whole) == ("A", "|im_start|>", True)
+    assert (thought.text, thought.rest, thought.finished) == ("A", "|im_start|>", True)
     script(workspace, " B")
     assert reply(workspace, notebook, GREEDY, 50, thought=thought).text == "|im_start|> B"
     assert shown(notebook).endswith("A<|im_start|> B")
@@ -148,13 +148,13 @@ def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, sc
         ("<think></think>Yes.", "", "Yes.", True),
         ("<think>0123456789abcdefghijklm", "0123456789abcdefghij", "klm", False),
     ):
-        notebook = lay(workspace, Prompt("Why?"), room=200)
+        notebook = assemble(workspace, Prompt("Why?"), room=200)
         said: list[str] = []
         script(workspace, text)
         found = reply(workspace, notebook, GREEDY, 100, thinking=20, say=said.append)
         assert (found.text, "".join(said)) == (answer, answer)
-        assert found.thought and (found.thought.text, found.thought.whole) == (chain, whole)
-    notebook = lay(workspace, Prompt("Why?"), room=200)
+        assert found.thought and (found.thought.text, found.thought.finished) == (chain, whole)
+    notebook = assemble(workspace, Prompt("Why?"), room=200)
     script(workspace, "Use <think> for it.")
     found = reply(workspace, notebook, GREEDY, 100)
     assert (found.text, found.thought) == ("Use <think> for it.", None)
@@ -163,13 +163,13 @@ def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, sc
 def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
     """The cue stands behind the question; the answer begins behind the other one."""
     workspace = make_workspace(template=PLAIN)
-    notebook = lay(workspace, Prompt("Why?", think=True), room=200)
+    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     assert "Why?\n\nThink step by step" in shown(notebook)
-    assert "Think" not in shown(lay(workspace, Prompt("Why?")))
-    notebook = lay(workspace, Prompt("Why?", think=True), room=200)
+    assert "Think" not in shown(assemble(workspace, Prompt("Why?")))
+    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "First this, then that.")
     thought = think(workspace, notebook, GREEDY, 100)
-    assert (thought.text, thought.whole) == ("First this, then that.", True)
+    assert (thought.text, thought.finished) == ("First this, then that.", True)
     assert shown(notebook).endswith("assistant\nFirst this, then that.\n\nAnswer:")
     script(workspace, " 42")
     assert reply(workspace, notebook, GREEDY, 100, thought=thought).text == "42"
@@ -179,21 +179,21 @@ def test_spliced_or_not_the_prompt_of_a_chain_is_the_same(make_workspace: MakeWo
     """The words that open the chain belong to the prompt: the recompute has the same tokens."""
     workspace = make_workspace(template=OPENED)
     prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.", think=True)
-    full = lay(workspace, prompt, splice=False).tokens.tolist()
-    assert lay(workspace, prompt).tokens.tolist() == full
-    assert shown(lay(workspace, prompt)).endswith("assistant\n<think>\n")
+    full = assemble(workspace, prompt, splice=False).tokens.tolist()
+    assert assemble(workspace, prompt).tokens.tolist() == full
+    assert shown(assemble(workspace, prompt)).endswith("assistant\n<think>\n")
 
 
 def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
     """The chain ends before the context does; where not even its end fits, that is said."""
     workspace = make_workspace(template=SWITCH, n_ctx=256, fixed_size=True)
-    notebook = lay(workspace, Prompt("Why?", think=True))
+    notebook = assemble(workspace, Prompt("Why?", think=True))
     script(workspace, "a" * 1000)
     thought = think(workspace, notebook, GREEDY, 1000)
-    assert not thought.whole and len(thought.text) > 50
+    assert not thought.finished and len(thought.text) > 50
     assert len(notebook) <= notebook.context.n_ctx - ROOM + len(workspace.reasoning.closing)
-    empty = len(lay(workspace, Prompt("x", think=True)))
-    notebook = lay(workspace, Prompt("x" * (notebook.context.n_ctx - empty - 5), think=True))
+    empty = len(assemble(workspace, Prompt("x", think=True)))
+    notebook = assemble(workspace, Prompt("x" * (notebook.context.n_ctx - empty - 5), think=True))
     with pytest.raises(EngineError, match="context is too small"):
         think(workspace, notebook, GREEDY, 1000)
 
@@ -208,9 +208,9 @@ def returns(shipped: Workspace) -> Prompt:
 
 def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, returns: Prompt) -> None:
     """That is the answer: nothing more is written for it, and the choice is decided where it is named."""
-    notebook = lay(shipped, returns, room=300)
+    notebook = assemble(shipped, returns, room=300)
     thought = think(shipped, notebook, GREEDY, 200)
-    assert thought.text.endswith("So the return is accepted.") and thought.whole
+    assert thought.text.endswith("So the return is accepted.") and thought.finished
     tokens, pieces = notebook.tokens.tolist(), list(notebook.pieces)
     found = reply(shipped, notebook, GREEDY, 50, thought=thought)
     assert (found.text, found.tokens) == ("accepted", 0)
@@ -224,15 +224,15 @@ def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, re
 def test_a_chain_cut_short_is_brought_to_an_answer(shipped: Workspace, returns: Prompt) -> None:
     """Even where nothing was thought: the chain's own last words come, and it says that it is not whole."""
     for limit in (0, 6):
-        notebook = lay(shipped, returns, room=300)
+        notebook = assemble(shipped, returns, room=300)
         thought = think(shipped, notebook, GREEDY, limit)
-        assert not thought.whole and thought.answer in ("accepted", "refused")
+        assert not thought.finished and thought.answer in ("accepted", "refused")
         assert decide_after(shipped, notebook, ["accepted", "refused"], thought).choice == thought.answer
 
 
 def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Prompt) -> None:
     """They are weighed at the end of the notebook; so they are where the answer follows the chain."""
-    notebook = lay(shipped, returns, room=300)
+    notebook = assemble(shipped, returns, room=300)
     thought = think(shipped, notebook, GREEDY, 200)
     assert decide_after(shipped, notebook, ["yes", "no"], thought) == decide(notebook, ["yes", "no"])
     thought = Thought("Well.", 1, True)
@@ -251,7 +251,7 @@ def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
     said = {}
     for values in ({}, {"date": "2026-07-01"}):
         prompt = Prompt("May I return this?", [segment], values=values, think=True)
-        notebook = lay(shipped, prompt, room=300)
+        notebook = assemble(shipped, prompt, room=300)
         said[bool(values)] = think(shipped, notebook, GREEDY, 200)
     assert said[False].answer == "accepted" and said[True].answer == "refused"
     assert "2026-07-01" in said[True].text

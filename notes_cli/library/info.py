@@ -23,7 +23,7 @@ POSITIONS = (1 << 31) - 1  # of tokens, as llama.cpp counts them
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class SegmentInfo:
     """What a segment file says of itself, without the rows."""
 
     path: Path
@@ -33,7 +33,7 @@ class Card:
     tokens: Tokens
     context: Tokens
     base: int
-    whole: bool  # the rows of the left context are there, too
+    pinned: bool  # the rows of the left context are there, too
     fields: tuple[FieldSpan, ...]
     blocks: tuple[int, ...]  # the first token of each; empty: one block
     moves: tuple[int, ...]  # of each block: how often its rows have been moved since they were computed
@@ -59,7 +59,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         "text": segment.text,
         "fields": json.dumps([asdict(span) for span in segment.fields], ensure_ascii=False),
         "base": segment.base,
-        **({"first": 0} if segment.whole else {}),
+        **({"first": 0} if segment.pinned else {}),
         **({"blocks": json.dumps(segment.blocks)} if segment.blocks else {}),
         **({"moves": json.dumps(segment.moves)} if any(segment.moves) else {}),
         **({"source": segment.source} if segment.source else {}),
@@ -69,8 +69,8 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
     }
 
 
-def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: int) -> Card:
-    """The card of a file whose head has been checked. Raise FormatError if a key is missing or does not
+def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: int) -> SegmentInfo:
+    """The info of a file whose head has been checked. Raise FormatError if a key is missing or does not
     fit."""
 
     def text(key: str) -> str:
@@ -91,7 +91,7 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
     states = {name for name in layers if ".state." in name}
     blocks = _blocks(head.metadata.get("notes.blocks"), len(tokens), first is not None)
     types = {f"f{8 * place.dtype.itemsize}" for name, place in layers.items() if name not in states}
-    return Card(
+    return SegmentInfo(
         path=path,
         name=text("name"),
         description=text("description"),
@@ -99,7 +99,7 @@ def read_card(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         tokens=tokens,
         context=context,
         base=base,
-        whole=first is not None,
+        pinned=first is not None,
         fields=_fields(text("fields"), text("text"), len(tokens)),
         blocks=blocks,
         moves=_moves(head.metadata.get("notes.moves"), len(blocks)),

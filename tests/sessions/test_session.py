@@ -18,14 +18,14 @@ from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
-from notes_cli.library.sessions import Sessions, Stored
+from notes_cli.runtime.assembling import Prompt, assemble, parse_errata
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.settings import Defaults
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.rows import CHUNK, FILES
+from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill, load_skill, parse_skill
-from notes_cli.work.choosing import Defaults
-from notes_cli.work.compiling import compile_skill
-from notes_cli.work.prompting import Prompt, lay, parse_errata
-from notes_cli.work.rows import CHUNK, FILES
-from notes_cli.work.session import Session
-from notes_cli.work.workspace import Workspace
 
 from ..limits import few_descriptors
 
@@ -59,7 +59,7 @@ def turn(session: Session, skill: Skill, question: str, *errata: str, limit: int
     if session.empty:
         segment = compile_skill(session.workspace, skill)
         prompt = Prompt(question, [segment], parse_errata(errata, [segment]), system="Be kind.")
-        notebook = lay(session.workspace, prompt, room=limit)
+        notebook = assemble(session.workspace, prompt, room=limit)
         session.begin(prompt, notebook)
     else:
         notebook = session.follow(question, errata, room=limit)
@@ -156,7 +156,7 @@ def test_fifty_turns_killed_between_them_equal_one_process(
     def kept(name: str) -> Session:
         """Opened once, and in memory from then on."""
         if name not in live:
-            live[name] = Session(make(n_ctx=size), Stored(paths().sessions / name))
+            live[name] = Session(make(n_ctx=size), SessionFolder(paths().sessions / name))
         return live[name]
 
     one = run(ops, skill, "mine", kept)
@@ -170,13 +170,13 @@ def test_fifty_turns_killed_between_them_equal_one_process(
         """Opened anew each time, with what a kill leaves: half a line, and rows that no line tells of."""
         if opened:
             opened.pop().close()
-        stored = Stored(paths().sessions / name)
+        stored = SessionFolder(paths().sessions / name)
         if stored.header:
             with stored.ledger.open("ab") as file:
                 file.write(b'{"op": "turn", "pieces": [{"kind"')
             stored.next_rows.write_bytes(b"GGUF")
         opened.append(Workspace(make_model("llama"), ContextOptions(n_ctx=size, n_threads=1)))
-        return Session(opened[0], Stored(stored.folder))
+        return Session(opened[0], SessionFolder(stored.folder))
 
     many = run(ops, skill, "mine", reopened)
     assert many.state.tokens == tokens and len(tokens) > 1000
@@ -195,7 +195,7 @@ def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: s
     with held(workspace) as session:
         segment = compile_skill(workspace, skill, measure=lambda done, total: None)
         prompt = Prompt("Why?", [segment])
-        session.begin(prompt, lay(workspace, prompt, room=3))
+        session.begin(prompt, assemble(workspace, prompt, room=3))
         session.keep("yes")
         turn(session, skill, "And then?")
         before, tokens = rows(session.notebook), session.state.tokens
@@ -216,7 +216,7 @@ def test_suffix_equals_a_recompute(make: Open, skill: Skill) -> None:
         segment = compile_skill(workspace, skill)
         prompt = Prompt("Why?", [segment])
         with held(workspace, name) as session:
-            session.begin(prompt, lay(workspace, prompt))
+            session.begin(prompt, assemble(workspace, prompt))
             session.keep("yes")
             session.edit("date", value, Method(name))
             turn(session, skill, "And then?")
@@ -235,7 +235,7 @@ def test_selective_touches_its_field_and_k_more(make: Open, skill: Skill) -> Non
     segment = compile_skill(workspace, skill, measure=lambda done, total: None)
     prompt = Prompt("Why?", [segment])
     with held(workspace) as session:
-        session.begin(prompt, lay(workspace, prompt, room=3))
+        session.begin(prompt, assemble(workspace, prompt, room=3))
         session.keep("yes")
     for value in ("2026-07-01", "2026-08-22"):
         with held(make()) as session:
@@ -270,7 +270,7 @@ def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
 def test_auto_does_not_stand_behind_an_erratum(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value in the text would be contradicted by what was said of it later: it is said, whatever was measured."""
     found = Defaults(Method("field"), None, 1, "early", "field: 9 of 9")
-    monkeypatch.setattr("notes_cli.work.session.defaults", lambda workspace: found)
+    monkeypatch.setattr("notes_cli.sessions.session.defaults", lambda workspace: found)
     with held(make()) as session:
         turn(session, skill, "Why?")
         assert session.edit("date", "2026-07-01").method == "field"
@@ -306,7 +306,7 @@ def test_a_waiting_erratum_is_read_last(make: Open, skill: Skill) -> None:
         (said,) = [entry for entry in session.state.entries if entry.kind == "erratum"]
         assert said.name == "returns.date" and "the date of returns is now 2026-07-01" in said.text
         edited = [entry.name for entry in session.state.entries if entry.kind == "edit"]
-        assert edited == ["returns.date"] and session.state.heard == {"returns.date"}
+        assert edited == ["returns.date"] and session.state.stated == {"returns.date"}
 
 
 def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> None:
@@ -354,7 +354,7 @@ def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.
 def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
     """A field changed so many times with a question after each, compacted now and then; the splice is exact."""
     prompt = Prompt("Why?", [compile_skill(session.workspace, skill)])
-    session.begin(prompt, lay(session.workspace, prompt))
+    session.begin(prompt, assemble(session.workspace, prompt))
     session.keep("yes")
     errata = {2: ["tier=basic"], 3: ["be kind"], 9: ["tier=silver"]}
     for number in range(1, times + 1):
@@ -418,13 +418,13 @@ def test_what_is_left_of_a_message(make: Open, skill: Skill) -> None:
 
 
 def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill) -> None:
-    """What was said of the field goes when it is written; then nothing has been heard of it any more."""
+    """What was said of the field goes when it is written; then nothing has been stated of it any more."""
     with held(make()) as session:
         turn(session, skill, "Why?", "date=2026-07-01")
         done = session.edit("date", "2026-08-01", Method("field"))
         assert "notes session compact takes it out" in done.why
         assert session.compact().fields == ("date",)
-        assert not session.state.heard and session.state.fields["date"] == "2026-08-01"
+        assert not session.state.stated and session.state.fields["date"] == "2026-08-01"
         assert "compact" not in session.edit("date", "2026-08-02", Method("field")).why
 
 
@@ -434,7 +434,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
 
     def profile(method: str, why: str) -> None:
         found = Defaults(Method.parse(method), "changed", 1, "early", why)
-        monkeypatch.setattr("notes_cli.work.session.defaults", lambda workspace: found)
+        monkeypatch.setattr("notes_cli.sessions.session.defaults", lambda workspace: found)
 
     with held(make()) as session:
         turn(session, skill, "Why?")
@@ -470,9 +470,9 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         assert done.method == "erratum" and "what stands behind the change cannot be moved" in done.chosen
     with held(make(), "short") as session:
         prompt = Prompt("?", [compile_skill(session.workspace, parse_skill("a: b", source="-", default="s"))])
-        session.begin(prompt, lay(session.workspace, prompt))
+        session.begin(prompt, assemble(session.workspace, prompt))
         session.keep()
-        monkeypatch.setattr("notes_cli.work.session.NEAR", 64)
+        monkeypatch.setattr("notes_cli.sessions.session.NEAR", 64)
         assert session.edit("a", "c").chosen.startswith("suffix: no more than 64 tokens stand behind the change")
 
 
@@ -661,7 +661,7 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
     segments = [compile_skill(workspace, skill), compile_skill(workspace, other)]
     prompt = Prompt("Why?", segments)
     with held(workspace) as session:
-        session.begin(prompt, lay(workspace, prompt))
+        session.begin(prompt, assemble(workspace, prompt))
         session.keep("yes")
         for name in ("date", "*.date"):
             with pytest.raises(SkillError, match=r"returns\.date, fees\.date"):
@@ -698,7 +698,7 @@ def test_a_ledger_from_before_fields_were_told_apart(make: Open, skill: Skill) -
     other = parse_skill("date: 2026-07-01", source="fees.txt", default="fees")
     with held(make()) as session:
         prompt = Prompt("Why?", [compile_skill(session.workspace, one) for one in (skill, other)])
-        session.begin(prompt, lay(session.workspace, prompt))
+        session.begin(prompt, assemble(session.workspace, prompt))
         session.keep("yes")
         session.edit("returns.date", "9 May", Method("erratum"))
         ledger = session.stored.ledger.read_text()
@@ -744,7 +744,7 @@ def test_28_toggles_on_the_shipped_model(home: Path) -> None:
         segment = compile_skill(workspace, load_skill(resource("skills") / "returns"))
         with held(workspace) as session:
             prompt = Prompt(RETURN, [segment])
-            notebook = lay(workspace, prompt, room=8)
+            notebook = assemble(workspace, prompt, room=8)
             session.begin(prompt, notebook)
             answers = [answer(session, notebook)]
             for number in range(28):

@@ -10,24 +10,24 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from notes_cli.engine.turning import Turned
+from notes_cli.engine.rotation import RotationCheck
 from notes_cli.library.atomic import replacing
 
 KEPT = 256  # the latest
 
 
-def load_turns(memory: Path) -> dict[str, Turned | None]:
+def load_checks(memory: Path) -> dict[str, RotationCheck | None]:
     """What is known, by key; only entries of the right shape. None: there was nothing to measure."""
     try:
         data = json.loads(memory.read_text(encoding="utf-8"))
-        return {key: None if entry is None else _turned(entry) for key, entry in data.items()}
+        return {key: None if entry is None else _check_of(entry) for key, entry in data.items()}
     except (OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return {}
 
 
-def keep_turn(memory: Path, key: str, turned: Turned | None) -> None:
+def keep_check(memory: Path, key: str, turned: RotationCheck | None) -> None:
     """Remember one more. Two processes may write at once: the last one wins, and the other measures again some day."""
-    known = load_turns(memory)
+    known = load_checks(memory)
     known.pop(key, None)
     entries = [*known.items(), (key, turned)][-KEPT:]
     data = {name: None if entry is None else asdict(entry) for name, entry in entries}
@@ -35,8 +35,8 @@ def keep_turn(memory: Path, key: str, turned: Turned | None) -> None:
         temporary.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
 
-def _turned(entry: dict[str, int | float]) -> Turned:
-    turned = Turned(**{name: entry[name] for name in ("distance", "layer", "error", "bound")})  # type: ignore[arg-type]
+def _check_of(entry: dict[str, int | float]) -> RotationCheck:
+    turned = RotationCheck(**{name: entry[name] for name in ("distance", "layer", "error", "bound")})  # type: ignore[arg-type]
     kinds = [type(value) for value in asdict(turned).values()]
     if kinds != [int, int, float, float] or not turned.bound < 1:
         raise ValueError(entry)

@@ -11,20 +11,20 @@ from shlex import quote
 import numpy as np
 
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import Method, lay_changed, prepare, rewritten
+from notes_cli.editing.methods import Method, place_changed, prepare, rewritten
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import AgainError, NotesError, SkillError, UnsupportedError, UnwritableError
-from notes_cli.library.sessions import SkillText
+from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
+from notes_cli.runtime.settings import DEFAULT_SEAM, choose
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import SkillText
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name
 from notes_cli.text.prompt import build
 from notes_cli.text.references import ALL, Known, Reference
 from notes_cli.text.skill import load_skill
-from notes_cli.work.choosing import DEFAULT_SEAM, choose
-from notes_cli.work.compiling import compile_skill, compile_to_library, plan, stale, taken
-from notes_cli.work.workspace import Workspace
 
 _DECODED = "decoded: "  # what `why` of a piece begins with whose rows could not be placed
 
@@ -43,7 +43,7 @@ class Prompt:
     values: Mapping[str, str] = field(default_factory=dict)
     method: Method = field(default_factory=Method)
     place: str = "early"  # skills and errata in the system message, or "late": right before the question
-    think: bool = False  # the prompt ends where a chain of thought begins (work/thinking.py goes on)
+    think: bool = False  # the prompt ends where a chain of thought begins (runtime/thinking.py goes on)
 
     @property
     def sentences(self) -> list[str]:
@@ -160,7 +160,7 @@ def parse_values(given: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def lay(
+def assemble(
     workspace: Workspace,
     prompt: Prompt,
     *,
@@ -223,10 +223,10 @@ def lay(
             text = changed.tokens if changed and prompt.method.touches else segment.tokens
             notebook.append(text, piece.kind, piece.name, why="full prefill asked for")
         elif changed:
-            place = partial(lay_segment, seam=seam, rotate=rotate, strict=strict)
-            lay_changed(notebook, segment, changed, prompt.method, place, prepared[piece.name])
+            place = partial(place_segment, seam=seam, rotate=rotate, strict=strict)
+            place_changed(notebook, segment, changed, prompt.method, place, prepared[piece.name])
         else:
-            lay_segment(notebook, segment, seam, rotate, strict)
+            place_segment(notebook, segment, seam, rotate, strict)
     return notebook
 
 
@@ -253,17 +253,17 @@ def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
     return changed.tokens if changed and len(changed.tokens) > len(segment) else segment.tokens
 
 
-def lay_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool = True, strict: bool = False) -> None:
+def place_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool = True, strict: bool = False) -> None:
     """The best that is right: restored, spliced, or decoded anew where its rows cannot stand here, and why.
 
     `strict`: raise UnsupportedError instead of decoding it.
     """
     same_left = np.array_equal(notebook.tokens, segment.context)
-    if segment.whole and same_left:
+    if segment.pinned and same_left:
         notebook.restore(segment)
         return
     context = notebook.context
-    if segment.whole:
+    if segment.pinned:
         reason = context.supports("splice") or "its rows can be moved if it is compiled again"
         refusal: str | None = f"what stands before is not what it was compiled behind; {reason}"
     else:

@@ -18,14 +18,14 @@ from notes_cli.errors import DamagedError, SegmentError, SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing, sync_folder
 from notes_cli.library.container import open_segment
-from notes_cli.library.sessions import (
+from notes_cli.sessions.folder import (
     FORMAT,
     LEDGER,
     Ledger,
     LedgerError,
     NewerError,
+    SessionFolder,
     Sessions,
-    Stored,
     clear,
     line_bytes,
     read_ledger,
@@ -49,7 +49,7 @@ def name_of(path: Path) -> str:
     return name
 
 
-def save(stored: Stored, out: BinaryIO) -> int:
+def save(stored: SessionFolder, out: BinaryIO) -> int:
     """Write the session to `out`, the same one in the same bytes; return the number of files in it.
 
     Raise SessionError if it is damaged; OSError as `out` does.
@@ -75,7 +75,7 @@ def save(stored: Stored, out: BinaryIO) -> int:
     return 1 + len(here)
 
 
-def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Stored:
+def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> SessionFolder:
     """Make a session of what `source` holds; `title` is what people call that.
 
     Raise SessionError if there is one of that name, or the source is not sound; then nothing is changed.
@@ -103,7 +103,7 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Stored:
         return sessions.find(name)
 
 
-def _portable(stored: Stored) -> bytes:
+def _portable(stored: SessionFolder) -> bytes:
     """The ledger without the folder of its model, which is nobody else's business."""
     first, _, rest = stored.ledger.read_bytes()[: stored.end].partition(b"\n")
     header = json.loads(first)
@@ -184,7 +184,7 @@ def _copy(source: BinaryIO, info: tarfile.TarInfo, path: Path) -> None:
 
 def _check_complete(ledger: Ledger, there: set[str]) -> None:
     """Raise ArchiveError where rows are missing. Whole ones are not kept of each turn: then the text is read anew."""
-    needed = set() if ledger.header.whole else {name for name, _ in ledger.state.rows}
+    needed = set() if ledger.header.pinned else {name for name, _ in ledger.state.rows}
     if needed - there:
         raise ArchiveError(f"the rows {min(needed - there) or 'of some tokens'} are missing")
 
@@ -195,9 +195,9 @@ def _check_rows(path: Path, ledger: Ledger) -> None:
         segment = open_segment(path)
     except DamagedError as error:
         raise ArchiveError(f"{path.name} in it is damaged") from error
-    if segment.whole != ledger.header.whole or segment.identity.differences(ledger.header.identity):
+    if segment.pinned != ledger.header.pinned or segment.identity.differences(ledger.header.identity):
         raise ArchiveError(f"{path.name} in it is of another model")
-    if not ledger.header.whole and not _fits(segment, path.name, ledger):
+    if not ledger.header.pinned and not _fits(segment, path.name, ledger):
         raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
 
 

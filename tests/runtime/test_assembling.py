@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from notes_cli.errors import NotesError, SegmentError
+from notes_cli.runtime.assembling import Prompt, assemble, method_for, open_segments, parse_errata
+from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.settings import DEFAULT_SEAM
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill, load_skill, parse_skill
-from notes_cli.work.choosing import DEFAULT_SEAM
-from notes_cli.work.compiling import compile_skill, compile_to_library
-from notes_cli.work.prompting import Prompt, lay, method_for, open_segments, parse_errata
-from notes_cli.work.workspace import Workspace
 
 from ..conftest import MakeWorkspace
 
@@ -39,12 +39,12 @@ def test_the_same_tokens_either_way(
     other = Skill("fees", "", "fee: 12", (), "-")
     segments = [compile_skill(workspace, skill), compile_skill(workspace, other)]
     prompt = Prompt("Why?", segments, [Erratum("date", "2026-07-01", "date=2026-07-01")], system)
-    full = lay(workspace, prompt, splice=False)
+    full = assemble(workspace, prompt, splice=False)
     wanted, ids = full.logits(), full.tokens.tolist()
     assert (ids[0] == 256) == bos and ids.count(256) == bos
-    spliced = lay(workspace, prompt)
+    spliced = assemble(workspace, prompt)
     found = spliced.logits()
-    assert spliced.tokens.tolist() == ids == lay(workspace, prompt, dry=True).tokens.tolist()
+    assert spliced.tokens.tolist() == ids == assemble(workspace, prompt, dry=True).tokens.tolist()
     assert full.count("spliced") == 0 < spliced.count("spliced")
     assert float(found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)) > 0.9
 
@@ -56,12 +56,12 @@ def test_no_seam_where_the_left_context_is_that_of_the_compile(
     """The first skill of a prompt without system text stands where it was compiled: all of it is reused, exactly."""
     workspace = make_workspace(kind)
     segment = compile_skill(workspace, skill)
-    at_home = lay(workspace, Prompt("Why?", [segment]))
+    at_home = assemble(workspace, Prompt("Why?", [segment]))
     assert (at_home.count("seam"), at_home.count("spliced")) == (0, len(segment))
     found = at_home.logits()
-    wanted = lay(workspace, Prompt("Why?", [segment]), splice=False).logits()
+    wanted = assemble(workspace, Prompt("Why?", [segment]), splice=False).logits()
     np.testing.assert_allclose(found, wanted, atol=0.02 * float(np.abs(wanted).max()))
-    moved = lay(workspace, Prompt("Why?", [segment], system="Be kind."))
+    moved = assemble(workspace, Prompt("Why?", [segment], system="Be kind."))
     assert (moved.count("seam"), moved.count("spliced")) == (DEFAULT_SEAM, len(segment) - DEFAULT_SEAM)
 
 
@@ -69,8 +69,8 @@ def test_a_seam_over_all_of_the_skill_is_the_full_prefill(workspace: Workspace, 
     """Recomputing every token gives the logits of the recompute; fewer tokens come less near."""
     segment = compile_skill(workspace, skill)
     prompt = Prompt("Why?", [segment], system="Be kind.")
-    wanted = lay(workspace, prompt, splice=False).logits()
-    errors = [float(((lay(workspace, prompt, seam=n).logits() - wanted) ** 2).sum()) for n in (0, len(segment))]
+    wanted = assemble(workspace, prompt, splice=False).logits()
+    errors = [float(((assemble(workspace, prompt, seam=n).logits() - wanted) ** 2).sum()) for n in (0, len(segment))]
     assert errors[1] < errors[0] / 100
 
 
@@ -80,8 +80,10 @@ def test_without_rotation_it_goes_wrong(make_workspace: MakeWorkspace, skill: Sk
     workspace = make_workspace(kind)
     segment = compile_skill(workspace, skill)
     prompt = Prompt("Why?", [segment], system="Be kind to everyone who asks.")
-    wanted = lay(workspace, prompt, splice=False).logits()
-    near, far = (float(((lay(workspace, prompt, rotate=turn).logits() - wanted) ** 2).sum()) for turn in (True, False))
+    wanted = assemble(workspace, prompt, splice=False).logits()
+    near, far = (
+        float(((assemble(workspace, prompt, rotate=turn).logits() - wanted) ** 2).sum()) for turn in (True, False)
+    )
     assert near < far
 
 
@@ -91,7 +93,7 @@ def test_a_segment_that_does_not_fit_is_never_laid(
     """A segment that came past the library is checked again."""
     foreign = compile_skill(make_workspace(seed=1), skill)
     with pytest.raises(SegmentError, match="this model is"):
-        lay(workspace, Prompt("Why?", [foreign]))
+        assemble(workspace, Prompt("Why?", [foreign]))
 
 
 def test_a_larger_context_that_rotates_otherwise_is_noticed(make_workspace: MakeWorkspace, skill: Skill) -> None:
@@ -99,25 +101,25 @@ def test_a_larger_context_that_rotates_otherwise_is_noticed(make_workspace: Make
     workspace = make_workspace("phi3", n_ctx=1024, name="long")  # llama.cpp knows "phi3" in a name
     path = compile_to_library(workspace, skill).path
     segment = workspace.open(path)
-    lay(workspace, Prompt("Why?", [segment])).flush()
+    assemble(workspace, Prompt("Why?", [segment])).flush()
     with pytest.raises(SegmentError, match="compiled with RoPE"):
-        lay(workspace, Prompt("Why? " * 1000, [segment]))
+        assemble(workspace, Prompt("Why? " * 1000, [segment]))
     large = make_workspace("phi3", n_ctx=8192, name="long")
     assert compile_to_library(large, skill).path != path
-    lay(large, Prompt("Why?", [large.open(compile_to_library(large, skill).path)])).flush()
+    assemble(large, Prompt("Why?", [large.open(compile_to_library(large, skill).path)])).flush()
 
 
 def test_the_same_skill_twice(workspace: Workspace, skill: Skill) -> None:
     """Refused: its errata could not tell which is meant."""
     segment = compile_skill(workspace, skill)
     with pytest.raises(NotesError, match="spliced twice"):
-        lay(workspace, Prompt("Why?", [segment, replace(segment)]))
+        assemble(workspace, Prompt("Why?", [segment, replace(segment)]))
 
 
 def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> None:
     """An earlier question and answer stand between the skill and the question; the skill is still reused whole."""
     segment = compile_skill(workspace, skill)
-    book = lay(workspace, Prompt("And now?", [segment], turns=[("Why?", "Because.")]))
+    book = assemble(workspace, Prompt("And now?", [segment], turns=[("Why?", "Because.")]))
     text = workspace.model.text(book.tokens)
     assert text.index("accepted.") < text.index("Why?") < text.index("Because.") < text.index("And now?")
     assert book.count("spliced") == len(segment)
@@ -137,18 +139,18 @@ def test_placed_late(
     segment = compile_skill(workspace, skill)
     errata = [Erratum("date", "2026-07-01", "date=2026-07-01")]
     prompt = Prompt("Why?", [segment], errata, "Be kind.", turns=turns, place="late")
-    full = lay(workspace, prompt, splice=False)
+    full = assemble(workspace, prompt, splice=False)
     wanted, ids = full.logits(), full.tokens.tolist()
     text = workspace.model.text(full.tokens)
     parts = ["Be kind.", *(part for turn in turns for part in turn), "accepted.", "Correction:", "Why?"]
     assert sorted(parts, key=text.index) == parts
 
-    spliced = lay(workspace, prompt)
+    spliced = assemble(workspace, prompt)
     found = spliced.logits()
-    assert spliced.tokens.tolist() == ids == lay(workspace, prompt, dry=True).tokens.tolist()
+    assert spliced.tokens.tolist() == ids == assemble(workspace, prompt, dry=True).tokens.tolist()
     assert (spliced.count("seam"), spliced.count("spliced")) == (DEFAULT_SEAM, len(segment) - DEFAULT_SEAM)
     assert float(found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)) > 0.9
-    near = lay(workspace, prompt, seam=len(segment)).logits()
+    near = assemble(workspace, prompt, seam=len(segment)).logits()
     np.testing.assert_allclose(near, wanted, atol=0.02 * float(np.abs(wanted).max()))
 
 
@@ -157,9 +159,9 @@ def test_late_is_where_it_was_compiled_without_a_system_role(make_workspace: Mak
     workspace = make_workspace(template=NO_SYSTEM)
     segment = compile_skill(workspace, skill)
     prompt = Prompt("Why?", [segment], place="late")
-    at_home = lay(workspace, prompt)
+    at_home = assemble(workspace, prompt)
     assert (at_home.count("seam"), at_home.count("spliced")) == (0, len(segment))
-    found, wanted = at_home.logits(), lay(workspace, prompt, splice=False).logits()
+    found, wanted = at_home.logits(), assemble(workspace, prompt, splice=False).logits()
     np.testing.assert_allclose(found, wanted, atol=0.02 * float(np.abs(wanted).max()))
 
 

@@ -15,8 +15,8 @@ from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import EngineError
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Begins, Reasoning, Until
-from notes_cli.work.workspace import Workspace
 
 THINK = 512  # tokens of a chain, if nothing else is said
 ROOM = 64  # tokens that are kept free behind a chain, for its end and an answer
@@ -35,7 +35,7 @@ class Thought:
 
     text: str
     tokens: int
-    whole: bool
+    finished: bool
     answer: str = ""
     rest: str = ""
     stopped: Stopped = "end"

@@ -28,11 +28,11 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.errors import DamagedError, SegmentError, SkillError, TakenError, UnsupportedError
-from notes_cli.library.container import Card, open_segment, peek, write_segment
+from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
 from notes_cli.library.store import came_from, changes, source_text
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.skill import Field, Skill
-from notes_cli.work.workspace import Workspace
 
 MOVES = 8  # times that the rows of a block are moved on, each a rounding, before it is computed anew (docs/LOG.md)
 
@@ -64,7 +64,7 @@ def compile_skill(
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
     if workspace.context.supports("read") is None:
-        workspace.measure_turn()
+        workspace.measure_rotation()
     if measure is not None:  # another value may be longer
         tokens = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
         workspace.make_room(tokens + 8 * len(skill.fields))
@@ -134,7 +134,7 @@ def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[
 
 def _alike(known: Segment, segment: Segment) -> bool:
     same_left = np.array_equal(known.context, segment.context)
-    return same_left and not known.whole and not known.identity.differences(segment.identity)
+    return same_left and not known.pinned and not known.identity.differences(segment.identity)
 
 
 def _influence(context: Context, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
@@ -155,7 +155,7 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Se
     segment = Segment(
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
-        whole=_whole(workspace),
+        pinned=_pinned(workspace),
         source=origin(skill),
     )
     return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
@@ -194,7 +194,7 @@ def _blocks(count: int) -> str:
     return "1 block" if count == 1 else f"{count} blocks"
 
 
-def _whole(workspace: Workspace) -> bool:
+def _pinned(workspace: Workspace) -> bool:
     """Whether rows of this model cannot be moved, so that they are kept with those of the left context."""
     return workspace.context.supports("splice") is not None
 
@@ -281,8 +281,8 @@ def _compile_to(
 
 
 def _up_to_date(path: Path) -> Compiled:
-    card = peek(path)
-    return Compiled(path, len(card.tokens), (), max(1, len(card.blocks)))
+    info = peek(path)
+    return Compiled(path, len(info.tokens), (), max(1, len(info.blocks)))
 
 
 def _known(path: Path) -> Segment | None:
@@ -293,10 +293,10 @@ def _known(path: Path) -> Segment | None:
         return None
 
 
-def again(card: Card, name: str | None = None) -> Skill:
+def again(info: SegmentInfo, name: str | None = None) -> Skill:
     """The skill that a segment was compiled from, by the text and the fields that it holds."""
-    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in card.fields)
-    return Skill(name or card.name, card.description, card.text, fields, card.source)
+    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
+    return Skill(name or info.name, info.description, info.text, fields, info.source)
 
 
 def origin(skill: Skill) -> str:
@@ -311,17 +311,17 @@ def taken(workspace: Workspace, skill: Skill) -> str | None:
     """Why the skill's name is not its: the library has another text of that name, and it came from elsewhere. None if
     it may have it. The file for this model decides; where there is none, those for others."""
     path = workspace.library.path(skill.name, workspace.identity)
-    cards = [entry.card for entry in workspace.library.entries(skill.name) if entry.card]
-    cards = [card for card in cards if card.path == path] or cards
-    if not cards or _belongs(skill, cards):
+    infos = [entry.info for entry in workspace.library.entries(skill.name) if entry.info]
+    infos = [info for info in infos if info.path == path] or infos
+    if not infos or _belongs(skill, infos):
         return None
-    there, here = source_text(cards[0].source), source_text(origin(skill))
+    there, here = source_text(infos[0].source), source_text(origin(skill))
     return f"the library has a skill {skill.name} already, from {there}; this one is from {here}"
 
 
-def _belongs(skill: Skill, cards: Iterable[Card]) -> bool:
+def _belongs(skill: Skill, infos: Iterable[SegmentInfo]) -> bool:
     """Whether nothing of another source is lost if the skill takes the place of these."""
-    return any(card.text == skill.text or came_from(card, origin(skill)) for card in cards)
+    return any(info.text == skill.text or came_from(info, origin(skill)) for info in infos)
 
 
 def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
@@ -330,22 +330,22 @@ def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
     if source in ("", "-", old) or (old not in ("", "-") and os.path.lexists(old)):
         return
     with suppress(SegmentError), workspace.library.compiling(skill.name, workspace.identity, wait=0):
-        card, segment = peek(path), open_segment(path)
+        info, segment = peek(path), open_segment(path)
         if segment.text == skill.text:
-            write_segment(path, replace(segment, source=source), writer=card.writer, created=card.created)
+            write_segment(path, replace(segment, source=source), writer=info.writer, created=info.created)
 
 
 def _check_output(skill: Skill, path: Path) -> None:
     """What is named as the output by mistake must not be lost: a model, a text, another skill."""
     try:
-        card = peek(path)
+        info = peek(path)
     except DamagedError as error:
         raise SegmentError(
             f"{path} is there and is no sound segment. Choose another file, or write over it with -f"
         ) from error
-    if not _belongs(skill, [card]):
+    if not _belongs(skill, [info]):
         raise TakenError(
-            f"{path} holds the skill {card.name}, from {source_text(card.source)}; this one is from "
+            f"{path} holds the skill {info.name}, from {source_text(info.source)}; this one is from "
             f"{source_text(origin(skill))}. Choose another file, or write over it with -f"
         )
 
@@ -360,18 +360,18 @@ def stale(
     if not path.exists():
         return ["it has not been compiled yet"]
     try:
-        card = peek(path)
+        info = peek(path)
     except DamagedError as error:
         return [str(error)]
     return changes(
-        card,
+        info,
         text=skill.text,
         tokens=workspace.model.tokenize(skill.text),
         description=skill.description,
         fields=skill.fields,
         identity=workspace.identity,
         context=workspace.left_context,
-        whole=_whole(workspace),
+        pinned=_pinned(workspace),
         influence=measured,
         blocks=None if blocks is None else plan(workspace, skill, blocks).blocks,
     )

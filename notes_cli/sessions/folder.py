@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from pathlib import Path
@@ -45,7 +45,7 @@ class Header:
 
     identity: Identity
     cache: str  # K and V as the cache keeps them, "q8_0/f16": rows are read back from that
-    whole: bool  # rows cannot be moved, so each turn keeps those of the whole notebook
+    pinned: bool  # rows cannot be moved, so each turn keeps those of the whole notebook
     model: str  # path of the model's file, for people
 
 
@@ -103,7 +103,7 @@ class State:
     # Fields are called by their keys (text/references.py), as they are among the skills that there are now.
     values: dict[str, str] = field(default_factory=dict)  # of fields, where an erratum or an edit gave another one
     pending: dict[str, str] = field(default_factory=dict)  # errata by field, to be said before the next question
-    heard: set[str] = field(default_factory=set)  # fields of which an erratum has been said
+    stated: set[str] = field(default_factory=set)  # fields of which an erratum has been said
 
     @property
     def known(self) -> Known:
@@ -159,7 +159,7 @@ class State:
         fields = self.known
         said = {key: _text(line["said"], name) for name in line["said"] for key in _keys(fields, name)}
         self.values |= said
-        self.heard |= {*said, *self.pending}
+        self.stated |= {*said, *self.pending}
         self.pending = {}
 
     def _join(self, skills: Sequence[SkillText]) -> None:
@@ -174,7 +174,7 @@ class State:
 
         self.values = {renamed(name): value for name, value in self.values.items()}
         self.pending = {renamed(name): said for name, said in self.pending.items()}
-        self.heard = set(map(renamed, self.heard))
+        self.stated = set(map(renamed, self.stated))
         self.entries = [
             replace(entry, name=renamed(entry.name)) if entry.kind in ("erratum", "edit") else entry
             for entry in self.entries
@@ -201,7 +201,7 @@ class State:
         self._replace(line)
         self.entries = [entry for entry in self.entries if entry.tokens or entry.kind == "edit"]
         left = [_keys(known, entry.name) for entry in self.entries if entry.kind == "erratum" and entry.name]
-        self.heard = self.heard.difference(*taken).union(*left)
+        self.stated = self.stated.difference(*taken).union(*left)
 
     def _replace(self, line: Line) -> int:
         """Tokens gave way to others, what stands behind them moved, and some rows were computed again. Return the first
@@ -297,7 +297,7 @@ class Ledger(NamedTuple):
     def kept(self) -> list[str]:
         """The files of rows that stand. Of whole ones the last two: as far back as one undo."""
         names = [str(line["rows"]) for line in self.state.live if line["rows"]]
-        return names[-2:] if self.header.whole else names
+        return names[-2:] if self.header.pinned else names
 
 
 class LedgerError(ValueError):
@@ -329,11 +329,20 @@ def read_ledger(data: bytes) -> Ledger:
         raise LedgerError from error
 
 
+def _as_line(header: Header) -> Line:
+    return {
+        "identity": header.identity.as_dict(),
+        "cache": header.cache,
+        "whole": header.pinned,
+        "model": header.model,
+    }
+
+
 def line_bytes(line: Line) -> bytes:
     return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
-class Stored:
+class SessionFolder:
     """One session's folder. Whoever writes holds its lock (Sessions.locked)."""
 
     def __init__(self, folder: Path) -> None:
@@ -371,7 +380,7 @@ class Stored:
         now = datetime.now(timezone.utc).strftime(TIME)
         lines: list[Line] = [{**line, "time": now}]
         if header is not None:
-            lines.insert(0, {"op": "open", "format": FORMAT, **asdict(header), "time": now})
+            lines.insert(0, {"op": "open", "format": FORMAT, **_as_line(header), "time": now})
         data = b"".join(map(line_bytes, lines))
         try:
             if header is not None:
@@ -457,17 +466,17 @@ class Sessions:
         except OSError as error:
             raise SessionError(f"cannot read {self.folder}: {reason(error)}") from error
 
-    def find(self, name: str) -> Stored:
+    def find(self, name: str) -> SessionFolder:
         """Raise SessionError, naming what is near, if there is no such session."""
         name, known = names.typed(name), self.names()
         if name not in known:
             near = get_close_matches(name, known, n=3)
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             raise SessionError(f"there is no session {name!r}.{hint} See: notes session ls")
-        return Stored(self.folder / name)
+        return SessionFolder(self.folder / name)
 
     @contextmanager
-    def locked(self, name: str, *, new: bool = False, reading: bool = False) -> Iterator[Stored]:
+    def locked(self, name: str, *, new: bool = False, reading: bool = False) -> Iterator[SessionFolder]:
         """Hold a session for this process; `new`: it may not have been begun yet. `reading`: nothing will be written,
         so that a folder that is read-only will do.
 
@@ -477,7 +486,7 @@ class Sessions:
         if not new:
             self.find(name)  # before anything is written
         with self._lock(name, reading):
-            yield Stored(self.folder / name) if new else self.find(name)
+            yield SessionFolder(self.folder / name) if new else self.find(name)
 
     @contextmanager
     def _lock(self, name: str, reading: bool = False) -> Iterator[None]:

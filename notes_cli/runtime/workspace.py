@@ -22,13 +22,13 @@ from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.engine.turning import Turned, measure_turn
 from notes_cli.errors import EngineError, ModelError, SegmentError
 from notes_cli.library.container import open_segment
 from notes_cli.library.digest import file_sha256
+from notes_cli.library.rotations import keep_check, load_checks
 from notes_cli.library.store import Library
-from notes_cli.library.turns import keep_turn, load_turns
 from notes_cli.text.prompt import Piece, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
 from notes_cli.text.rendering import start_rendering
@@ -106,11 +106,11 @@ class Workspace:
     @contextmanager
     def compiler(self) -> Iterator[Context]:
         """An empty context to compile in: rows are compiled in f16 or f32, also for a quantized cache."""
-        if self.context.master == self.options:
+        if self.context.compile_options == self.options:
             self.context.clear()
             yield self.context
         else:
-            with Context(self.model, self.context.master) as context:
+            with Context(self.model, self.context.compile_options) as context:
                 context.unmovable = self.context.unmovable
                 yield context
 
@@ -182,32 +182,32 @@ class Workspace:
     def identity(self) -> Identity:
         """Identity of this model in this context. Raise UnsupportedError where its rows cannot be read."""
         identity = self.context.identity(self.weights)
-        turned = self._turns.get(self._turn_key(identity))
+        turned = self._rotations.get(self._rotation_key(identity))
         self.context.unmovable = None if turned is None or turned.right else turned.reason
         return identity
 
-    def measure_turn(self) -> None:
+    def measure_rotation(self) -> None:
         """See, once an identity, whether keys turn as we think; if not, rows of it will not be moved.
 
         What the context held is gone.
         """
-        key = self._turn_key(self.identity)
-        if key in self._turns:
+        key = self._rotation_key(self.identity)
+        if key in self._rotations:
             return
         with self.compiler() as context:
-            self._turns[key] = measure_turn(context)
-        keep_turn(self._turn_memory, key, self._turns[key])
+            self._rotations[key] = measure_rotation(context)
+        keep_check(self._rotation_memory, key, self._rotations[key])
         _ = self.identity  # and with it what was found
 
     @cached_property
-    def _turns(self) -> dict[str, Turned | None]:
-        return load_turns(self._turn_memory)
+    def _rotations(self) -> dict[str, RotationCheck | None]:
+        return load_checks(self._rotation_memory)
 
     @property
-    def _turn_memory(self) -> Path:
+    def _rotation_memory(self) -> Path:
         return self.paths.models / "turns.json"
 
-    def _turn_key(self, identity: Identity) -> str:
+    def _rotation_key(self, identity: Identity) -> str:
         """The same model and rotation under the same native library, which is rebuilt with other graphs."""
         return f"{identity.key} {native.UPSTREAM} {native.LIBRARY_PATH.stat().st_mtime_ns}"
 
@@ -280,7 +280,7 @@ class Workspace:
         """The command that compiles a skill for this model with these options, from the text that it holds."""
         options, given = self.options, ContextOptions(n_ctx=DEFAULT_CONTEXT)
         words = ["--from", self._words.get(name, name), "-m", str(self.model.path)]
-        rows = self.context.master  # compiled in f16, which serves all caches but f32
+        rows = self.context.compile_options  # compiled in f16, which serves all caches but f32
         for flag, value, default in (
             ("-c", options.n_ctx, given.n_ctx),  # LongRoPE goes by it
             ("-fa", options.flash_attention, given.flash_attention),  # the keys of some sparse attention by this

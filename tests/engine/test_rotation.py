@@ -10,28 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-import notes_cli.work.workspace as work
+import notes_cli.runtime.workspace as work
 from notes_cli.engine import native
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
+from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import LayerRows
-from notes_cli.engine.turning import Turned, measure_turn
 from notes_cli.errors import UnsupportedError
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
-from notes_cli.work.compiling import compile_skill, compile_to_library
-from notes_cli.work.prompting import Prompt, lay
-from notes_cli.work.workspace import Workspace
 
 MakeModel = Callable[..., Path]
 LoadZoo = Callable[..., Model]
 Read = Callable[..., tuple[LayerRows, ...]]
 
 
-def measured(model: Path | Model, n_ctx: int = 1024, **options: Any) -> Turned | None:
+def measured(model: Path | Model, n_ctx: int = 1024, **options: Any) -> RotationCheck | None:
     loaded = model if isinstance(model, Model) else Model(model)
     try:
         with Context(loaded, ContextOptions(n_ctx=n_ctx, n_threads=1, **options)) as context:
-            turned = measure_turn(context)
+            turned = measure_rotation(context)
             assert context.length(0) == 0
             return turned
     finally:
@@ -123,7 +123,7 @@ def test_a_wrong_turn_is_caught(
 
 
 def test_nan_is_not_right() -> None:
-    assert not Turned(512, 0, float("nan"), 1e-5).right
+    assert not RotationCheck(512, 0, float("nan"), 1e-5).right
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def turned_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_that_turn_wrongly_are_not_moved(turned_wrong: None, workspace: Workspace, skill: Skill) -> None:
     """They are kept to be put back, nothing is spliced elsewhere, and it is said why and by how much."""
     segment = compile_skill(workspace, skill)
-    assert segment.whole
+    assert segment.pinned
     reason = workspace.context.supports("splice")
     assert reason and "do not turn as notes expects" in reason and "512 positions" in reason and "put back" in reason
     assert workspace.context.can_move(0, 0, 8) is None
@@ -143,7 +143,7 @@ def test_rows_that_turn_wrongly_are_not_moved(turned_wrong: None, workspace: Wor
     workspace.context.clear()
     with pytest.raises(UnsupportedError, match="do not turn"):
         workspace.context.splice(0, 7, segment.tokens[:4], rows, 0)
-    elsewhere = lay(workspace, Prompt("Why?", [segment], system="Be brief."))
+    elsewhere = assemble(workspace, Prompt("Why?", [segment], system="Be brief."))
     assert elsewhere.count("spliced") == 0 and any("do not turn" in piece.why for piece in elsewhere.pieces)
     back = workspace.notebook()
     back.append(segment.context)
@@ -156,7 +156,7 @@ def test_the_measurement_is_remembered(
 ) -> None:
     """Once an identity: not for the next skill, nor the next run; again with another rotation or another library."""
     calls: list[int] = []
-    monkeypatch.setattr(work, "measure_turn", lambda context: calls.append(1) or measure_turn(context))
+    monkeypatch.setattr(work, "measure_rotation", lambda context: calls.append(1) or measure_rotation(context))
     compile_to_library(workspace, skill)
     compile_to_library(workspace, skill, force=True)
     assert len(calls) == 1
@@ -182,7 +182,7 @@ def test_a_failure_is_remembered_and_holds_for_segments_from_before(
         compile_skill(make_workspace(), skill)
     later = make_workspace()
     later.check(segment)
-    notebook = lay(later, Prompt("Why?", [segment], system="Be brief."))
+    notebook = assemble(later, Prompt("Why?", [segment], system="Be brief."))
     assert notebook.count("spliced") == 0
 
 
@@ -190,8 +190,8 @@ def test_a_failure_is_remembered_and_holds_for_segments_from_before(
 def test_a_damaged_memory_costs_a_measurement(workspace: Workspace, skill: Skill, text: str) -> None:
     workspace.paths.models.mkdir(parents=True)
     memory = workspace.paths.models / "turns.json"
-    memory.write_text(text.replace("KEY", workspace._turn_key(workspace.identity)))
-    assert not compile_skill(workspace, skill).whole
+    memory.write_text(text.replace("KEY", workspace._rotation_key(workspace.identity)))
+    assert not compile_skill(workspace, skill).pinned
     assert "distance" in memory.read_text()
 
 
@@ -199,5 +199,5 @@ def test_a_quantized_cache_is_measured_where_its_rows_are_computed(make_model: M
     """In f16: rows are quantized on the way into the cache only."""
     options = ContextOptions(n_ctx=1024, n_threads=1, type_k="q8_0", type_v="q8_0")
     with Workspace(make_model("qwen3"), options) as workspace:
-        assert not compile_skill(workspace, skill).whole
+        assert not compile_skill(workspace, skill).pinned
         assert workspace.context.unmovable is None and (workspace.paths.models / "turns.json").is_file()

@@ -22,7 +22,7 @@ FLOATS = 8 / 2**24  # radians a position by which llama.cpp's angles, floats, ma
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class RotationCheck:
     """The layer whose keys are farthest off: computed at position 0, and `distance` positions on and turned back."""
 
     distance: int
@@ -44,7 +44,7 @@ class Turned:
         )
 
 
-def measure_turn(context: Context) -> Turned | None:
+def measure_rotation(context: Context) -> RotationCheck | None:
     """Decode a few tokens at the start and near the middle of the context, turn the latter back, and compare.
 
     The context is empty before and afterwards. None where it moves no rows anyway, or has no room to move them in.
@@ -65,7 +65,7 @@ def measure_turn(context: Context) -> Turned | None:
     found = []
     for one, other in zip(here, there, strict=True):
         bound = ROUNDING + floats + AMPLIFIED * _difference(one.v, other.v)
-        found.append(Turned(distance, one.layer, _difference(one.k, other.k), bound))
+        found.append(RotationCheck(distance, one.layer, _difference(one.k, other.k), bound))
     return max(found, key=lambda turned: turned.error / turned.bound if turned.bound > 0 else np.inf)
 
 
