@@ -21,7 +21,8 @@ from bench.faults.parts import UnreadableError, apart, vouched
 from bench.faults.stage import Stage
 from notes_cli.errors import SessionError
 from notes_cli.sessions.archive import load, save
-from notes_cli.sessions.folder import LEDGER, SessionFolder, Sessions, read_ledger
+from notes_cli.sessions.folder import LEDGER, SessionFolder, Sessions
+from notes_cli.sessions.ledger import read_ledger
 
 TITLE = (
     "Exports of sessions, mutated: bytes; members with absolute paths, `..`, links, devices, pipes, folders, "

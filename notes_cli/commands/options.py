@@ -14,7 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from notes_cli.runtime.workspace import Workspace
-    from notes_cli.sessions.folder import Header
+    from notes_cli.sessions.ledger import Header
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NOTICED = 200 << 20  # bytes of a model that take a while to read

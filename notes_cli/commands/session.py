@@ -14,7 +14,8 @@ from notes_cli import output
 from notes_cli.commands.options import model_options, open_workspace
 
 if TYPE_CHECKING:
-    from notes_cli.sessions.folder import Line, SessionFolder, Sessions
+    from notes_cli.sessions.folder import SessionFolder, Sessions
+    from notes_cli.sessions.lines import Line
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 SHORT = 50  # characters of a text in a table

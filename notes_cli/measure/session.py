@@ -19,8 +19,8 @@ from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, below_cosine, decided, other_decision
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.folder import State
 from notes_cli.sessions.session import Session
+from notes_cli.sessions.state import State
 from notes_cli.text.prompt import next_turn
 
 EXACT = ("erratum", "suffix")  # edits that leave no row as it was that should be another

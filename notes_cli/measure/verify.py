@@ -28,7 +28,7 @@ from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.runtime.assembling import Prompt, assemble, known_fields
 from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.folder import SkillText
+from notes_cli.sessions.state import SkillText
 from notes_cli.text.erratum import Erratum
 
 COSINE = 0.99  # a mean below this fails

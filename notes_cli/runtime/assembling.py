@@ -18,7 +18,7 @@ from notes_cli.errors import AgainError, NotesError, SkillError, UnsupportedErro
 from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
 from notes_cli.runtime.settings import DEFAULT_SEAM, choose
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.folder import SkillText
+from notes_cli.sessions.state import SkillText
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name

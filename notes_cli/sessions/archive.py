@@ -18,18 +18,8 @@ from notes_cli.errors import DamagedError, SegmentError, SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing, sync_folder
 from notes_cli.library.container import open_segment
-from notes_cli.sessions.folder import (
-    FORMAT,
-    LEDGER,
-    Ledger,
-    LedgerError,
-    NewerError,
-    SessionFolder,
-    Sessions,
-    clear,
-    line_bytes,
-    read_ledger,
-)
+from notes_cli.sessions.folder import LEDGER, SessionFolder, Sessions, clear
+from notes_cli.sessions.ledger import FORMAT, Ledger, LedgerError, NewerError, line_bytes, read_ledger
 from notes_cli.text import names
 
 SUFFIX = ".notes.tar"

@@ -1,345 +1,31 @@
-"""Sessions: notebooks on disk, a folder each, described in docs/format.md.
+"""Sessions on disk, a folder each: the ledger, and files of rows beside it. Described in docs/format.md.
 
-`ledger.jsonl` says what happened, a line for each turn, edit, compaction and undo, and is only ever appended to; the
-K/V rows that a line added stand in a file of their own, which is never changed. What the ledger comes to is its State.
-It knows no model, and of rows only the names of their files. A ledger may be anybody's (archive.py): nothing in it is
-believed before it is checked.
+`ledger.jsonl` says what happened and is only ever appended to (ledger.py); what it comes to is a State (state.py). The
+K/V rows that a line added are in a file of their own, which is never changed. Only names of files are known here.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.library.lock import HeldError, locked
+from notes_cli.sessions.ledger import FORMAT, Header, Ledger, LedgerError, NewerError, as_bytes, read_ledger
+from notes_cli.sessions.lines import ROWS, Line
+from notes_cli.sessions.state import State
 from notes_cli.text import names
-from notes_cli.text.references import Known
 
-FORMAT = 2  # changes when an older notes would read a newer ledger wrongly
 LEDGER = "ledger.jsonl"
-ROWS = re.compile(r"[0-9]{4,}\.gguf")
 OWN = re.compile(rf"{re.escape(LEDGER)}|{ROWS.pattern}|\.({re.escape(LEDGER)}|{ROWS.pattern})\..+\.tmp")
-TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
-
-Line = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What a session was begun with; the rest of its life it must be the same."""
-
-    identity: Identity
-    cache: str  # K and V as the cache keeps them, "q8_0/f16": rows are read back from that
-    pinned: bool  # rows cannot be moved, so each turn keeps those of the whole notebook
-    model: str  # path of the model's file, for people
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A piece of the notebook, or an edit (`how` is its method), as the ledger shows it."""
-
-    kind: str
-    name: str  # of a skill; of the field that an erratum or an edit is about
-    text: str
-    position: int
-    tokens: int
-    how: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class SkillText:
-    """A spliced skill as it stands in the notebook now; spans of fields count from its first token."""
-
-    name: str
-    position: int
-    text: str
-    tokens: int
-    fields: tuple[FieldSpan, ...]
-    influence: Mapping[str, Sequence[float]] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, data: Line) -> SkillText:
-        """Raise KeyError, TypeError or ValueError where the data is no skill."""
-        spans = tuple(FieldSpan(**{**span, "name": _text(span, "name")}) for span in data["fields"])
-        skill = cls(**{**data, "fields": spans, "name": _text(data, "name"), "text": _text(data, "text")})
-        numbers = [skill.position, skill.tokens]
-        numbers += [number for span in spans for number in (span.start, span.end, span.first, span.last)]
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError("skills")
-        inside = all(span.first < span.last <= skill.tokens for span in spans)
-        if not inside or any(skill.text[span.start : span.end] != span.value for span in spans):
-            raise ValueError("fields")
-        for row in skill.influence.values():
-            if len(row) != skill.tokens or not all(type(value) in (int, float) for value in row):
-                raise ValueError("influence")
-        return skill
-
-
-@dataclass(slots=True)
-class State:
-    """What a ledger comes to: undone lines are gone, edits are applied."""
-
-    live: list[Line] = field(default_factory=list)  # turns, edits and compactions that stand
-    tokens: list[int] = field(default_factory=list)
-    rows: list[tuple[str, int]] = field(default_factory=list)  # of each position: the file of its row, and which
-    entries: list[Entry] = field(default_factory=list)  # in the order in which they came
-    skills: list[SkillText] = field(default_factory=list)
-    # Fields are called by their keys (text/references.py), as they are among the skills that there are now.
-    values: dict[str, str] = field(default_factory=dict)  # of fields, where an erratum or an edit gave another one
-    pending: dict[str, str] = field(default_factory=dict)  # errata by field, to be said before the next question
-    stated: set[str] = field(default_factory=set)  # fields of which an erratum has been said
-
-    @property
-    def known(self) -> Known:
-        """The fields of the skills."""
-        return Known((skill.name, [span.name for span in skill.fields]) for skill in self.skills)
-
-    @property
-    def fields(self) -> dict[str, str]:
-        """The value of every field as it holds now."""
-        known = self.known
-        spans = {known.key(skill.name, span.name): span.value for skill in self.skills for span in skill.fields}
-        return spans | self.values
-
-    def count(self, op: str) -> int:
-        """How many turns, edits or compactions stand."""
-        return sum(line["op"] == op for line in self.live)
-
-    @property
-    def turns(self) -> int:
-        return self.count("turn")
-
-    @property
-    def superseded(self) -> list[Entry]:
-        """Errata in the notebook whose field was given another value after them, by an erratum (said or waiting) or in
-        the text, as they stand. Free words are never superseded, nor errata from before ledgers named their fields."""
-        found: list[Entry] = []
-        known, later = self.known, set(self.pending)
-        for entry in reversed(self.entries):
-            keys = _keys(known, entry.name) if entry.kind in ("erratum", "edit") and entry.name else set()
-            if entry.kind == "erratum" and keys and keys <= later:
-                found.append(entry)
-            later |= keys
-        return sorted(found, key=lambda entry: entry.position)
-
-    def apply(self, line: Line) -> None:
-        """What the line says happens. Raise KeyError, TypeError or ValueError where it says nothing that can be."""
-        {"turn": self._turn, "edit": self._edit, "compact": self._compact}[line["op"]](line)
-        if any(skill.position + skill.tokens > len(self.tokens) for skill in self.skills):
-            raise ValueError("skills")
-        self.live.append(line)
-
-    def _turn(self, line: Line) -> None:
-        """Pieces came at the end."""
-        start = len(self.tokens)
-        _text(line, "question")
-        skills = [SkillText.from_dict(skill) for skill in line["skills"]]
-        self._join(skills)
-        for piece in line["pieces"]:
-            known = {key: _text(piece, key) for key in ("kind", "name", "text", "how", "why")}
-            self.entries.append(Entry(**known, position=len(self.tokens), tokens=len(piece["tokens"])))
-            self.tokens += _ids(piece["tokens"])
-        self.rows += [(line["rows"], row) for row in range(len(self.tokens) - start)]
-        fields = self.known
-        said = {key: _text(line["said"], name) for name in line["said"] for key in _keys(fields, name)}
-        self.values |= said
-        self.stated |= {*said, *self.pending}
-        self.pending = {}
-
-    def _join(self, skills: Sequence[SkillText]) -> None:
-        """Skills came: a field that one of them has, too, is called by its skill from now on."""
-        before = self.known
-        self.skills += skills
-        now = self.known
-
-        def renamed(name: str) -> str:
-            found = before.find(name)
-            return now.key(found[0].skill, found[0].field) if len(found) == 1 else name
-
-        self.values = {renamed(name): value for name, value in self.values.items()}
-        self.pending = {renamed(name): said for name, said in self.pending.items()}
-        self.stated = set(map(renamed, self.stated))
-        self.entries = [
-            replace(entry, name=renamed(entry.name)) if entry.kind in ("erratum", "edit") else entry
-            for entry in self.entries
-        ]
-
-    def _edit(self, line: Line) -> None:
-        """A field got another value: in the text, by an erratum that is still to be said, or both."""
-        name, value = _text(line, "field"), _text(line, "value")
-        place = self._replace(line)
-        self.entries.append(Entry("edit", name, f"{name}={value}", place, 0, _text(line, "method"), _text(line, "why")))
-        amended = {part["name"]: SkillText.from_dict(part) for part in line["skills"]}
-        self.skills = [amended.get(skill.name) or skill for skill in self.skills]
-        keys = _keys(self.known, name)
-        for key in keys:
-            self.values[key] = value
-            self.pending.pop(key, None)
-        if _text(line, "says"):
-            self.pending[min(keys)] = line["says"]
-
-    def _compact(self, line: Line) -> None:
-        """Errata were taken out, and what stands behind them was computed again."""
-        known = self.known
-        taken = [_keys(known, _text({"name": name}, "name")) for name in line["fields"]]
-        self._replace(line)
-        self.entries = [entry for entry in self.entries if entry.tokens or entry.kind == "edit"]
-        left = [_keys(known, entry.name) for entry in self.entries if entry.kind == "erratum" and entry.name]
-        self.stated = self.stated.difference(*taken).union(*left)
-
-    def _replace(self, line: Line) -> int:
-        """Tokens gave way to others, what stands behind them moved, and some rows were computed again. Return the first
-        position of these."""
-        parts = [(*span, _ids(part["tokens"])) for span, part in _patches(line, len(self.tokens))]
-
-        def shift(position: int) -> int:
-            """Where a position is now; one inside of what gave way stays inside of what took its place."""
-            moved = 0
-            for first, last, new in parts:
-                if last <= position:
-                    moved += len(new) - (last - first)
-                elif first < position:
-                    moved += min(position - first, len(new)) - (position - first)
-            return position + moved
-
-        for first, last, new in reversed(parts):
-            self.tokens[first:last] = new
-        self.rows = [*self.rows, *[("", 0)] * len(self.tokens)][: len(self.tokens)]
-        changed = [place for first, last in _spans(line["changed"], len(self.tokens)) for place in range(first, last)]
-        for row, place in enumerate(changed):
-            self.rows[place] = line["rows"], row
-        self.entries = [_shifted(entry, shift) for entry in self.entries]
-        self.skills = [replace(skill, position=shift(skill.position)) for skill in self.skills]
-        return changed[0] if changed else len(self.tokens)
-
-
-def _shifted(entry: Entry, shift: Callable[[int], int]) -> Entry:
-    start, end = shift(entry.position), shift(entry.position + entry.tokens)
-    return replace(entry, position=start, tokens=end - start)
-
-
-def _keys(known: Known, name: str) -> set[str]:
-    """The keys of the fields that a ledger means by a name. Older ledgers name those of several skills by one."""
-    return {one.key for one in known.find(name)} or {name}
-
-
-def _text(data: Line, key: str) -> str:
-    text = data[key]
-    if not isinstance(text, str):
-        raise TypeError(key)
-    return text
-
-
-def _ids(tokens: Iterable[int]) -> list[int]:
-    ids = list(tokens)
-    if not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
-        raise ValueError("tokens")
-    return ids
-
-
-def _spans(spans: Iterable[Sequence[int]], length: int) -> list[tuple[int, int]]:
-    """Ranges [first, last) that ascend in [0, length), as they must."""
-    found: list[tuple[int, int]] = []
-    for first, last in spans:
-        numbers = type(first) is int and type(last) is int
-        if not numbers or not (found[-1][1] if found else 0) <= first <= last <= length:
-            raise ValueError("range")
-        found.append((first, last))
-    return found
-
-
-def _patches(line: Line, length: int) -> list[tuple[tuple[int, int], Line]]:
-    spans = _spans([(part["first"], part["last"]) for part in line["patches"]], length)
-    return list(zip(spans, line["patches"], strict=True))
-
-
-def fold(lines: Sequence[Line]) -> State:
-    """What lines come to. Raise an error of Python's, such as KeyError, where they are none."""
-    live: list[Line] = []
-    for line in lines:
-        if line["op"] == "undo":
-            live.pop()
-        else:
-            live.append(line)
-    state = State()
-    for line in live:
-        state.apply(line)
-        if _text(line, "rows") and not ROWS.fullmatch(line["rows"]):
-            raise ValueError("rows")
-    return state
-
-
-class Ledger(NamedTuple):
-    """What a ledger's file holds: the first line, all lines, what they come to, and how many bytes are whole lines."""
-
-    header: Header
-    lines: list[Line]
-    state: State
-    end: int
-
-    @property
-    def kept(self) -> list[str]:
-        """The files of rows that stand. Of whole ones the last two: as far back as one undo."""
-        names = [str(line["rows"]) for line in self.state.live if line["rows"]]
-        return names[-2:] if self.header.pinned else names
-
-
-class LedgerError(ValueError):
-    """Bytes that are no ledger."""
-
-
-class NewerError(LedgerError):
-    """A ledger in a format that this version does not know."""
-
-
-def read_ledger(data: bytes) -> Ledger:
-    """Raise LedgerError where it is damaged."""
-    end = data.rfind(b"\n") + 1
-    try:
-        lines = [json.loads(line) for line in data[:end].split(b"\n")[:-1]]
-        first = lines[0]
-        if first["format"] > FORMAT:
-            raise NewerError(str(first["format"]))
-        for line in lines:
-            datetime.strptime(_text(line, "time"), TIME)
-        identity = Identity.from_dict({key: _text(first["identity"], key) for key in first["identity"]})
-        header = Header(identity, _text(first, "cache"), first["whole"] is True, _text(first, "model"))
-        return Ledger(header, lines, fold(lines[1:]), end)
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
-        raise LedgerError from error
-    except LedgerError:
-        raise
-    except ValueError as error:
-        raise LedgerError from error
-
-
-def _as_line(header: Header) -> Line:
-    return {
-        "identity": header.identity.as_dict(),
-        "cache": header.cache,
-        "whole": header.pinned,
-        "model": header.model,
-    }
-
-
-def line_bytes(line: Line) -> bytes:
-    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
 class SessionFolder:
@@ -377,11 +63,7 @@ class SessionFolder:
 
     def commit(self, line: Line, header: Header | None = None) -> None:
         """Append a line: with it, and not before, it has happened. `header` begins the session."""
-        now = datetime.now(timezone.utc).strftime(TIME)
-        lines: list[Line] = [{**line, "time": now}]
-        if header is not None:
-            lines.insert(0, {"op": "open", "format": FORMAT, **_as_line(header), "time": now})
-        data = b"".join(map(line_bytes, lines))
+        data = as_bytes(line, header)
         try:
             if header is not None:
                 with replacing(self.ledger) as temporary:

@@ -16,7 +16,9 @@ from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import DamagedError, EngineError, SegmentError, SessionError
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.folder import Header, Line, SessionFolder
+from notes_cli.sessions.folder import SessionFolder
+from notes_cli.sessions.ledger import Header
+from notes_cli.sessions.lines import Line
 
 CHUNK = 512  # positions that are put back at once
 FILES = 8  # files of rows that are held open, each a descriptor while anything of it is in use

@@ -19,8 +19,10 @@ from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedEr
 from notes_cli.runtime.assembling import Prompt, changes_of, known_fields, place_segment
 from notes_cli.runtime.settings import DEFAULT_SEAM, NEAR, defaults
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.folder import Entry, Line, SessionFolder, SkillText, State
+from notes_cli.sessions.folder import SessionFolder
+from notes_cli.sessions.lines import Line
 from notes_cli.sessions.rows import Range, Rows
+from notes_cli.sessions.state import Entry, SkillText, State
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed

@@ -34,8 +34,9 @@ from bench.faults import (
 from bench.faults.frame import ACCEPTED, REFUSED, Budget, Judge, Row, Verdict, tried
 from bench.faults.kills import Jobs
 from bench.faults.stage import Stage
+from notes_cli.library import container, private
 from notes_cli.library import profiles as kept
-from notes_cli.sessions import archive, container, private, sessions
+from notes_cli.sessions import archive, state
 from notes_cli.text import skill, template
 
 FAILED = frame.BAD
@@ -156,7 +157,7 @@ def test_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
         return ledgers.judged(ledgers.lied(random.Random(number), data, [data]))
 
     assert ledgers.judged(data) == ACCEPTED and not outcomes(judge, 300).intersection(FAILED)
-    monkeypatch.setattr(sessions, "_ids", list)
+    monkeypatch.setattr(state, "ids_of", list)
     assert "wrong" in outcomes(judge, 2000, "wrong")
 
 

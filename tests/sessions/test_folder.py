@@ -15,7 +15,9 @@ import pytest
 
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import NotesError, SessionError
-from notes_cli.sessions.folder import Header, SessionFolder, Sessions, fold
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.ledger import Header
+from notes_cli.sessions.state import fold
 
 from ..limits import small_files
 
