@@ -200,8 +200,7 @@ def _suffix(notebook: Notebook, segment: Segment, change: Change, place: Place) 
 
 
 def _patch(notebook: Notebook, start: int, patches: Sequence[Patch], also: Sequence[int]) -> None:
-    moved = [replace(patch, first=start + patch.first, last=start + patch.last) for patch in patches]
-    notebook.replace(moved, [start + position for position in also])
+    notebook.replace([patch.offset(start) for patch in patches], [start + position for position in also])
 
 
 def _blocks(notebook: Notebook, segment: Segment, prepared: Prepared, place: Place) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.patches import Patch, shifted
+from notes_cli.engine.patches import Patch, align, ascending, new_positions, patched, shifted
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import EngineError, UnsupportedError
@@ -193,20 +192,13 @@ class Notebook:
         of the patches whose rows are recomputed with them.
         """
         self.flush()
-        inside = patches and patches[0].first >= 0 and patches[-1].last <= len(self)
-        ascend = all(one.last <= next_one.first for one, next_one in pairwise(patches))
-        if not inside or not ascend or any(patch.first >= patch.last for patch in patches):
+        inside = ascending([patch.span for patch in patches], len(self))
+        if not patches or not inside or any(patch.first == patch.last for patch in patches):
             raise EngineError(f"changes must ascend inside of the notebook, which has {len(self)} tokens")
         self._check_room(sum(patch.grows for patch in patches))
         moves = any(patch.grows for patch in patches)
         tails = self._tails(patches) if moves else []
-        old, shift = self._tokens, shifted(patches)
-        tokens, position = [], 0
-        for patch in patches:
-            tokens += [*old[position : patch.first], *patch.tokens]
-            position = patch.last
-        tokens += old[position:]
-        new = {shift(patch.first) + i for patch in patches for i in range(len(patch.tokens))}
+        tokens, shift, new = patched(self._tokens, patches), shifted(patches), new_positions(patches)
         places = new | set(map(shift, also))
         started = time.perf_counter()
         try:
@@ -236,10 +228,9 @@ class Notebook:
 
     def _tails(self, patches: Sequence[Patch]) -> list[tuple[int, tuple[LayerRows, ...]]]:
         """What stands behind each patch: its position and its rows. Raise UnsupportedError if it cannot be moved."""
-        shift, ends = shifted(patches), [*(patch.first for patch in patches[1:]), len(self)]
-        spans = [(patch.last, end) for patch, end in zip(patches, ends, strict=True) if patch.last < end]
-        for start, end in spans:
-            reason = self.context.can_move(start, shift(start), end - start)
+        parts = [part for part in align(patches, len(self)) if not part.patch and part.before[0] >= patches[0].last]
+        for part in parts:
+            reason = self.context.can_move(part.before[0], part.after[0], part.before[1] - part.before[0])
             if reason:
                 raise UnsupportedError(f"what stands behind the change cannot be moved: {reason}")
         if self.dry:
@@ -247,7 +238,7 @@ class Notebook:
         kind = self.context.lossless_type
         return [
             (start, self.context.read(self.sequence, start, end - start, base=start, dtype=kind))
-            for start, end in spans
+            for start, end in (part.before for part in parts)
         ]
 
     def _spread(

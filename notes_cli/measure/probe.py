@@ -21,7 +21,7 @@ from notes_cli.editing.influence import counterfactual
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook, Progress
-from notes_cli.engine.patches import Patch
+from notes_cli.engine.patches import Patch, align
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SkillError, UnsupportedError
@@ -56,21 +56,13 @@ class Column:
 def columns_of(tokens: int, patches: Sequence[Patch]) -> list[Column]:
     """The columns of a text of so many tokens: one a token, but one in all for a value of another token length."""
     columns: list[Column] = []
-    grown = 0
-
-    def pairs(first: int, last: int, field: bool) -> list[Column]:
-        return [Column((i, i + 1), (i + grown, i + 1 + grown), field) for i in range(first, last)]
-
-    position = 0
-    for patch in patches:
-        columns += pairs(position, patch.first, False)
-        if patch.grows:
-            start = patch.first + grown
-            columns.append(Column((patch.first, patch.last), (start, start + len(patch.tokens)), True))
+    for part in align(patches, tokens):
+        if part.patch and part.patch.grows:
+            columns.append(Column(part.before, part.after, True))
         else:
-            columns += pairs(patch.first, patch.last, True)
-        grown, position = grown + patch.grows, patch.last
-    return columns + pairs(position, tokens, False)
+            pairs = zip(range(*part.before), range(*part.after), strict=True)
+            columns += [Column((i, i + 1), (j, j + 1), part.patch is not None) for i, j in pairs]
+    return columns
 
 
 class Mixes:

@@ -12,6 +12,7 @@ import numpy as np
 
 import notes_cli
 from notes_cli.engine.notebook import Notebook, Piece
+from notes_cli.engine.patches import Range
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import DamagedError, EngineError, SegmentError, SessionError
 from notes_cli.library.container import open_segment, write_segment
@@ -22,8 +23,6 @@ from notes_cli.sessions.lines import Line
 
 CHUNK = 512  # positions that are put back at once
 FILES = 8  # files of rows that are held open, each a descriptor while anything of it is in use
-
-Range = tuple[int, int]  # positions [first, last)
 
 
 class Rows:

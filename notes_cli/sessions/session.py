@@ -13,7 +13,7 @@ import numpy as np
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, prepare
 from notes_cli.engine.notebook import Notebook, Piece
-from notes_cli.engine.patches import Patch, shifted
+from notes_cli.engine.patches import Patch, Range, align, disturbed, patched
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
 from notes_cli.runtime.assembling import Prompt, changes_of, known_fields, place_segment
@@ -21,7 +21,7 @@ from notes_cli.runtime.settings import DEFAULT_SEAM, NEAR, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
 from notes_cli.sessions.lines import Line
-from notes_cli.sessions.rows import Range, Rows
+from notes_cli.sessions.rows import Rows
 from notes_cli.sessions.state import Entry, SkillText, State
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
@@ -297,7 +297,7 @@ class Session:
             if method.ranks:
                 ranked, why = self._ranked(segment, found, method)
                 also += [start + position for position in ranked]
-            patches += [Patch(start + patch.first, start + patch.last, patch.tokens) for patch in found.patches]
+            patches += [patch.offset(start) for patch in found.patches]
             skills.append(_amended(skill, found, start + moved))
         if method.name != "suffix" and any(patch.grows for patch in patches):
             self._check_moves(method)
@@ -341,7 +341,6 @@ class Session:
 
     def _replace(self, patches: Sequence[Patch], also: Sequence[int], method: Method) -> list[Range]:
         """Bring the patches into the notebook; return the positions whose rows are others now."""
-        shift = shifted(patches)
         grown = sum(patch.grows for patch in patches)
         rewritten = sum(len(patch.tokens) for patch in patches) + len(also)  # needs as many free cells meanwhile
         self.workspace.make_room(len(self.state.tokens) + max(0, grown) + rewritten * (method.name != "suffix"))
@@ -354,16 +353,12 @@ class Session:
         except BaseException:
             self._notebook = None
             raise
-        places = {shift(patch.first) + i for patch in patches for i in range(len(patch.tokens))} | set(map(shift, also))
-        moved = next((shift(patch.first) for patch in patches if patch.grows), len(notebook))
-        return _ranges(places | set(range(moved, len(notebook))))
+        return disturbed(patches, len(self.state.tokens), also)
 
     def _decode_from(self, patches: Sequence[Patch]) -> list[Range]:
         """Everything from the first patch on, decoded in the order of the tokens: equal to a recompute. Where the
         model's memory cannot go back, that is everything."""
-        first, tokens = patches[0].first, list(self.state.tokens)
-        for patch in reversed(patches):
-            tokens[patch.first : patch.last] = patch.tokens
+        first, tokens = patches[0].first, patched(self.state.tokens, patches)
         try:
             if self.workspace.model.recurrent:
                 first, notebook = 0, self.workspace.notebook()
@@ -446,13 +441,12 @@ def _spliced(segment: Segment, changed: Change | None, notebook: Notebook) -> Sk
 
 def _amended(skill: SkillText, found: Change, position: int) -> SkillText:
     """The skill with its new values. Where other tokens stand now, nothing is known of the influence on them."""
-    shift, inside = shifted(found.patches), found.inside
     influence = {}
     for name, row in skill.influence.items():
         moved = [0.0] * len(found.tokens)
-        for old, effect in enumerate(row):
-            if old not in inside:
-                moved[shift(old)] = effect
+        for part in align(found.patches, len(row)):
+            if not part.patch:
+                moved[slice(*part.after)] = row[slice(*part.before)]
         influence[name] = moved
     return SkillText(skill.name, position, found.text, len(found.tokens), found.spans, influence)
 
@@ -473,14 +467,3 @@ def _moves(line: Line) -> bool:
 def _count(places: Sequence[Range]) -> str:
     count = sum(last - first for first, last in places)
     return "1 row" if count == 1 else f"{count} rows"
-
-
-def _ranges(positions: Iterable[int]) -> list[Range]:
-    """Ascending positions as ranges [first, last)."""
-    found: list[Range] = []
-    for position in sorted(positions):
-        if found and found[-1][1] == position:
-            found[-1] = found[-1][0], position + 1
-        else:
-            found.append((position, position + 1))
-    return found
