@@ -233,7 +233,9 @@ def _failed(error: Exception) -> int:
     if isinstance(error, UnreadError):
         return UNREAD
     if isinstance(error, NotesError):
-        return output.fail(str(error), FAILED)
+        from notes_cli.commands.remedies import worded
+
+        return output.fail(worded(error), FAILED)
     if isinstance(error, MemoryError):
         return output.fail("out of memory. Use a smaller context (-c) or model", FAILED)
     if isinstance(error, UnicodeEncodeError):

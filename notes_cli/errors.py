@@ -1,13 +1,125 @@
-"""The errors of notes: each message says in one line what, which value and what to do.
+"""The errors of notes: what happened, in one sentence, and apart from it what would help.
 
-The command line prints it and exits 1.
+An edge (the command line, a server) words the remedy for its own user: no flag and no command is named here. `str` of
+an error is for those who call notes from Python.
 """
 
-from shlex import quote
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, unique
+
+
+@unique
+class Help(Enum):
+    """What would help, in neutral words with the values in braces that a remedy of this kind must have.
+
+    `Help.LARGER_CONTEXT(tokens=8192)` is the remedy. The command line's words are in commands/remedies.py.
+    """
+
+    ADVICE = "{text}"  # the same for every edge
+
+    # Models and contexts.
+    NAME_MODEL = "Name a GGUF file"
+    REINSTALL_OR_NAME_MODEL = "Install notes again, or name a model"
+    LARGER_CONTEXT = "Give it a context of {tokens:,} tokens or more"
+    SMALLER_CONTEXT = "Give it a context of {tokens:,} tokens or fewer"
+    FEWER_TOKENS = "Give it a smaller context or a shorter text"
+    FEWER_TOKENS_OR_SMALLER_TYPE = "Give it a smaller context, a shorter text, or a smaller type of K/V"
+    BEYOND_TRAINED = "Take fewer, or allow more tokens than it was trained for"
+    SCALE_ROPE = "Take fewer, scale RoPE (yarn by {scale:g}), or allow more tokens than it was trained for"
+
+    # Skills and segments.
+    LIST_SKILLS = "List the library to see what there is"
+    COMPILE = "Compile it first"
+    COMPILE_TEXT = "Compile {source} first"
+    COMPILE_OTHERWISE = "Compile {name} again with {options}"  # arguments of compile_skill, such as {"blocks": 8}
+    # Also `options`: those, and fields of ContextOptions that differ from the default, "beyond_trained".
+    COMPILE_AGAIN = "Compile {name} again for {model} with the options of this context"
+    OTHER_NAME = "Give it another name"
+    OTHER_NAME_OR_FORCE = "Give this one another name, or replace that one by force"
+    OTHER_FILE_OR_FORCE = "Choose another file, or replace that one by force"
+    KEEP_AS_OTHER = "To keep it, compile {source} under another name"
+    SHORTER_SEAM = "Give it a shorter seam, or do not splice it"
+    NOT_STRICT = "Without strict its {tokens:,} tokens are decoded"
+    STRICT = "Ask strictly to have that refused"
+
+    # Questions, fields and edits.
+    FIELD_VALUE = "Write it as NAME=VALUE"
+    OTHER_METHOD = "Use the edit method {method}"
+    QUESTION = "Give it a question"
+    CHOICES = "Give it choices"
+    OTHER_VALUE_OR_QUESTION = "Give it another value, another question or other choices"
+    EXPLAIN = "Explain the prompt to see why"
+
+    # Sessions.
+    LIST_SESSIONS = "List the sessions to see what there is"
+    EDIT_SESSION = "Edit a field of session {name} instead"
+    UNDO = "Go back to before it: undo the last turn of session {name}"
+    COMPACT = "Compact session {name} to take it out"
+    REMOVE_SESSION = "Mend {path}, or remove session {name}"
+
+    # Profiles.
+    CALIBRATE = "Measure this model"
+    LIST_PROFILES = "List the profiles to see what there is"
+    MEASURE_AGAIN = "Measure this model again, or remove its profile {name}"
+
+    # Files.
+    REMOVE_FILE = "Remove {path}"
+    CLOSE_FOLDERS = "Look through it, then take from others the right to write in {folders}"
+
+    def __call__(self, **values: object) -> Remedy:
+        return Remedy(self, values)
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What would help here: the kind, and the values that its words speak of."""
+
+    help: Help
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.help.value.format_map({name: _text(value) for name, value in self.values.items()})
+
+
+def _text(value: object) -> object:
+    """A value as it is put into a sentence."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={each}" for name, each in value.items())
+    return " and ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def told(what: str, advice: object) -> str:
+    """What happened and what to do, one sentence after the other."""
+    if not advice:
+        return what
+    return f"{what} {advice}" if what.endswith("?") else f"{what}. {advice}"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What people are told that stops nothing: what happened, and what would help."""
+
+    what: str
+    remedy: Remedy | None = None
+
+    def __str__(self) -> str:
+        return told(self.what, self.remedy)
 
 
 class NotesError(Exception):
     """Base of everything that notes raises on purpose."""
+
+    def __init__(self, what: str, remedy: Remedy | str | None = None) -> None:
+        """`what` happened, with the value, in one sentence without a full stop. `remedy`: a text is ADVICE."""
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = Help.ADVICE(text=remedy) if isinstance(remedy, str) else remedy
+
+    def __str__(self) -> str:
+        return told(self.what, self.remedy)
 
 
 class SkillError(NotesError):
@@ -43,7 +155,7 @@ class EngineError(NotesError):
 
 
 class UnsupportedError(EngineError):
-    """This model or context cannot do the operation; the message holds the reason."""
+    """This model or context cannot do the operation; `what` holds the reason."""
 
 
 class OutdatedError(NotesError):
@@ -55,14 +167,14 @@ class OutputError(NotesError):
 
 
 class UnreadError(OutputError):
-    """Whoever read what is printed has gone: `notes ls | head -1`. Nobody is told."""
+    """Whoever read what is printed has gone, as after `| head -1`. Nobody is told."""
 
 
 class AgainError(NotesError):
-    """A skill that was compiled in a way that does not serve. The command says `options`, and which model."""
+    """On its way out: COMPILE_OTHERWISE says this."""
 
     def __init__(self, why: str, name: str, options: str) -> None:
-        super().__init__(f"{why}. Run: notes compile --from {quote(name)} {options}")
+        super().__init__(f"{why}. Run: notes compile --from {name} {options}")
         self.why, self.name, self.options = why, name, options
 
 

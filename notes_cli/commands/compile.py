@@ -11,6 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import model_options, open_workspace
+from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ def command(
         """The one skill that was asked for fails as any command does; of several the others go on."""
         if not many:
             raise error
-        failed[word] = str(error)
-        output.say(f"notes: {word}: {error}" if word not in str(error) else f"notes: {error}")
+        why = failed[word] = worded(error)
+        output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
 
     skills: list[tuple[str, Skill]] = []
     if segment is not None:

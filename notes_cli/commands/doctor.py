@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from notes_cli import __version__, output
+from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def command(model: str | None, json_: bool) -> int:
         try:
             facts.update(check(model))
         except NotesError as error:
-            problems.append(str(error))
+            problems.append(worded(error))
     if json_:
         output.as_json({"version": 1, **facts, "problems": problems})
     else:

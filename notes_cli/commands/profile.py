@@ -50,6 +50,7 @@ def _read(profiles: Profiles, name: str) -> Profile:
 @_JSON
 def ls(quiet: bool, json_: bool) -> None:
     """List profiles."""
+    from notes_cli.commands.remedies import worded
     from notes_cli.errors import NotesError
 
     profiles = _profiles()
@@ -66,7 +67,7 @@ def ls(quiet: bool, json_: bool) -> None:
                 "created": profile.created,
             }
         except NotesError as error:
-            facts["problem"] = str(error)
+            facts["problem"] = worded(error)
         found.append(facts)
     if json_:
         output.as_json(found)

@@ -48,6 +48,7 @@ def _sessions() -> Sessions:
 @click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
 def ls(quiet: bool, json_: bool) -> None:
     """List sessions."""
+    from notes_cli.commands.remedies import worded
     from notes_cli.errors import NotesError
 
     sessions = _sessions()
@@ -62,7 +63,7 @@ def ls(quiet: bool, json_: bool) -> None:
         try:
             facts |= _facts(sessions.find(name))
         except NotesError as error:
-            facts["problem"] = str(error)
+            facts["problem"] = worded(error)
         found.append(facts)
     if json_:
         output.as_json(found)

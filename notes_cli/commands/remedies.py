@@ -1,0 +1,109 @@
+"""What would help, in the words of the command line: flags to give, commands to run.
+
+The one table of it. What is missing here is worded the same for everybody (errors.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from shlex import join, quote
+from string import Formatter
+from typing import Any
+
+from notes_cli import output
+from notes_cli.errors import Help, NotesError, Notice, Remedy, told
+
+# Options of a compile, by what they are called in Python.
+_FLAGS = {
+    "n_ctx": "-c",
+    "flash_attention": "-fa",
+    "type_k": "-ctk",
+    "type_v": "-ctv",
+    "rope_scaling": "--rope-scaling",
+    "rope_freq_base": "--rope-freq-base",
+    "rope_freq_scale": "--rope-freq-scale",
+    "yarn_orig_ctx": "--yarn-orig-ctx",
+    "beyond_trained": "--beyond-trained",
+    "blocks": "--blocks",
+    "influence": "--influence",
+}
+
+
+def _compile_again(values: Mapping[str, Any]) -> str:
+    """A command that can be pasted: it compiles the text that the segment holds."""
+    words = ["notes", "compile", "--from", str(values["name"])]
+    if "model" in values:
+        words += ["-m", str(values["model"])]
+    for option, value in values["options"].items():
+        words += [_FLAGS[option]] if value is True else [_FLAGS[option], str(value)]
+    return f"Run: {join(words)}"
+
+
+# `{name!q}` is quoted for a shell.
+_WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
+    Help.NAME_MODEL: "Name a GGUF file with -m or NOTES_MODEL",
+    Help.REINSTALL_OR_NAME_MODEL: "Install notes again, or name a model with -m",
+    Help.LARGER_CONTEXT: "Give it -c {tokens} or more",
+    Help.SMALLER_CONTEXT: "Give it -c {tokens} or fewer",
+    Help.FEWER_TOKENS: "Give it fewer tokens (-c, a shorter text)",
+    Help.FEWER_TOKENS_OR_SMALLER_TYPE: "Give it fewer tokens (-c, a shorter text), or a smaller type of K/V "
+    "(-ctk q8_0 -ctv q8_0)",
+    Help.BEYOND_TRAINED: "Take fewer, or allow it with --beyond-trained",
+    Help.SCALE_ROPE: "Take fewer, extend that (--rope-scaling yarn --rope-freq-scale {scale:g}), or allow it with "
+    "--beyond-trained",
+    Help.LIST_SKILLS: "See: notes ls",
+    Help.COMPILE: "Compile it first: notes compile - --name NAME",
+    Help.COMPILE_TEXT: "Compile it: notes compile {source!q}",
+    Help.COMPILE_OTHERWISE: _compile_again,
+    Help.COMPILE_AGAIN: _compile_again,
+    Help.OTHER_NAME: "Give it another: --name NAME",
+    Help.OTHER_NAME_OR_FORCE: "Give this one another name (--name NAME), or replace that one (--force)",
+    Help.OTHER_FILE_OR_FORCE: "Choose another file, or write over it with -f",
+    Help.KEEP_AS_OTHER: "To keep it: notes compile {source!q} --name NAME",
+    Help.SHORTER_SEAM: "Give it a shorter --seam, or --no-splice",
+    Help.NOT_STRICT: "Without --strict its {tokens} tokens are decoded",
+    Help.STRICT: "--strict refuses that",
+    Help.FIELD_VALUE: "Write --field NAME=VALUE",
+    Help.OTHER_METHOD: "Use --method {method}",
+    Help.QUESTION: "Give --question",
+    Help.CHOICES: "Give --choices",
+    Help.OTHER_VALUE_OR_QUESTION: "Give another value, --question or --choices",
+    Help.EXPLAIN: "notes ask --explain says why",
+    Help.LIST_SESSIONS: "See: notes session ls",
+    Help.EDIT_SESSION: "Edit a field of it: notes edit {name!q} --field NAME=VALUE",
+    Help.UNDO: "Go back to before it: notes session undo {name!q}",
+    Help.COMPACT: "Take it out: notes session compact {name!q}",
+    Help.REMOVE_SESSION: "Mend {path}, or: notes session rm {name!q}",
+    Help.CALIBRATE: "Measure it: notes calibrate",
+    Help.LIST_PROFILES: "See: notes profile ls",
+    Help.MEASURE_AGAIN: "Measure again (notes calibrate), or remove it: notes profile rm {name!q}",
+    Help.REMOVE_FILE: "Remove it: rm -f {path!q}",
+    Help.CLOSE_FOLDERS: "Look through it, then run: chmod 700 {folders!q}",
+}
+
+
+class _Shell(Formatter):
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        if conversion == "q":
+            return join(map(str, value)) if isinstance(value, (list, tuple)) else quote(str(value))
+        return super().convert_field(value, conversion)
+
+
+def advice(remedy: Remedy | None) -> str:
+    """The remedy in the words of the command line, "" without one."""
+    if remedy is None:
+        return ""
+    words = _WORDS.get(remedy.help)
+    if words is None:
+        return str(remedy)
+    return _Shell().vformat(words, (), remedy.values) if isinstance(words, str) else words(remedy.values)
+
+
+def worded(said: NotesError | Notice) -> str:
+    """What happened and what to do, in one line."""
+    return told(said.what, advice(said.remedy))
+
+
+def tell(notice: Notice) -> None:
+    """A line for people, on stderr."""
+    output.say(worded(notice))
