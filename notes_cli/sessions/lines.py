@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from notes_cli.engine.patches import Patch, Range, ascending
+
 ROWS = re.compile(r"[0-9]{4,}\.gguf")  # names of the files of rows
 
 Line = Mapping[str, Any]
@@ -29,18 +31,15 @@ def ids_of(tokens: Iterable[int]) -> list[int]:
     return found
 
 
-def spans_of(pairs: Iterable[Sequence[int]], length: int) -> list[tuple[int, int]]:
-    """Ranges [first, last) that ascend in [0, length), as they must."""
-    found: list[tuple[int, int]] = []
-    for first, last in pairs:
-        numbers = type(first) is int and type(last) is int
-        if not numbers or not (found[-1][1] if found else 0) <= first <= last <= length:
-            raise ValueError("range")
-        found.append((first, last))
+def ranges_of(pairs: Iterable[Sequence[int]], length: int) -> list[Range]:
+    """Ranges that ascend inside a sequence of `length` tokens, as they must."""
+    found = [(first, last) for first, last in pairs]
+    if not all(type(position) is int for span in found for position in span) or not ascending(found, length):
+        raise ValueError("range")
     return found
 
 
-def patches_of(line: Line, length: int) -> list[tuple[tuple[int, int], Line]]:
-    """Where tokens gave way, and the part of the line that says to which."""
-    found = spans_of([(part["first"], part["last"]) for part in line["patches"]], length)
-    return list(zip(found, line["patches"], strict=True))
+def patches_of(line: Line, length: int) -> list[Patch]:
+    """Which tokens gave way to which."""
+    spans = ranges_of([(part["first"], part["last"]) for part in line["patches"]], length)
+    return [Patch(*span, ids_of(part["tokens"])) for span, part in zip(spans, line["patches"], strict=True)]

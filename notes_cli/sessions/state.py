@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from notes_cli.engine.patches import patched, shifted
 from notes_cli.engine.segment import FieldSpan
-from notes_cli.sessions.lines import ROWS, Line, ids_of, patches_of, spans_of, text_of
+from notes_cli.sessions.lines import ROWS, Line, ids_of, patches_of, ranges_of, text_of
 from notes_cli.text.references import Known
 
 
@@ -162,7 +163,7 @@ class State:
             self.pending[min(keys)] = line["says"]
 
     def _compact(self, line: Line) -> None:
-        """Errata were taken out, and what stands behind them was computed again."""
+        """Errata were taken out, and what comes after them was computed again."""
         known = self.known
         taken = [_keys(known, text_of({"name": name}, "name")) for name in line["fields"]]
         self._replace(line)
@@ -171,24 +172,13 @@ class State:
         self.stated = self.stated.difference(*taken).union(*left)
 
     def _replace(self, line: Line) -> int:
-        """Tokens gave way to others, what stands behind them moved, and some rows were computed again. Return the first
+        """Tokens gave way to others, what comes after them moved, and some rows were computed again. Return the first
         position of these."""
-        parts = [(*span, ids_of(part["tokens"])) for span, part in patches_of(line, len(self.tokens))]
-
-        def shift(position: int) -> int:
-            """Where a position is now; one inside of what gave way stays inside of what took its place."""
-            moved = 0
-            for first, last, new in parts:
-                if last <= position:
-                    moved += len(new) - (last - first)
-                elif first < position:
-                    moved += min(position - first, len(new)) - (position - first)
-            return position + moved
-
-        for first, last, new in reversed(parts):
-            self.tokens[first:last] = new
+        patches = patches_of(line, len(self.tokens))
+        shift = shifted(patches)
+        self.tokens = patched(self.tokens, patches)
         self.rows = [*self.rows, *[("", 0)] * len(self.tokens)][: len(self.tokens)]
-        changed = [place for first, last in spans_of(line["changed"], len(self.tokens)) for place in range(first, last)]
+        changed = [place for span in ranges_of(line["changed"], len(self.tokens)) for place in range(*span)]
         for row, place in enumerate(changed):
             self.rows[place] = line["rows"], row
         self.entries = [_shifted(entry, shift) for entry in self.entries]
