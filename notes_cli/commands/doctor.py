@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import click
@@ -52,14 +51,15 @@ def command(model: str | None, json_: bool) -> int:
 
 
 def _native(_model: str | None) -> dict[str, str]:
-    from notes_cli.engine import native
+    from notes_cli.engine import system
 
+    versions = system.versions()
     return {
-        "native library": str(native.LIBRARY_PATH),
-        "native interface": f"{native.ABI_VERSION}, llama.cpp of llama-cpp-python {native.UPSTREAM}",
-        "llama-cpp-python": version("llama-cpp-python"),
-        "devices": "; ".join(native.devices()) or "none",
-        "features": native.llama.llama_print_system_info().decode().strip(" |"),
+        "native library": str(system.library()),
+        "native interface": f"{versions['interface']}, llama.cpp of llama-cpp-python {versions['built from']}",
+        "llama-cpp-python": versions["installed"],
+        "devices": "; ".join(system.devices()) or "none",
+        "features": system.features(),
     }
 
 

@@ -172,8 +172,8 @@ def open_workspace(
     the command's. `session`: one that is gone on with, which remembers its model and cache types. `begins`: it need not
     be there yet."""
     from notes_cli import output
-    from notes_cli.engine import native
     from notes_cli.engine.context import ContextOptions
+    from notes_cli.engine.process import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 
     begun = _begun(session, begins)
@@ -182,7 +182,7 @@ def open_workspace(
         raise click.UsageError(
             f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
         )
-    native.show_log(output.log if given["verbose"] else None)
+    log.show(output.log if given["verbose"] else None)
     options = ContextOptions(
         n_ctx=DEFAULT_CONTEXT if given["ctx_size"] is None else given["ctx_size"],
         n_batch=given["batch_size"],

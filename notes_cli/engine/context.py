@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine import limits, native
+from notes_cli.engine import limits, native, process
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
@@ -104,10 +104,10 @@ class Context:
                 f"of {options.n_ctx:,} tokens is not possible. Give it -c {model.n_ctx_train} or fewer"
             )
         limits.check_memory(model, options)
-        native.log_lines.clear()
-        self._handle = llama.llama_init_from_model(model.handle, params)
+        with process.log.collected() as lines:
+            self._handle = llama.llama_init_from_model(model.handle, params)
         if not self._handle:
-            reason = native.log_lines[-1].split(": ", 1)[-1].strip() if native.log_lines else "no reason given"
+            reason = lines[-1].split(": ", 1)[-1].strip() if lines else "no reason given"
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
         self.n_ctx = int(llama.llama_n_ctx_seq(self._handle))
         self.n_batch = int(llama.llama_n_batch(self._handle))  # tokens of which all logits can be had at once
@@ -230,7 +230,7 @@ class Context:
             status = llama.llama_decode(self.handle, batch)
         finally:
             llama.llama_batch_free(batch)
-        native.raise_interrupt()
+        process.interrupts.raise_kept()
         if status:
             raise EngineError(f"llama.cpp cannot decode at position {position} (status {status})")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from notes_cli.engine import native
+from notes_cli.engine import native, process
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import Tokens
 from notes_cli.engine.source import open_sources
@@ -98,16 +98,16 @@ class Model:
         params.n_gpu_layers = min(gpu_layers, native.INTS[-1]) if gpu_layers >= 0 else native.INTS[-1]
         params.main_gpu = native.fits(main_gpu, "main_gpu")
         params.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
-        progress = native.loading(loading)  # must live as long as the call
+        progress = process.loading(loading)  # must live as long as the call
         params.progress_callback = progress
         names = [source.loadable for source in self.sources]
         paths = (ctypes.c_char_p * len(names))(*map(os.fsencode, names))
-        native.log_lines.clear()
-        native.guard(str(self.path))
-        self._handle = llama.llama_model_load_from_splits(paths, len(names), params)
-        native.raise_interrupt()
+        process.guard.add(str(self.path))
+        with process.log.collected() as lines:
+            self._handle = llama.llama_model_load_from_splits(paths, len(names), params)
+        process.interrupts.raise_kept()
         if not self._handle:
-            reason = next((line for line in native.log_lines if "error" in line.lower()), "llama.cpp gives no reason")
+            reason = next((line for line in lines if "error" in line.lower()), "llama.cpp gives no reason")
             for name, source in zip(names, self.sources, strict=True):
                 reason = reason.replace(name, str(source.path))
             raise ModelError(f"{self.path}: llama.cpp cannot load this model ({reason.strip()})")
@@ -137,7 +137,7 @@ class Model:
             llama.llama_model_free(self._handle)
             self._handle = None
         if self.sources:
-            native.unguard(str(self.path))
+            process.guard.remove(str(self.path))
         for source in self.sources:
             source.close()
         self.sources = []

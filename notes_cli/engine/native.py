@@ -6,12 +6,10 @@ this module loads the library; a missing or foreign one is one EngineError that 
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,31 +154,9 @@ def call(name: str, *arguments: Any) -> int:
     return result
 
 
-_CRASHED = ". The file is damaged, or llama.cpp has a bug: compare its SHA-256 with the one it was published with"
-_guarded: list[str] = []  # what llama.cpp works on, the latest last
-
-
-def guard(what: str) -> None:
-    """From now on, a crash of llama.cpp ends the process with one line about `what` and status 1: a damaged model makes
-    it run into assertions and bad memory, from which nothing can go on. Whoever handles such signals keeps them, and
-    with NOTES_DEBUG nothing is changed."""
-    _guarded.append(what)
-    _set_guard()
-
-
-def unguard(what: str) -> None:
-    """`what` is no longer worked on."""
-    if what in _guarded:
-        _guarded.remove(what)
-        _set_guard()
-
-
-def _set_guard() -> None:
-    if not _guarded or os.environ.get("NOTES_DEBUG"):
-        _library.notes_guard(None, None)
-    else:
-        before = f"notes: {_guarded[-1]}: llama.cpp failed on this model"
-        _library.notes_guard(before.encode(errors="replace"), _CRASHED.encode())
+def set_guard(before: str | None, after: str | None) -> None:
+    """A crash of llama.cpp ends the process with a line that begins and ends so; None: as the system does it."""
+    _library.notes_guard(*(text if text is None else text.encode(errors="replace") for text in (before, after)))
 
 
 def supports(context: Any, operation: str) -> str | None:
@@ -191,76 +167,3 @@ def supports(context: Any, operation: str) -> str | None:
 def can_move(context: Any, base: int, position: int, count: int) -> str | None:
     """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
     return None if _hook("notes_can_move", (context, base, position, count)) else last_error()
-
-
-def devices() -> list[str]:
-    """The backends' devices, as "name: description (free of total MiB)"."""
-    base = ctypes.CDLL(str(next(LIBRARY_PATH.parent.glob("*ggml-base.*"))))
-    base.ggml_backend_dev_name.restype = base.ggml_backend_dev_description.restype = ctypes.c_char_p
-    registry = ctypes.CDLL(
-        str(next(path for path in LIBRARY_PATH.parent.iterdir() if path.stem in ("libggml", "ggml")))
-    )
-    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
-    registry.ggml_backend_dev_get.argtypes, registry.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    found = []
-    for index in range(registry.ggml_backend_dev_count()):
-        device = ctypes.c_void_p(registry.ggml_backend_dev_get(index))
-        base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        name, description = (
-            f(device).decode() for f in (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
-        )
-        found.append(f"{name}: {description} ({free.value >> 20} of {total.value >> 20} MiB free)")
-    return found
-
-
-# llama.cpp talks a lot. The last lines are kept for error messages; `show_log` hands all of them on.
-log_lines: collections.deque[str] = collections.deque(maxlen=50)
-_shown: Callable[[str], object] | None = None
-_interrupted = False
-
-
-@llama.llama_log_callback  # type: ignore[untyped-decorator]
-def _log(level: int, text: bytes, _data: object) -> None:
-    global _interrupted
-    try:
-        line = text.decode(errors="replace")
-        if _shown:
-            _shown(line)
-        if line.strip(" .\n"):
-            log_lines.append(line.rstrip())
-    except KeyboardInterrupt:  # nothing can be raised through C: see raise_interrupt
-        _interrupted = True
-
-
-llama.llama_log_set(_log, ctypes.c_void_p(0))
-
-
-def show_log(write: Callable[[str], object] | None) -> None:
-    """Hand llama.cpp's log to `write` as it comes, in parts of lines; None: to nobody."""
-    global _shown
-    _shown = write
-
-
-def loading(told: Callable[[float], object] | None) -> Any:
-    """What llama.cpp calls while it loads a model: `told` gets the part that is there, 0 to 1. An interrupt ends it."""
-
-    @llama.llama_progress_callback  # type: ignore[untyped-decorator]
-    def step(part: float, _data: object) -> bool:
-        global _interrupted
-        try:
-            if told:
-                told(part)
-        except KeyboardInterrupt:
-            _interrupted = True
-        return not _interrupted
-
-    return step
-
-
-def raise_interrupt() -> None:
-    """Raise the KeyboardInterrupt that came while llama.cpp called us, if one did."""
-    global _interrupted
-    if _interrupted:
-        _interrupted = False
-        raise KeyboardInterrupt

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from notes_cli import config
-from notes_cli.engine import limits, native
+from notes_cli.engine import limits, system
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
@@ -209,7 +209,7 @@ class Workspace:
 
     def _rotation_key(self, identity: Identity) -> str:
         """The same model and rotation under the same native library, which is rebuilt with other graphs."""
-        return f"{identity.key} {native.UPSTREAM} {native.LIBRARY_PATH.stat().st_mtime_ns}"
+        return f"{identity.key} {system.build()}"
 
     @cached_property
     def reasoning(self) -> Reasoning:

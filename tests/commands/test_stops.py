@@ -84,10 +84,11 @@ def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) 
 
 def test_interrupted_in_a_callback_of_c(model: Path) -> None:
     """llama.cpp's log and its progress of a load call Python, where nothing can be raised: it is not lost."""
-    for hook in ("native.llama.llama_log_set(log, None)", "native.loading = lambda told: step"):
+    for hook in ("native.llama.llama_log_set(log, None)", "process.loading = lambda told: step"):
         code = f"""
 import ctypes, os, signal
 import notes_cli.engine.native as native
+import notes_cli.engine.process as process
 def strike():
     if not sent:
         sent.append(1)

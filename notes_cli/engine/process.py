@@ -1,0 +1,123 @@
+"""What llama.cpp has one of in a process: its log, its crash handler, and interrupts that came while it called Python.
+
+Nothing here is about one model or context: these take from it what they need while they need it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from _thread import get_ident
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from notes_cli.engine import native
+from notes_cli.engine.native import llama
+
+KEPT = 50  # lines of the log that are collected at most, the latest
+_CRASHED = ". The file is damaged, or llama.cpp has a bug: compare its SHA-256 with the one it was published with"
+
+
+class Interrupts:
+    """A KeyboardInterrupt that came in a function that C called: nothing can be raised there."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def keep(self) -> None:
+        self.came = True
+
+    def raise_kept(self) -> None:
+        """Raise the KeyboardInterrupt that came, if one did."""
+        if self.came:
+            self.came = False
+            raise KeyboardInterrupt
+
+
+class Log:
+    """llama.cpp's log. It is quiet: lines are handed on where somebody asks for them."""
+
+    def __init__(self) -> None:
+        self._shown: Callable[[str], object] | None = None
+        self._collecting: list[tuple[int, deque[str]]] = []  # by thread
+
+    def show(self, write: Callable[[str], object] | None) -> None:
+        """Hand all of it to `write` as it comes, in parts of lines; None: to nobody."""
+        self._shown = write
+
+    @contextmanager
+    def collected(self) -> Iterator[deque[str]]:
+        """The last lines that llama.cpp logs in this thread while the block runs, for the message of an error."""
+        one: tuple[int, deque[str]] = (get_ident(), deque(maxlen=KEPT))
+        self._collecting.append(one)
+        try:
+            yield one[1]
+        finally:
+            self._collecting = [other for other in self._collecting if other is not one]
+
+    def add(self, part: str) -> None:
+        """What llama.cpp says now."""
+        if self._shown:
+            self._shown(part)
+        if part.strip(" .\n"):
+            for thread, lines in self._collecting:
+                if thread == get_ident():
+                    lines.append(part.rstrip())
+
+
+class Guard:
+    """What a crash of llama.cpp ends the process with: one line about what it worked on last, and status 1. A damaged
+    model makes it run into assertions and bad memory, from which nothing can go on. Whoever handles such signals keeps
+    them, and with NOTES_DEBUG nothing is changed."""
+
+    def __init__(self) -> None:
+        self._working: list[str] = []  # the latest last
+
+    def add(self, what: str) -> None:
+        """From now on `what` is worked on."""
+        self._working.append(what)
+        self._set()
+
+    def remove(self, what: str) -> None:
+        """`what` is no longer worked on."""
+        if what in self._working:
+            self._working.remove(what)
+            self._set()
+
+    def _set(self) -> None:
+        if not self._working or os.environ.get("NOTES_DEBUG"):
+            native.set_guard(None, None)
+        else:
+            native.set_guard(f"notes: {self._working[-1]}: llama.cpp failed on this model", _CRASHED)
+
+
+interrupts, log, guard = Interrupts(), Log(), Guard()
+
+
+@llama.llama_log_callback  # type: ignore[untyped-decorator]
+def _hear(_level: int, text: bytes, _data: object) -> None:
+    try:
+        log.add(text.decode(errors="replace"))
+    except KeyboardInterrupt:
+        interrupts.keep()
+
+
+llama.llama_log_set(_hear, ctypes.c_void_p(0))
+
+
+def loading(told: Callable[[float], object] | None) -> Any:
+    """What llama.cpp calls while it loads a model: `told` gets the part that is there, 0 to 1. An interrupt ends the
+    load."""
+
+    @llama.llama_progress_callback  # type: ignore[untyped-decorator]
+    def step(part: float, _data: object) -> bool:
+        try:
+            if told:
+                told(part)
+        except KeyboardInterrupt:
+            interrupts.keep()
+        return not interrupts.came
+
+    return step
