@@ -18,7 +18,7 @@ from notes_cli.library.container import write_segment
 from notes_cli.sessions.archive import load, name_of, save
 from notes_cli.sessions.folder import LEDGER, SessionFolder, Sessions
 
-from .test_folder import HEADER, turn
+from .ledgers import HEADER, turn
 
 Change = Callable[[dict[str, bytes]], Any]
 MakeSegment = Callable[..., Segment]

@@ -13,29 +13,11 @@ from typing import Any
 
 import pytest
 
-from notes_cli.engine.identity import Identity
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.ledger import Header
-from notes_cli.sessions.state import fold
 
 from ..limits import small_files
-
-IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
-HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")
-
-
-def turn(*tokens: int, rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
-    piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": tokens}
-    changed = [[0, len(tokens)]]
-    line = {"op": "turn", "question": "Why?", "pieces": [piece], "skills": [], "said": {}, "rows": rows}
-    return {**line, "changed": changed, **more}
-
-
-def edit(value: str, patches: list[tuple[int, int, list[int]]], changed: list[list[int]], says: str = "") -> Any:
-    parts = [{"first": first, "last": last, "tokens": tokens} for first, last, tokens in patches]
-    line = {"op": "edit", "field": "date", "value": value, "method": "field", "why": "", "says": says, "skills": []}
-    return {**line, "patches": parts, "changed": changed, "rows": "0002.gguf" if changed else ""}
+from .ledgers import HEADER, edit, toggles, turn
 
 
 @pytest.fixture
@@ -53,23 +35,6 @@ def begun(sessions: Sessions) -> SessionFolder:
     return stored
 
 
-def test_edits_are_folded_in() -> None:
-    """Tokens give way and move, rows come from the latest file that has them, pieces move along."""
-    longer = edit("b", [(1, 2, [7, 8, 9])], [[1, 5]])
-    state = fold([turn(1, 2, 3), longer, turn(4, rows="0003.gguf")])
-    assert state.tokens == [1, 7, 8, 9, 3, 4]
-    assert state.rows == [("0001.gguf", 0), *(("0002.gguf", row) for row in range(4)), ("0003.gguf", 0)]
-    assert [(entry.kind, entry.position, entry.tokens) for entry in state.entries] == [
-        ("text", 0, 5),
-        ("edit", 1, 0),
-        ("text", 5, 1),
-    ]
-    shorter = fold([turn(1, 2, 3, 4), edit("b", [(0, 2, [7]), (3, 4, [8])], [[0, 3]])])
-    assert shorter.tokens == [7, 3, 8] and [row for _, row in shorter.rows] == [0, 1, 2]
-    scattered = fold([turn(1, 2, 3, 4), edit("b", [(1, 2, [7])], [[1, 2], [3, 4]])])
-    assert scattered.rows == [("0001.gguf", 0), ("0002.gguf", 0), ("0001.gguf", 2), ("0002.gguf", 1)]
-
-
 @pytest.mark.parametrize("change", [{"model": 3}, {"model": None}, {"cache": []}, {"identity": {"rope": 1}}], ids=str)
 def test_nothing_of_a_first_line_is_believed(begun: SessionFolder, sessions: Sessions, change: dict[str, Any]) -> None:
     """Texts are texts: an export takes the folder from the model's path."""
@@ -79,35 +44,6 @@ def test_nothing_of_a_first_line_is_believed(begun: SessionFolder, sessions: Ses
     begun.ledger.write_text(json.dumps(header) + "\n" + rest)
     with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
         sessions.find("mine")
-
-
-def test_what_gives_way_across_pieces() -> None:
-    """A ledger may be anybody's: a patch that begins in one piece and ends in another leaves none of less than no
-    tokens."""
-    state = fold([turn(1, 2, 3), turn(4, 5, 6), edit("b", [(1, 5, [7])], [])])
-    assert state.tokens == [1, 7, 6]
-    assert [(entry.position, entry.tokens) for entry in state.entries if entry.kind != "edit"] == [(0, 2), (2, 1)]
-    state = fold([turn(1, 2, 3), turn(4, 5, 6), edit("b", [(2, 5, [7, 8])], [])])
-    assert [(entry.position, entry.tokens) for entry in state.entries if entry.kind != "edit"] == [(0, 3), (3, 2)]
-
-
-def test_undo_takes_back_what_stands() -> None:
-    """An undo after an undo goes further back; what comes after counts from there."""
-    undo = {"op": "undo"}
-    lines = [turn(1, 2), edit("b", [], [], "It is b."), turn(3), undo]
-    assert fold(lines).tokens == [1, 2] and fold(lines).pending == {"date": "It is b."}
-    assert fold([*lines, undo]).pending == {} and fold([*lines, undo, turn(4)]).tokens == [1, 2, 4]
-    with pytest.raises(IndexError):
-        fold([*lines, undo, undo, undo])
-
-
-def test_errata_wait_for_a_turn() -> None:
-    """The last of a field counts; a turn says it, and then it has been stated."""
-    waiting = [turn(1), edit("b", [], [], "It is b."), edit("c", [], [], "It is c.")]
-    assert fold(waiting).pending == {"date": "It is c."} and not fold(waiting).stated
-    said = fold([*waiting, turn(2)])
-    assert (said.pending, said.stated, said.values) == ({}, {"date"}, {"date": "c"})
-    assert fold([*waiting, edit("d", [(0, 1, [9])], [[0, 1]])]).pending == {}
 
 
 def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
@@ -291,52 +227,6 @@ def test_names(begun: SessionFolder, sessions: Sessions) -> None:
 def test_files_are_for_their_owner_alone(begun: SessionFolder) -> None:
     """They hold what was said."""
     assert begun.ledger.stat().st_mode & 0o777 == 0o600
-
-
-def said(*pieces: tuple[str, str, list[int]], rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
-    """A turn of (kind, name, tokens)."""
-    parts = [
-        {"kind": kind, "name": name, "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": tokens}
-        for kind, name, tokens in pieces
-    ]
-    return turn(rows=rows, pieces=parts, **more)
-
-
-def toggles() -> list[Any]:
-    """Two errata of a date and one in free words, each with a question, and a third that waits."""
-    return [
-        said(("splice", "returns", [1, 2]), ("question", "", [3])),
-        said(("erratum", "date", [4]), ("erratum", "", [5]), ("question", "", [6]), said={"date": "b"}),
-        said(("erratum", "date", [7, 8]), ("question", "", [9]), said={"date": "c"}),
-    ]
-
-
-def test_what_is_superseded() -> None:
-    """Errata of a field with a later one, said or waiting, or a later edit; never the last one, nor free words."""
-    positions = lambda *lines: [entry.position for entry in fold([*toggles(), *lines]).superseded]  # noqa: E731
-    assert positions() == [3]
-    assert positions(edit("d", [], [], "It is d.")) == [3, 6]
-    assert positions(edit("d", [(0, 1, [9])], [[0, 1]])) == [3, 6]
-    assert positions({"op": "undo"}) == []
-    other = {**edit("d", [], [], "It is d."), "field": "tier"}
-    assert positions(other) == [3]
-
-
-def test_a_compaction_is_folded_in() -> None:
-    """Taken out tokens and pieces are gone, what stands behind them moves and has new rows; an undo brings all back."""
-    patches = [{"first": 3, "last": 4, "tokens": []}, {"first": 4, "last": 5, "tokens": []}]
-    line = {"op": "compact", "fields": ["date"], "patches": patches, "changed": [[3, 7]], "rows": "0004.gguf"}
-    before, state = fold(toggles()), fold([*toggles(), line])
-    assert state.tokens == [1, 2, 3, 6, 7, 8, 9] and state.rows[3:] == [("0004.gguf", row) for row in range(4)]
-    assert [(entry.kind, entry.position, entry.tokens) for entry in state.entries] == [
-        *(("splice", 0, 2), ("question", 2, 1), ("question", 3, 1)),
-        *(("erratum", 4, 2), ("question", 6, 1)),
-    ]
-    assert (state.superseded, state.stated, state.values) == ([], {"date"}, {"date": "c"})
-    undone = fold([*toggles(), line, {"op": "undo"}])
-    assert undone == before and state.count("compact") == 1
-    every = {**line, "patches": [*patches, {"first": 6, "last": 8, "tokens": []}], "changed": [[3, 5]]}
-    assert not fold([*toggles(), every]).stated
 
 
 def test_ledgers_of_the_first_format_open(begun: SessionFolder, sessions: Sessions) -> None:

@@ -1,0 +1,42 @@
+"""Lines of ledgers to test with: turns and edits of few tokens, in the least that a ledger must have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notes_cli.engine.identity import Identity
+from notes_cli.sessions.ledger import Header
+
+IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
+HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")
+
+
+def turn(*tokens: int, rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
+    piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": tokens}
+    changed = [[0, len(tokens)]]
+    line = {"op": "turn", "question": "Why?", "pieces": [piece], "skills": [], "said": {}, "rows": rows}
+    return {**line, "changed": changed, **more}
+
+
+def edit(value: str, patches: list[tuple[int, int, list[int]]], changed: list[list[int]], says: str = "") -> Any:
+    parts = [{"first": first, "last": last, "tokens": tokens} for first, last, tokens in patches]
+    line = {"op": "edit", "field": "date", "value": value, "method": "field", "why": "", "says": says, "skills": []}
+    return {**line, "patches": parts, "changed": changed, "rows": "0002.gguf" if changed else ""}
+
+
+def said(*pieces: tuple[str, str, list[int]], rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
+    """A turn of (kind, name, tokens)."""
+    parts = [
+        {"kind": kind, "name": name, "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": tokens}
+        for kind, name, tokens in pieces
+    ]
+    return turn(rows=rows, pieces=parts, **more)
+
+
+def toggles() -> list[Any]:
+    """Two errata of a date and one in free words, each with a question, and a third that waits."""
+    return [
+        said(("splice", "returns", [1, 2]), ("question", "", [3])),
+        said(("erratum", "date", [4]), ("erratum", "", [5]), ("question", "", [6]), said={"date": "b"}),
+        said(("erratum", "date", [7, 8]), ("question", "", [9]), said={"date": "c"}),
+    ]
