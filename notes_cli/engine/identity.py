@@ -39,27 +39,28 @@ class Identity:
         """Raise KeyError if a part is missing."""
         return cls(**{field.name: str(data[field.name]) for field in fields(cls)})
 
-    def differences(self, other: Identity) -> list[str]:
-        """What of `other` (the context at hand) does not fit this segment, in words, the weightiest first."""
+    def differences(self, other: Identity, done: str = "compiled") -> list[str]:
+        """What of `other` (the context at hand) does not fit, in words, the weightiest first. `done`: what was done with
+        this identity."""
         found = []
         if self.architecture != other.architecture:
-            found.append(f"compiled for architecture {self.architecture}, this model is {other.architecture}")
+            found.append(f"{done} for architecture {self.architecture}, this model is {other.architecture}")
         elif self.weights != other.weights:
             if self.model == other.model and self.quantization != other.quantization:
-                found.append(f"compiled with {self.model} {self.quantization}, this model is {other.quantization}")
+                found.append(f"{done} with {self.model} {self.quantization}, this model is {other.quantization}")
             else:
                 found.append(
-                    f"compiled with {self.model} {self.quantization} ({self.weights[:12]}), "
+                    f"{done} with {self.model} {self.quantization} ({self.weights[:12]}), "
                     f"this model is {other.model} {other.quantization} ({other.weights[:12]})"
                 )
         elif self.rope != other.rope:
             mine, theirs = self.rope_text, other.rope_text
             if mine == theirs:  # such as the factors of LongRoPE, which go by the size of the context
                 mine, theirs = f"{mine} ({self.rope[:12]})", f"{theirs} ({other.rope[:12]})"
-            found.append(f"compiled with RoPE {mine}, this context uses {theirs}")
+            found.append(f"{done} with RoPE {mine}, this context uses {theirs}")
         if self.kv_type != other.kv_type:
-            found.append(f"compiled from a {self.kv_type} K/V cache, this context keeps {other.kv_type}")
+            found.append(f"{done} from a {self.kv_type} K/V cache, this context keeps {other.kv_type}")
         if self.adapters != other.adapters:
             mine, theirs = (one[:12] or "none" for one in (self.adapters, other.adapters))
-            found.append(f"compiled with adapters (LoRA): {mine}, this context uses {theirs}")
+            found.append(f"{done} with adapters (LoRA): {mine}, this context uses {theirs}")
         return found

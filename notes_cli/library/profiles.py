@@ -88,7 +88,7 @@ class Profiles:
         profile = self.read(path) if path.exists() else None
         if profile is None:
             return None
-        differences = list(profile.identity.differences(identity))
+        differences = profile.identity.differences(identity, "measured")
         if profile.cache != cache:
             differences.append(f"measured in a cache of {profile.cache[:20]!r}, this one is {cache}")
         if differences:

@@ -37,9 +37,7 @@ class Rows:
         begun = self._stored.header
         if begun is None:
             return
-        differences = [
-            found.replace("compiled", "begun", 1) for found in begun.identity.differences(self._header.identity)
-        ]
+        differences = begun.identity.differences(self._header.identity, "begun")
         if not differences and begun.cache != self._header.cache:
             differences = [f"begun with a {begun.cache} K/V cache, this context keeps {self._header.cache}"]
         if differences:
