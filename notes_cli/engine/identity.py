@@ -40,8 +40,8 @@ class Identity:
         return cls(**{field.name: str(data[field.name]) for field in fields(cls)})
 
     def differences(self, other: Identity, done: str = "compiled") -> list[str]:
-        """What of `other` (the context at hand) does not fit, in words, the weightiest first. `done`: what was done with
-        this identity."""
+        """What of `other` (the context at hand) does not fit, in words, the weightiest first. `done`: what was done
+        with this identity."""
         found = []
         if self.architecture != other.architecture:
             found.append(f"{done} for architecture {self.architecture}, this model is {other.architecture}")
