@@ -14,6 +14,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.answering import Answer, answer
+from notes_cli.commands.explaining import as_json, why
 from notes_cli.commands.options import Number, model_options, open_workspace
 from notes_cli.commands.request import Request, read_request
 
@@ -329,7 +330,7 @@ def _as_json(
         "tokens": {**tokens, "reasoning": thought.tokens if thought else 0, "answer": answered.tokens},
         "ms": {name: round(1000 * seconds, 3) for name, seconds in times.items()},
         **settled.as_json(),
-        "pieces": [asdict(piece) for piece in notebook.pieces],
+        "pieces": [as_json(piece) for piece in notebook.pieces],
         "sampling": asdict(request.sampling),
         "identity": identity,
     }
@@ -352,11 +353,11 @@ def _count(notebook: Notebook) -> dict[str, int]:
 
 def _explain(notebook: Notebook, tokens: dict[str, int], settled: _Settled, json_: bool) -> None:
     if json_:
-        pieces = [asdict(piece) for piece in notebook.pieces]
+        pieces = [as_json(piece) for piece in notebook.pieces]
         output.as_json({"version": 1, "tokens": tokens, **settled.as_json(), "pieces": pieces})
         return
     rows = [
-        (str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, piece.why)
+        (str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, why(piece))
         for piece in notebook.pieces
     ]
     output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))

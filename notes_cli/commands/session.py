@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
+from notes_cli.commands.explaining import reason_text
 from notes_cli.commands.options import model_options, open_workspace
 
 if TYPE_CHECKING:
     from notes_cli.sessions.folder import SessionFolder, Sessions
     from notes_cli.sessions.lines import Line
+    from notes_cli.sessions.state import Entry
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 SHORT = 50  # characters of a text in a table
@@ -89,19 +91,18 @@ def ls(quiet: bool, json_: bool) -> None:
 @_JSON
 def show(name: str, json_: bool) -> None:
     """Show the pieces and edits of a session."""
-    from dataclasses import asdict
 
     stored = _sessions().find(name)
     state = stored.state
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
     if json_:
-        pieces = [asdict(entry) for entry in state.entries]
+        pieces = [_as_json(entry) for entry in state.entries]
         output.as_json({"version": 1, **facts, "pending": list(state.pending.values()), "pieces": pieces})
         return
     rows = [
         (
             *(str(entry.position), str(entry.tokens)),
-            *map(output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), entry.why)),
+            *map(output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), _why(entry))),
         )
         for entry in state.entries
     ]
@@ -264,6 +265,16 @@ def _tell(facts: dict[str, Any], told: str, json_: bool) -> None:
         output.as_json({"version": 1, **facts})
     else:
         output.result(told)
+
+
+def _as_json(entry: Entry) -> dict[str, Any]:
+    keys = ("kind", "name", "text", "position", "tokens", "how", "reason")
+    return {**{key: getattr(entry, key) for key in keys}, "why": _why(entry)}
+
+
+def _why(entry: Entry) -> str:
+    """How a piece came about, or what an edit did. Ledgers of an older notes hold the sentence itself."""
+    return entry.why or reason_text(entry.reason, entry.detail, entry.moved, entry.blocks, 0)
 
 
 def _what(line: Line) -> str:

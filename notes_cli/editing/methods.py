@@ -32,6 +32,7 @@ from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch
+from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import AgainError, NotesError, UnsupportedError
 
@@ -99,7 +100,7 @@ class Prepared:
 
     also: tuple[int, ...] = ()  # tokens of the segment behind the change that are recomputed with it, ascending
     blocks: tuple[tuple[Stretch, Segment], ...] = ()  # those with a change, computed anew
-    why: str = ""  # what that has cost, for people
+    passed: int = 0  # tokens that a pass went over for that
 
 
 def prepare(compiler: Compiler, segment: Segment, change: Change, method: Method, *, dry: bool = False) -> Prepared:
@@ -115,30 +116,26 @@ def prepare(compiler: Compiler, segment: Segment, change: Change, method: Method
         return Prepared(tuple(behind(segment, change, method.k)))
     if not method.ranks and method.name != "block":
         return Prepared()
-    why = _pass(segment, change, method)
+    passed = _pass(segment, change)
     if dry:
-        return _prepared(segment, change, method, None, why)
+        return _prepared(segment, change, method, None, passed)
     with compiler() as context:
         _check(context, method)
-        return _prepared(segment, change, method, context, why)
+        return _prepared(segment, change, method, context, passed)
 
 
-def _pass(segment: Segment, change: Change, method: Method) -> str:
-    parts = stretches(segment, change)
-    count = len(segment.context) + sum(len(part.tokens) for part in parts)
+def _pass(segment: Segment, change: Change) -> int:
+    """Tokens of the pass: the left context, and what the change is in."""
+    return len(segment.context) + sum(len(part.tokens) for part in stretches(segment, change))
+
+
+def _prepared(segment: Segment, change: Change, method: Method, context: Context | None, passed: int) -> Prepared:
     if method.name == "block":
-        return f"computed anew behind the left context alone by a pass over {count} tokens"
-    spared = "; notes compile --influence spares it" if method.name == "selective" else ""
-    return f"ranked by a pass over {count} tokens of the corrected text{spared}"
-
-
-def _prepared(segment: Segment, change: Change, method: Method, context: Context | None, why: str) -> Prepared:
-    if method.name == "block":
-        return Prepared(blocks=_computed(segment, stretches(segment, change), context), why=why)
+        return Prepared(blocks=_computed(segment, stretches(segment, change), context), passed=passed)
     effect = np.zeros(len(segment), np.float32)
     if context:
         effect = deviation(context, segment, change, FIRST_LAYERS if method.name == "blend" else None)
-    return Prepared(tuple(_highest(segment, change, effect, method.k)), why=why)
+    return Prepared(tuple(_highest(segment, change, effect, method.k)), passed=passed)
 
 
 def _computed(
@@ -171,7 +168,7 @@ def place_changed(
     """
     _check(notebook.context, method)
     if method.name == "recompute":
-        notebook.append(change.tokens, "splice", segment.name, why="recomputed with the new value")
+        notebook.append(change.tokens, "splice", segment.name, reason=Reason.NEW_VALUE)
     elif method.name == "suffix":
         _suffix(notebook, segment, change, place)
     elif method.name == "block":
@@ -179,16 +176,11 @@ def place_changed(
     else:
         start = len(notebook)
         place(notebook, segment)
-        if prepared.why:
-            _explain(notebook, prepared.why)
+        if prepared.passed:
+            last = notebook.pieces[-1]
+            notebook.pieces[-1] = replace(last, passed=prepared.passed, selected=method.name)
         if method.touches:
             _patch(notebook, start, change.patches, prepared.also)
-
-
-def _explain(notebook: Notebook, why: str) -> None:
-    """Add to what the last piece says of itself."""
-    last = notebook.pieces[-1]
-    notebook.pieces[-1] = replace(last, why=f"{last.why}; {why}")
 
 
 def _suffix(notebook: Notebook, segment: Segment, change: Change, place: Place) -> None:
@@ -196,7 +188,7 @@ def _suffix(notebook: Notebook, segment: Segment, change: Change, place: Place) 
     first = change.patches[0].first
     if first:
         place(notebook, segment.slice(0, first))
-    notebook.append(change.tokens[first:], "splice", segment.name, why="decoded from the changed value on")
+    notebook.append(change.tokens[first:], "splice", segment.name, reason=Reason.FROM_CHANGE)
 
 
 def _patch(notebook: Notebook, start: int, patches: Sequence[Patch], also: Sequence[int]) -> None:
@@ -213,8 +205,14 @@ def _blocks(notebook: Notebook, segment: Segment, prepared: Prepared, place: Pla
         numbers = " and ".join(map(str, part.blocks))
         for index, piece in enumerate(notebook.pieces[start:], start):
             if piece.how == "spliced":
-                why = f"block {numbers} of {len(segment.blocks)}, {prepared.why}"
-                notebook.pieces[index] = replace(piece, why=why, rewritten=piece.tokens)
+                notebook.pieces[index] = replace(
+                    piece,
+                    reason=Reason.BLOCK,
+                    detail=numbers,
+                    blocks=len(segment.blocks),
+                    passed=prepared.passed,
+                    rewritten=piece.tokens,
+                )
         done = part.last
     _lay_part(notebook, segment.slice(done, len(segment)), done, place)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -16,32 +16,16 @@ from numpy.typing import NDArray
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.patches import Patch, align, ascending, new_positions, patched, shifted
+from notes_cli.engine.pieces import How, Piece, Reason
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import EngineError, UnsupportedError
 
-How = Literal["decoded", "spliced", "seam"]
 Stopped = Literal["end", "limit", "context"]  # why an answer ends: by itself, cut at its limit, or by the context's end
 Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 # Tokens decoded between two looks at the keyboard and the progress bar.
 _STRIDE = 128
-_REWRITTEN = "; {} of them recomputed in place"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """An entry of the notebook: `tokens` tokens from `position` on, and how their rows came about."""
-
-    kind: str  # text, splice, erratum, question, answer
-    name: str
-    position: int
-    tokens: int
-    how: How
-    why: str = ""
-    moved: int = 0  # positions that spliced keys were turned by
-    rewritten: int = 0  # tokens of it that were recomputed in place
-    refused: bool = False  # rows that were to be placed here could not be, and were decoded instead: `why` says why
 
 
 class Notebook:
@@ -80,16 +64,15 @@ class Notebook:
         kind: str = "text",
         name: str = "",
         how: How = "decoded",
-        why: str = "",
-        *,
-        refused: bool = False,
+        reason: Reason = Reason.PLAIN,
+        detail: str = "",
     ) -> None:
-        """Add tokens at the end. `refused`: in place of rows that could not be placed."""
+        """Add tokens at the end; `reason` and `detail` as a Piece has them."""
         new = [int(token) for token in tokens]
         if not new:
             return
         self._check_room(len(new))
-        self.pieces.append(Piece(kind, name, len(self), len(new), how, why, refused=refused))
+        self.pieces.append(Piece(kind, name, len(self), len(new), how, reason, detail))
         self._tokens += new
         self._logits = None
 
@@ -101,13 +84,7 @@ class Notebook:
         seam = min(seam, len(segment))
         self._check_room(len(segment))
         if seam:
-            self.append(
-                segment.tokens[:seam],
-                "splice",
-                segment.name,
-                "seam",
-                "repaired: what stands before is not what it was compiled behind",
-            )
+            self.append(segment.tokens[:seam], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
         rest = len(segment) - seam
         if not rest:
             return
@@ -125,10 +102,12 @@ class Notebook:
                 raise
         self.seconds["splice"] += time.perf_counter() - started
         moved = position - segment.base - seam
-        why = f"reused, keys rotated by {moved:+d} positions" if moved else "reused where it was compiled"
+        placed = Piece("splice", segment.name, position, rest, "spliced", Reason.MOVED if moved else Reason.UNMOVED)
         if moved and not rotate:
-            why, moved = f"not rotated by {moved:+d} positions (control)", 0
-        self.pieces.append(Piece("splice", segment.name, position, rest, "spliced", why, moved))
+            placed = replace(placed, reason=Reason.NOT_ROTATED, detail=f"{moved:+d}")
+        else:
+            placed = replace(placed, moved=moved)
+        self.pieces.append(replace(placed, blocks=len(segment.blocks)))
         self._tokens += [int(token) for token in segment.tokens[seam:]]
         self._done = len(self)
         self._logits = None
@@ -149,9 +128,9 @@ class Notebook:
                 self.context.truncate(self.sequence, 0)
                 raise
         self.seconds["splice"] += time.perf_counter() - started
-        self.pieces = [replace(piece, how="spliced", why=f"restored with {segment.name}") for piece in self.pieces]
-        why = "restored where it was compiled, at the start of the prompt"
-        self.pieces.append(Piece("splice", segment.name, len(self), len(segment), "spliced", why))
+        with_it = {"how": "spliced", "reason": Reason.RESTORED_CONTEXT, "detail": segment.name}
+        self.pieces = [replace(piece, **with_it) for piece in self.pieces]  # type: ignore[arg-type]
+        self.pieces.append(Piece("splice", segment.name, len(self), len(segment), "spliced", Reason.RESTORED))
         self._tokens += [int(token) for token in segment.tokens]
         self._done = len(self)
         self._logits = None
@@ -224,7 +203,7 @@ class Notebook:
     def _amended(piece: Piece, shift: Callable[[int], int], places: Iterable[int]) -> Piece:
         start, end = shift(piece.position), shift(piece.position + piece.tokens)
         again = sum(start <= place < end for place in places)
-        return _resized(replace(piece, position=start), end - start, piece.rewritten + again)
+        return replace(piece, position=start).resized(end - start, piece.rewritten + again)
 
     def _tails(self, patches: Sequence[Patch]) -> list[tuple[int, tuple[LayerRows, ...]]]:
         """What stands behind each patch: its position and its rows. Raise UnsupportedError if it cannot be moved."""
@@ -260,7 +239,7 @@ class Notebook:
             self._done = length
         del self._tokens[length:]
         kept = [piece for piece in self.pieces if piece.position < length]
-        self.pieces = [_resized(piece, min(piece.tokens, length - piece.position), piece.rewritten) for piece in kept]
+        self.pieces = [piece.resized(min(piece.tokens, length - piece.position), piece.rewritten) for piece in kept]
         self._logits = None
 
     def logits(self) -> NDArray[np.float32]:
@@ -328,14 +307,6 @@ class Notebook:
                 f"the context is too small: {len(self) + count} tokens do not fit {self.context.n_ctx}. "
                 f"Give it -c {_next_size(len(self) + count)} or more"
             )
-
-
-def _resized(piece: Piece, tokens: int, rewritten: int) -> Piece:
-    """The piece with other numbers of tokens, and its reason telling how many were recomputed."""
-    rewritten = min(tokens, rewritten)
-    why = piece.why.removesuffix(_REWRITTEN.format(piece.rewritten))
-    why += _REWRITTEN.format(rewritten) if rewritten else ""
-    return replace(piece, tokens=tokens, rewritten=rewritten, why=why)
 
 
 def _next_size(tokens: int) -> int:

@@ -174,7 +174,7 @@ class Mixes:
         if prompt is self._prompt:
             mine = [piece for piece in self.notebook.pieces if piece.kind == "splice" and piece.name == self.stale.name]
             if mine[0].how != "spliced":
-                raise UnsupportedError(f"{self.stale.name} cannot be probed here: {mine[0].why}")
+                raise UnsupportedError(f"{self.stale.name} cannot be probed here: {mine[0].detail}")
             self._workspace.check(self.fresh)  # as `assemble` does: a larger context may rotate otherwise
             self._start = mine[0].position
             self._behind = self.notebook.tokens[self._start + len(self.stale) :]

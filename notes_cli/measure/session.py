@@ -181,9 +181,9 @@ def _edits(state: State) -> tuple[str, ...]:
 def _reasons(state: State) -> tuple[str, ...]:
     """Why rows may differ from those of a prefill by more than rounding."""
     splices = [entry for entry in state.entries if entry.kind == "splice"]
-    moved = [entry.name for entry in splices if "rotated" in entry.why or entry.how == "seam"]
-    apart = [entry.name for entry in splices if "block" in entry.why]
-    partly = [entry.name for entry in splices if "in place" in entry.why]
+    moved = [entry.name for entry in splices if entry.moved or entry.how == "seam" or "rotated" in entry.why]
+    apart = [entry.name for entry in splices if entry.blocks or "block" in entry.why]
+    partly = [entry.name for entry in splices if entry.rewritten or "in place" in entry.why]
     partly += [entry.text for entry in state.entries if entry.kind == "edit" and entry.how not in EXACT]
     found = []
     if moved:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from shlex import quote
 
@@ -13,6 +13,7 @@ import numpy as np
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, place_changed, prepare, rewritten
 from notes_cli.engine.notebook import Notebook, Progress
+from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import AgainError, NotesError, SkillError, UnsupportedError, UnwritableError
 from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
@@ -25,8 +26,6 @@ from notes_cli.text.keys import field_name
 from notes_cli.text.prompt import build
 from notes_cli.text.references import ALL, Known, Reference
 from notes_cli.text.skill import load_skill
-
-_DECODED = "decoded: "  # what `why` of a piece begins with whose rows could not be placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ def assemble(
         segment, changed = by_name[piece.name], changes.get(piece.name)
         if not splice:
             text = changed.tokens if changed and prompt.method.touches else segment.tokens
-            notebook.append(text, piece.kind, piece.name, why="full prefill asked for")
+            notebook.append(text, piece.kind, piece.name, reason=Reason.NOT_SPLICED)
         elif changed:
             place = partial(place_segment, seam=seam, rotate=rotate, strict=strict)
             place_changed(notebook, segment, changed, prompt.method, place, prepared[piece.name])
@@ -265,20 +264,17 @@ def place_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool 
     context = notebook.context
     if segment.pinned:
         reason = context.supports("splice") or "its rows can be moved if it is compiled again"
-        refusal: str | None = f"what stands before is not what it was compiled behind; {reason}"
+        refusal: str | None = f"preceded by a different context than at compile time; {reason}"
     else:
         refusal = context.can_move(segment.base, len(notebook), len(segment))
     if refusal is None:
         notebook.splice(segment, seam=0 if same_left else seam, rotate=rotate)
-        if segment.blocks:  # of rows that a prefill would not give
-            last = notebook.pieces[-1]
-            notebook.pieces[-1] = replace(last, why=f"{last.why}; compiled in {len(segment.blocks)} blocks")
     elif strict:
         raise UnsupportedError(
             f"{segment.name} cannot be spliced here: {refusal}. Without --strict its {len(segment)} tokens are decoded"
         )
     else:
-        notebook.append(segment.tokens, "splice", segment.name, why=f"{_DECODED}{refusal}", refused=True)
+        notebook.append(segment.tokens, "splice", segment.name, reason=Reason.REFUSED, detail=refusal)
 
 
 def unspliced(notebook: Notebook) -> list[str]:
@@ -286,7 +282,7 @@ def unspliced(notebook: Notebook) -> list[str]:
     tokens: dict[tuple[str, str], int] = {}
     for piece in notebook.pieces:
         if piece.refused:
-            key = piece.name, piece.why.removeprefix(_DECODED)
+            key = piece.name, piece.detail
             tokens[key] = tokens.get(key, 0) + piece.tokens
     return [
         f"{name} is not spliced, its {count} tokens are decoded: {why} (--strict refuses that)"

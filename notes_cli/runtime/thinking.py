@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.notebook import Notebook, Stopped
+from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import EngineError
 from notes_cli.runtime.workspace import Workspace
@@ -86,14 +87,14 @@ def think(
     count = len(notebook) - start
     whole = chain.found or count < limit
     if count:
-        notebook.pieces[-1] = replace(notebook.pieces[-1], why="chain of thought")
+        notebook.pieces[-1] = replace(notebook.pieces[-1], reason=Reason.THOUGHT)
     if reasoning.inside:
         whole |= reasoning.found("".join(parts)) is not None
         answer = _conclude(workspace, notebook, options, parts, add)
         return Thought("".join(parts).strip(), len(notebook) - start, whole, answer, stopped=_why(whole, limit, asked))
     missing, rest = _missing(reasoning, chain)
-    why = "end of the chain" if whole else f"end of the chain, after {count} tokens"
-    notebook.append(workspace.model.tokenize(missing, special=True), "answer", why=why)
+    closing_tokens, cut = workspace.model.tokenize(missing, special=True), "" if whole else str(count)
+    notebook.append(closing_tokens, "answer", reason=Reason.THOUGHT_END, detail=cut)
     return Thought("".join(parts).strip(), len(notebook) - start, whole, rest=rest, stopped=_why(whole, limit, asked))
 
 
@@ -117,7 +118,7 @@ def _conclude(workspace: Workspace, notebook: Notebook, options: SamplerOptions,
     """The answer that a chain ends with; one that was cut short is brought to it. Empty if there is none."""
     reasoning = workspace.reasoning
     if reasoning.found("".join(parts)) is None:
-        notebook.append(workspace.model.tokenize(reasoning.answer), "answer", why="end of the chain")
+        notebook.append(workspace.model.tokenize(reasoning.answer), "answer", reason=Reason.THOUGHT_END)
         add(reasoning.answer)
         for text in _written(workspace, notebook, options, OUTCOME):
             add(text)

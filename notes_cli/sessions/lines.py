@@ -23,6 +23,13 @@ def text_of(data: Line, key: str) -> str:
     return found
 
 
+def number_of(data: Line, key: str) -> int:
+    found = data[key]
+    if type(found) is not int:
+        raise TypeError(key)
+    return found
+
+
 def ids_of(tokens: Iterable[int]) -> list[int]:
     """Token ids."""
     found = list(tokens)

@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 import notes_cli
-from notes_cli.engine.notebook import Notebook, Piece
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Range
+from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import DamagedError, EngineError, SegmentError, SessionError
 from notes_cli.library.container import open_segment, write_segment
@@ -70,10 +71,12 @@ class Rows:
             opened: dict[str, Segment] = {}
             for first in range(0, count, CHUNK):
                 notebook.splice(self._chunk(first, min(count, first + CHUNK), opened))
-        why = f"restored with session {self._stored.name}"
         how = notebook.pieces[0].how if notebook.pieces else "decoded"
         notebook.pieces = [
-            Piece(entry.kind, entry.name, entry.position, entry.tokens, how, why)
+            Piece(
+                *(entry.kind, entry.name, entry.position, entry.tokens, how),
+                *(Reason.RESTORED_SESSION, self._stored.name),
+            )
             for entry in self._stored.state.entries
             if entry.kind != "edit"
         ]

@@ -12,8 +12,9 @@ import numpy as np
 
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, prepare
-from notes_cli.engine.notebook import Notebook, Piece
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch, Range, align, disturbed, patched
+from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
 from notes_cli.runtime.assembling import Prompt, changes_of, known_fields, place_segment
@@ -29,6 +30,8 @@ from notes_cli.text.keys import listed
 from notes_cli.text.prompt import BETWEEN, next_turn
 from notes_cli.text.references import Known, Reference
 
+# What the ledger tells of a piece, as engine/pieces.py has it.
+TOLD = ("reason", "detail", "moved", "rewritten", "blocks")
 EDITS = ("erratum", "field", "field+erratum", "selective", "blend", "suffix")  # what makes sense inside a notebook
 INSTEAD = ". Use erratum or suffix"
 # Edits in place that may move rows: each rounds the keys to the cache's type once more (docs/LOG.md has what that comes
@@ -178,7 +181,7 @@ class Session:
         notebook, start = self._notebook, len(self.state.tokens)
         assert notebook is not None
         if answer:
-            notebook.append(self.workspace.model.tokenize(answer), "answer", why="chosen")
+            notebook.append(self.workspace.model.tokenize(answer), "answer", reason=Reason.CHOSEN)
         notebook.flush()
         pieces = [self._told(piece, notebook) for piece in notebook.pieces if piece.position >= start]
         skills = [asdict(skill) for skill in self._skills]
@@ -194,7 +197,8 @@ class Session:
             "text": text,
             "position": piece.position,
             "how": piece.how,
-            "why": piece.why,
+            "why": "",
+            **{key: value for key, value in asdict(piece).items() if key in TOLD and value},
             "tokens": ids,
         }
 
@@ -323,7 +327,10 @@ class Session:
             self.workspace.make_room(len(self.state.tokens) + sum(max(0, patch.grows) for patch in found.patches))
             self._notebook = None  # the pass may need its context
         prepared = prepare(self.workspace.compiler, segment, found, method)
-        return prepared.also, prepared.why
+        if not prepared.passed:
+            return prepared.also, ""
+        spared = "; notes compile --influence spares it" if method.name == "selective" else ""
+        return prepared.also, f"selected by a pass over {prepared.passed} tokens of the corrected text{spared}"
 
     def _segment(self, skill: SkillText) -> Segment:
         """The skill as a segment, without rows: what a change is found in."""
@@ -365,7 +372,7 @@ class Session:
             else:
                 notebook = self.notebook
                 notebook.truncate(first)
-            notebook.append(tokens[first:], why="decoded anew")
+            notebook.append(tokens[first:], reason=Reason.AGAIN)
             notebook.flush()
         except BaseException:
             self._notebook = None

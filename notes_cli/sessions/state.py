@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from notes_cli.engine.patches import patched, shifted
 from notes_cli.engine.segment import FieldSpan
-from notes_cli.sessions.lines import ROWS, Line, ids_of, patches_of, ranges_of, text_of
+from notes_cli.sessions.lines import ROWS, Line, ids_of, number_of, patches_of, ranges_of, text_of
 from notes_cli.text.references import Known
 
 
@@ -24,7 +24,12 @@ class Entry:
     position: int
     tokens: int
     how: str
-    why: str
+    why: str  # of an edit, and of pieces that an older notes wrote; the others tell it as a notebook's pieces do
+    reason: str = ""
+    detail: str = ""
+    moved: int = 0
+    rewritten: int = 0
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +123,7 @@ class State:
         skills = [SkillText.from_dict(skill) for skill in line["skills"]]
         self._join(skills)
         for piece in line["pieces"]:
-            known = {key: text_of(piece, key) for key in ("kind", "name", "text", "how", "why")}
-            self.entries.append(Entry(**known, position=len(self.tokens), tokens=len(piece["tokens"])))
+            self.entries.append(_entry(piece, len(self.tokens)))
             self.tokens += ids_of(piece["tokens"])
         self.rows += [(line["rows"], row) for row in range(len(self.tokens) - start)]
         fields = self.known
@@ -189,6 +193,16 @@ class State:
 def _shifted(entry: Entry, shift: Callable[[int], int]) -> Entry:
     start, end = shift(entry.position), shift(entry.position + entry.tokens)
     return replace(entry, position=start, tokens=end - start)
+
+
+def _entry(piece: Line, position: int) -> Entry:
+    kind, name, text, how, why = (text_of(piece, key) for key in ("kind", "name", "text", "how", "why"))
+    reason, detail = (text_of(piece, key) if key in piece else "" for key in ("reason", "detail"))
+    moved, rewritten, blocks = (
+        number_of(piece, key) if key in piece else 0 for key in ("moved", "rewritten", "blocks")
+    )
+    count = len(piece["tokens"])
+    return Entry(kind, name, text, position, count, how, why, reason, detail, moved, rewritten, blocks)
 
 
 def _keys(known: Known, name: str) -> set[str]:

@@ -264,7 +264,7 @@ def test_explain_is_a_table_for_people(notes: Notes, compiled: Path) -> None:
     """Without --json the dry run is one line a piece and a sum."""
     lines = notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()
     assert lines[0].split() == ["position", "tokens", "piece", "name", "how", "why"]
-    assert "reused where it was compiled" in lines[2]
+    assert "reused at the position where it was compiled" in lines[2]
     assert f"{SKILL_TOKENS} spliced" in lines[-1]
 
 

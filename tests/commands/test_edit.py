@@ -151,7 +151,7 @@ def test_what_a_ranking_costs(notes: Notes, compiled: Path, method: str) -> None
     ask = (*ASK, *FIELD, "--method", method, "--json")
     told, done = notes(*ask, "--explain").json, notes(*ask, "-n", 1).json
     reasons = [piece["why"] for piece in done["pieces"] if piece["rewritten"]]
-    assert len(reasons) == 1 and "ranked by a pass over" in reasons[0]
+    assert len(reasons) == 1 and "selected by a pass over" in reasons[0]
     assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
     assert done["tokens"]["rewritten"] == 13
 
@@ -167,7 +167,7 @@ def test_a_block_is_computed_anew(notes: Notes, skill: Path) -> None:
     )
     assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
     (block,) = [piece for piece in done["pieces"] if piece["rewritten"]]
-    assert block["why"].startswith("block 2 of 3, computed anew behind the left context alone")
+    assert block["why"].startswith("block 2 of 3, recomputed after the left context alone")
     assert done["tokens"]["rewritten"] == block["tokens"] and done["tokens"]["spliced"] == SKILL_TOKENS + 7
     assert full["tokens"]["total"] == done["tokens"]["total"]
 

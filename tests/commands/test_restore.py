@@ -36,7 +36,7 @@ def test_ask_restores_at_the_start(notes: Notes, compiled: Path) -> None:
     for errata in ((), ("--erratum", "date=2026-07-01")):
         told = notes(*ASK, *errata, "--explain").out.splitlines()
         assert told[1].split() == ["0", str(LEFT), "text", "spliced", "restored", "with", "returns"]
-        assert told[2].rstrip().endswith("restored where it was compiled, at the start of the prompt")
+        assert told[2].rstrip().endswith("restored at the start of the prompt, where it was compiled")
         result = notes(*ASK, *errata, "-n", 4, "--json").json
         tokens = result["tokens"]
         assert tokens["spliced"] == LEFT + SKILL_TOKENS and tokens["seam"] == 0
@@ -49,7 +49,7 @@ def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: 
     """Behind a system text and behind another skill: one sentence that names the place and the model's reason."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
-    why = f"decoded: what stands before is not what it was compiled behind; {REASONS[kind]}"
+    why = f"decoded: preceded by a different context than at compile time; {REASONS[kind]}"
     behind = notes(*ASK, "-s", "Be kind.", "--explain", "--json").json
     assert behind["pieces"][1]["why"] == why and behind["tokens"]["spliced"] == 0
     done = notes(*ASK, "--splice", "fees", "-n", 2, "--json")
@@ -77,7 +77,7 @@ def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_p
     ):
         refused = notes(*arguments, "--strict")
         assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1)
-        assert "cannot be spliced here: what stands before" in refused.err and REASONS[kind] in refused.err
+        assert "cannot be spliced here: preceded by a different context" in refused.err and REASONS[kind] in refused.err
     assert notes("session", "show", "mine", "--json").json["turns"] == turns
     (home / "config.yaml").write_text("strict: true\n")
     assert notes(*later).code == 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from notes_cli.commands.explaining import why
 from notes_cli.editing.change import change, stretches
 from notes_cli.editing.influence import deviation
 from notes_cli.editing.methods import Method, behind, prepare
@@ -184,10 +185,11 @@ def test_ranked_when_it_is_edited(workspace: Workspace, segment: Segment, skill:
     prepared = prepare(workspace.compiler, plain, found, Method.parse(method))
     assert list(prepared.also) == wanted.tolist()
     count = len(segment.context) + len(found.tokens)
-    assert f"ranked by a pass over {count} tokens of the corrected text" in prepared.why
-    assert ("notes compile --influence spares it" in prepared.why) == (method == "selective@4")
+    assert prepared.passed == count
     book = laid(workspace, plain, method, NEW).book
-    assert prepared.why in next(piece.why for piece in book.pieces if piece.rewritten)
+    told = next(why(piece) for piece in book.pieces if piece.rewritten)
+    assert f"selected by a pass over {count} tokens of the corrected text" in told
+    assert ("notes compile --influence spares it" in told) == (method == "selective@4")
 
 
 def rows_by_layer(segment: Segment) -> NDArray[np.float32]:
@@ -267,7 +269,9 @@ def test_a_block_is_as_compiled_from_the_corrected_text(workspace: Workspace, va
     (first, last), moved = corrected.spans[1], len(corrected) - len(segment)
     again = [piece for piece in found.book.pieces if piece.rewritten]
     assert [(piece.position - found.start, piece.tokens) for piece in again] == [(first, last - first)]
-    assert again[0].rewritten == last - first and again[0].why.startswith("block 2 of 3, computed anew behind")
+    assert again[0].rewritten == last - first and why(again[0]).startswith(
+        "block 2 of 3, recomputed after the left context alone"
+    )
     if moved == 0:
         changed = np.flatnonzero(~same_rows(found, plain, plain.end)) - plain.start
         assert changed.size and first <= changed.min() <= changed.max() < last
@@ -432,8 +436,8 @@ def test_a_reason_with_a_semicolon_stays(open_workspace: OpenWorkspace, skill: S
     workspace = open_workspace("gpt2")
     segment = compile_skill(workspace, skill)
     plain, edited = (laid(workspace, segment, name, NEW, "Be kind.").book.pieces[1] for name in ("stale", "field"))
-    assert "compiled behind; this model learned" in plain.why
-    assert edited.why == plain.why + "; 10 of them recomputed in place"
+    assert "than at compile time; this model learned" in why(plain)
+    assert why(edited) == why(plain) + "; 10 of them recomputed in place"
 
 
 # ---- names

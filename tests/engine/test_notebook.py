@@ -11,6 +11,7 @@ import pytest
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError
@@ -90,7 +91,7 @@ def test_a_splice_where_it_was_compiled_is_exact(notebook: Notebook, segment: Se
     prefilled = Notebook(notebook.context)
     prefilled.append([*LEFT, *SKILL, *ASK])
     np.testing.assert_allclose(spliced, prefilled.logits(), atol=0.05 * float(np.abs(spliced).max()))
-    assert "where it was compiled" in notebook.pieces[1].why
+    assert notebook.pieces[1].reason is Reason.UNMOVED
 
 
 def test_a_spliced_row_has_no_logits(notebook: Notebook, segment: Segment) -> None:

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import nmse
 
+from notes_cli.commands.explaining import why
 from notes_cli.engine import native
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
@@ -207,7 +208,7 @@ def test_the_ledger_adds_up(
         at = 0
         for piece in book.pieces:
             assert piece.position == at and 0 <= piece.rewritten <= piece.tokens
-            assert piece.why.count("recomputed in place") == bool(piece.rewritten)
+            assert why(piece).count("recomputed in place") == bool(piece.rewritten)
             at += piece.tokens
         assert at == len(book) == length
     book.append(ASK)

@@ -144,7 +144,7 @@ def test_rows_that_turn_wrongly_are_not_moved(turned_wrong: None, workspace: Wor
     with pytest.raises(UnsupportedError, match="do not turn"):
         workspace.context.splice(0, 7, segment.tokens[:4], rows, 0)
     elsewhere = assemble(workspace, Prompt("Why?", [segment], system="Be brief."))
-    assert elsewhere.count("spliced") == 0 and any("do not turn" in piece.why for piece in elsewhere.pieces)
+    assert elsewhere.count("spliced") == 0 and any("do not turn" in piece.detail for piece in elsewhere.pieces)
     back = workspace.notebook()
     back.append(segment.context)
     back.restore(segment)

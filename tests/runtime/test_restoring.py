@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from notes_cli.commands.explaining import why
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.decision import decide
+from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.library.container import open_segment, write_segment
@@ -75,7 +77,7 @@ def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segmen
     found = book.logits()
     assert book.count("spliced") == segment.base + len(segment) and book.count("seam") == 0
     assert [piece.how for piece in book.pieces] == ["spliced", "spliced", *["decoded"] * (len(errata) + 1)]
-    assert "restored" in book.pieces[1].why
+    assert book.pieces[1].reason is Reason.RESTORED
     np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
 
 
@@ -99,8 +101,8 @@ def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment
     found = book.logits()
     assert book.count("spliced") == 0
     refusal = workspace.context.supports("splice")
-    assert refusal and book.pieces[1].why == (
-        f"decoded: what stands before is not what it was compiled behind; {refusal}"
+    assert refusal and why(book.pieces[1]) == (
+        f"decoded: preceded by a different context than at compile time; {refusal}"
     )
     np.testing.assert_array_equal(found, recomputed(workspace, book.tokens))
 
@@ -110,7 +112,7 @@ def test_of_two_skills_the_first_is_restored(workspace: Workspace, segment: Segm
     book = assemble(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
     found = book.logits()
     assert [(p.name, p.how) for p in book.pieces if p.kind == "splice"] == [("returns", "spliced"), ("fees", "decoded")]
-    assert "not what it was compiled behind" in next(p.why for p in book.pieces if p.name == "fees")
+    assert "preceded by a different context" in next(why(p) for p in book.pieces if p.name == "fees")
     np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
 
 
@@ -198,7 +200,7 @@ def test_a_segment_kept_whole_that_could_be_moved_now(
     monkeypatch.setattr(Context, "supports", lambda *_: None)
     book = assemble(workspace, Prompt("Why?", [segment], system="Be kind."))
     book.flush()
-    assert "if it is compiled again" in book.pieces[1].why and book.count("spliced") == 0
+    assert "if it is compiled again" in why(book.pieces[1]) and book.count("spliced") == 0
     assert compile_to_library(workspace, skill).reasons == ("its rows can be moved now",)
     assert not workspace.open(path).pinned
 
@@ -224,8 +226,8 @@ def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWor
         book = assemble(workspace, Prompt("Why?", [segment], system="x" * length))
         found = book.logits()
         assert book.count("spliced") == 0
-        why = "decoded: rows cannot be moved from one stretch of 256 positions to another: "
-        assert book.pieces[1].why.startswith(why)
+        told = "decoded: rows cannot be moved from one stretch of 256 positions to another: "
+        assert why(book.pieces[1]).startswith(told)
         np.testing.assert_array_equal(found, recomputed(workspace, book.tokens))
 
 

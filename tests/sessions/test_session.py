@@ -330,7 +330,7 @@ def test_ranked_when_it_is_edited(make: Open, skill: Skill, kind: str, cache: st
         turn(session, skill, "Why?")
         before = rows(session.notebook)
         done = session.edit("date", "2026-07-01", Method.parse(method))
-        assert "; ranked by a pass over" in done.why and done.rows > 4
+        assert "; selected by a pass over" in done.why and done.rows > 4
         changed = {int(p) for a, b in zip(before, rows(session.notebook), strict=True) for p in differing(a, b)}
         part = session.state.skills[0]
         span = next(span for span in part.fields if span.name == "date")
