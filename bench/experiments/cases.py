@@ -51,8 +51,8 @@ def with_influence(workspace: Workspace, segment: Segment, field: str) -> Segmen
     """The segment with the influence of one field, if this model's rows can be compared."""
     if workspace.context.supports("splice"):
         return segment
-    with workspace.compiler() as context:
-        return replace(segment, influence={field: influence(context, segment, field)})
+    with workspace.scratch() as notebook:
+        return replace(segment, influence={field: influence(notebook, segment, field)})
 
 
 def decided(

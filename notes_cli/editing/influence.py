@@ -1,4 +1,4 @@
-"""Influence: on which tokens behind it does the value of a field have an effect? Measured by giving it another one.
+"""Influence: on which tokens after it does the value of a field have an effect? Measured by giving it another one.
 
 While it reads, a model writes what follows from a field onto later tokens. Their V rows (K where V is part of it) are
 compared with those under another value; V carries no position, so a value of another length does not matter. Before
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.change import Change, change, stretches
 from notes_cli.editing.prefill import prefill
-from notes_cli.engine.context import Context
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import shifted
 from notes_cli.engine.segment import Segment
 
@@ -33,25 +33,25 @@ def _other(number: str) -> str:
     return f"{found:0{len(number)}d}"
 
 
-def influence(context: Context, segment: Segment, name: str) -> NDArray[np.float32]:
-    """What a counterfactual value of the field changes: its `deviation`, [n_tokens]."""
+def influence(notebook: Notebook, segment: Segment, name: str) -> NDArray[np.float32]:
+    """What a counterfactual value of the field changes: its `deviation`, [n_tokens]. The notebook is a scratch one."""
     value = next(span.value for span in segment.fields if span.name == name)
-    other = change(context.model, segment, {name: counterfactual(value)})
-    return np.zeros(len(segment), np.float32) if other is None else deviation(context, segment, other)
+    other = change(notebook.context.model, segment, {name: counterfactual(value)})
+    return np.zeros(len(segment), np.float32) if other is None else deviation(notebook, segment, other)
 
 
-def deviation(context: Context, segment: Segment, change: Change, layers: int | None = None) -> NDArray[np.float32]:
+def deviation(notebook: Notebook, segment: Segment, change: Change, layers: int | None = None) -> NDArray[np.float32]:
     """Relative change of each token's rows from the segment to the corrected text, [n_tokens].
 
-    The mean over the attention layers, or over the first few of them. 0 for what gives way to other tokens, what stands
-    before it, and blocks without a change. Costs a pass over the corrected text, or over its blocks with a change.
+    The mean over the attention layers, or over the first few of them. 0 for what gives way to other tokens, what
+    precedes it, and blocks without a change. Costs a pass over the corrected text, or over its blocks with a change.
 
-    Uses sequence 0 of the context, which is empty before and after.
+    The notebook is a scratch one: what it holds is dropped.
     """
     found = np.zeros(len(segment), np.float32)
     left, shift, inside = segment.base - segment.first, shifted(change.patches), change.inside
     parts = stretches(segment, change)
-    passes = prefill(context, segment.context, [part.tokens for part in parts], "f32")
+    passes = prefill(notebook, segment.context, [part.tokens for part in parts], "f32")
     for part, rows in zip(parts, passes, strict=True):
         first = next(patch.first for patch in change.patches if patch.first >= part.first)
         here = np.array([position for position in range(first, part.last) if position not in inside], int)

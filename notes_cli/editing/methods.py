@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.change import Change, Stretch, stretches
 from notes_cli.editing.influence import deviation
-from notes_cli.editing.prefill import prefill
+from notes_cli.editing.prefill import Scratch, prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch
@@ -55,7 +54,6 @@ _COUNT = re.compile("[1-9][0-9]{0,8}")  # of tokens
 FIRST_LAYERS = 2  # in the first of them no token has seen another's value yet
 
 Place = Callable[[Notebook, Segment], None]  # lays a segment as it was compiled
-Compiler = Callable[[], AbstractContextManager[Context]]  # opens an empty context that rows are compiled in
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +101,8 @@ class Prepared:
     passed: int = 0  # tokens that a pass went over for that
 
 
-def prepare(compiler: Compiler, segment: Segment, change: Change, method: Method, *, dry: bool = False) -> Prepared:
-    """Choose tokens, or compute blocks, in a context of the compiler's; it may be the one that a notebook is in.
+def prepare(scratch: Scratch, segment: Segment, change: Change, method: Method, *, dry: bool = False) -> Prepared:
+    """Choose tokens, or compute blocks, in a scratch notebook.
 
     `dry`: compute nothing; which tokens would be chosen is then not known, only how many. Raise UnsupportedError where
     the method is not possible, and AgainError for `block` on a segment of one block.
@@ -119,9 +117,9 @@ def prepare(compiler: Compiler, segment: Segment, change: Change, method: Method
     passed = _pass(segment, change)
     if dry:
         return _prepared(segment, change, method, None, passed)
-    with compiler() as context:
-        _check(context, method)
-        return _prepared(segment, change, method, context, passed)
+    with scratch() as notebook:
+        _check(notebook.context, method)
+        return _prepared(segment, change, method, notebook, passed)
 
 
 def _pass(segment: Segment, change: Change) -> int:
@@ -129,21 +127,25 @@ def _pass(segment: Segment, change: Change) -> int:
     return len(segment.context) + sum(len(part.tokens) for part in stretches(segment, change))
 
 
-def _prepared(segment: Segment, change: Change, method: Method, context: Context | None, passed: int) -> Prepared:
+def _prepared(segment: Segment, change: Change, method: Method, notebook: Notebook | None, passed: int) -> Prepared:
     if method.name == "block":
-        return Prepared(blocks=_computed(segment, stretches(segment, change), context), passed=passed)
+        return Prepared(blocks=_computed(segment, stretches(segment, change), notebook), passed=passed)
     effect = np.zeros(len(segment), np.float32)
-    if context:
-        effect = deviation(context, segment, change, FIRST_LAYERS if method.name == "blend" else None)
+    if notebook is not None:
+        effect = deviation(notebook, segment, change, FIRST_LAYERS if method.name == "blend" else None)
     return Prepared(tuple(_highest(segment, change, effect, method.k)), passed=passed)
 
 
 def _computed(
-    segment: Segment, parts: Sequence[Stretch], context: Context | None
+    segment: Segment, parts: Sequence[Stretch], notebook: Notebook | None
 ) -> tuple[tuple[Stretch, Segment], ...]:
-    """Each stretch as a segment, compiled behind the left context alone; without rows if there is no context."""
+    """Each stretch as a segment, compiled behind the left context alone; without rows if there is no notebook."""
     tokens = [part.tokens for part in parts]
-    rows = list(prefill(context, segment.context, tokens, segment.row_type)) if context else [()] * len(parts)
+    rows = (
+        list(prefill(notebook, segment.context, tokens, segment.row_type))
+        if notebook is not None
+        else [()] * len(parts)
+    )
     plain = replace(segment, text="", base=len(segment.context), fields=(), influence={}, blocks=())
     return tuple(
         (part, replace(plain, tokens=part.tokens, layers=layers)) for part, layers in zip(parts, rows, strict=True)

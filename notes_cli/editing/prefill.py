@@ -1,20 +1,23 @@
-"""Prefilling parts of a text apart, each behind the same left context and nothing else."""
+"""Prefilling parts of a text apart, each preceded by the same left context and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
-from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import LayerRows, Tokens
 
+# Opens an empty notebook to compute rows in, beside those that are in use, and gives it back afterwards.
+Scratch = Callable[[], AbstractContextManager[Notebook]]
+
 
 def prefill(
-    context: Context, left: Tokens, parts: Sequence[Tokens], dtype: str, progress: Progress | None = None
+    notebook: Notebook, left: Tokens, parts: Sequence[Tokens], dtype: str, progress: Progress | None = None
 ) -> Iterator[tuple[LayerRows, ...]]:
-    """Rows of each part, K rotated to the positions behind `left`. `progress` counts the tokens of all parts.
+    """Rows of each part, K rotated to the positions after `left`. `progress` counts the tokens of all parts.
 
-    Uses sequence 0 of the context, which is empty afterwards. More than one part needs a memory that can go back.
+    The notebook is a scratch one: what it holds is dropped. More than one part needs a memory that can go back.
     """
     total, done = sum(map(len, parts)), 0
 
@@ -22,8 +25,7 @@ def prefill(
         if progress:
             progress(done + count, total)
 
-    context.clear()
-    notebook = Notebook(context)
+    notebook.truncate(0)
     notebook.append(left)
     notebook.flush()
     for number, tokens in enumerate(parts):
@@ -32,6 +34,6 @@ def prefill(
         notebook.append(tokens)
         notebook.flush(told)
         done += len(tokens)
-        rows = context.read(0, 0, len(notebook), base=0, dtype=dtype)  # a recurrent state can only be read with all
+        # All of them: a recurrent state can be read with no fewer.
+        rows = notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype=dtype)
         yield tuple(layer if layer.part == "state" else layer.cut(slice(len(left), None)) for layer in rows)
-    context.clear()

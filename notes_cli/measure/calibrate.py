@@ -154,8 +154,8 @@ def _prompt(case: Case, segment: Segment) -> Prompt:
 def _influenced(workspace: Workspace, case: Case) -> Segment:
     """The case's skill with the influence of its field."""
     segment = compile_skill(workspace, case.skill)
-    with workspace.compiler() as context:
-        return replace(segment, influence={case.field: influence(context, segment, case.field)})
+    with workspace.scratch() as notebook:
+        return replace(segment, influence={case.field: influence(notebook, segment, case.field)})
 
 
 def _recomputed(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:

@@ -206,7 +206,7 @@ def assemble(
     # Before the notebook: what is measured or computed apart may need its context.
     try:
         prepared = {
-            name: prepare(workspace.compiler, by_name[name], changed, prompt.method, dry=dry)
+            name: prepare(workspace.scratch, by_name[name], changed, prompt.method, dry=dry)
             for name, changed in (changes.items() if splice else ())
         }
     except AgainError as error:

@@ -69,44 +69,47 @@ def compile_skill(
         tokens = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
         workspace.make_room(tokens + 8 * len(skill.fields))
     segment = plan(workspace, skill, blocks)
-    with workspace.compiler() as context:
+    with workspace.scratch() as notebook:
         if segment.blocks:
-            reused, moves = _reused(context, segment, known)
-            segment = replace(segment, layers=_in_blocks(context, segment, reused, progress), moves=moves)
+            reused, moves = _reused(notebook.context, segment, known)
+            segment = replace(segment, layers=_in_blocks(notebook, segment, reused, progress), moves=moves)
         else:
-            segment = replace(segment, layers=_in_one(context, segment, progress))
+            segment = replace(segment, layers=_in_one(notebook, segment, progress))
         if measure is not None:
-            segment = replace(segment, influence=_influence(context, segment, measure))
+            segment = replace(segment, influence=_influence(notebook, segment, measure))
     return segment
 
 
-def _in_one(context: Context, segment: Segment, progress: Progress | None) -> tuple[LayerRows, ...]:
-    notebook = Notebook(context)
+def _in_one(notebook: Notebook, segment: Segment, progress: Progress | None) -> tuple[LayerRows, ...]:
     notebook.append(segment.context)
     notebook.flush()
     notebook.append(segment.tokens)
     notebook.flush(progress)
-    first = segment.first
-    return context.read(0, first, len(notebook) - first, base=first, dtype=segment.row_type)
+    return _read(notebook, segment)
+
+
+def _read(notebook: Notebook, segment: Segment) -> tuple[LayerRows, ...]:
+    """The segment's rows, which end the notebook."""
+    first, sequence = segment.first, notebook.sequence
+    return notebook.context.read(sequence, first, len(notebook) - first, base=first, dtype=segment.row_type)
 
 
 def _in_blocks(
-    context: Context, segment: Segment, known: Sequence[Segment | None], progress: Progress | None
+    notebook: Notebook, segment: Segment, known: Sequence[Segment | None], progress: Progress | None
 ) -> tuple[LayerRows, ...]:
     """Prefill the blocks that are not known, put all of them side by side, and read the whole."""
     parts = [segment.tokens[first:last] for first, last in segment.spans]
     new = [tokens for tokens, part in zip(parts, known, strict=True) if part is None]
     plain = replace(segment, fields=(), influence={}, blocks=(), moves=())
-    rows = prefill(context, segment.context, new, segment.row_type, progress) if new else iter(())
+    rows = prefill(notebook, segment.context, new, segment.row_type, progress) if new else iter(())
     blocks = [
         part or replace(plain, tokens=tokens, layers=next(rows)) for tokens, part in zip(parts, known, strict=True)
     ]
-    context.clear()
-    notebook = Notebook(context)
+    notebook.truncate(0)
     notebook.append(segment.context)
     for block in blocks:
         notebook.splice(block)
-    return context.read(0, segment.base, len(segment), base=segment.base, dtype=segment.row_type)
+    return _read(notebook, segment)
 
 
 def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[list[Segment | None], tuple[int, ...]]:
@@ -137,11 +140,11 @@ def _alike(known: Segment, segment: Segment) -> bool:
     return same_left and not known.pinned and not known.identity.differences(segment.identity)
 
 
-def _influence(context: Context, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
+def _influence(notebook: Notebook, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
     found: dict[str, NDArray[np.float32]] = {}
     names = dict.fromkeys(span.name for span in segment.fields)
     for name in names:
-        found[name] = influence(context, segment, name)
+        found[name] = influence(notebook, segment, name)
         measure(len(found), len(names))
     return found
 

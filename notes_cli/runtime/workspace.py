@@ -114,6 +114,14 @@ class Workspace:
                 context.unmovable = self.context.unmovable
                 yield context
 
+    @contextmanager
+    def scratch(self) -> Iterator[Notebook]:
+        """An empty notebook to compute rows in, as `compiler` has them."""
+        with self.compiler() as context:
+            notebook = Notebook(context)
+            yield notebook
+            notebook.truncate(0)
+
     def make_room(self, tokens: int, spare: int = 0) -> None:
         """See to a context of at least so many tokens. One that holds rows is replaced by an empty one.
 

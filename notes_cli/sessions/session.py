@@ -326,7 +326,7 @@ class Session:
             segment = replace(segment, layers=rows)
             self.workspace.make_room(len(self.state.tokens) + sum(max(0, patch.grows) for patch in found.patches))
             self._notebook = None  # the pass may need its context
-        prepared = prepare(self.workspace.compiler, segment, found, method)
+        prepared = prepare(self.workspace.scratch, segment, found, method)
         if not prepared.passed:
             return prepared.also, ""
         spared = "; notes compile --influence spares it" if method.name == "selective" else ""

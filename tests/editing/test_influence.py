@@ -87,11 +87,14 @@ def test_it_is_what_another_value_does_to_the_rows(open_workspace: OpenWorkspace
 
 
 def test_it_is_the_same_again(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """To the bit, in a context that held other rows; and in an f32 cache nearly so."""
+    """To the bit, in a notebook that held other rows; and in an f32 cache nearly so."""
     workspace = open_workspace()
     first = measured(workspace, skill).influence
-    workspace.context.append({0: np.arange(9, dtype=np.int32)})
-    again = influence(workspace.context, compile_skill(workspace, skill), "date")
+    segment = compile_skill(workspace, skill)
+    with workspace.scratch() as notebook:
+        notebook.append(np.arange(9, dtype=np.int32))
+        notebook.flush()
+        again = influence(notebook, segment, "date")
     assert (again == first["date"]).all()
     exact = measured(open_workspace(kv="f32"), skill).influence["date"]
     np.testing.assert_allclose(again, exact, atol=0.02 * float(exact.max()))

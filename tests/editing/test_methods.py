@@ -121,8 +121,8 @@ def test_in_place_the_named_rows_change_alone(
     if "blend" in method:
         found = change(workspace.model, segment, NEW)
         assert found is not None
-        with workspace.compiler() as context:
-            effect = deviation(context, segment, found, 2)
+        with workspace.scratch() as notebook:
+            effect = deviation(notebook, segment, found, 2)
     more = (np.argsort(-effect, kind="stable")[:4] + plain.start).tolist() if "@" in method else []
     changed = np.flatnonzero(~same_rows(edited, plain, plain.end)).tolist()
     assert [at for at in changed if at not in field] == sorted(more)
@@ -182,7 +182,7 @@ def test_ranked_when_it_is_edited(workspace: Workspace, segment: Segment, skill:
     wanted = np.sort(np.argsort(-far[:layers, field:].mean(axis=0), kind="stable")[:4] + field)
     found = change(workspace.model, segment, NEW)
     assert found is not None
-    prepared = prepare(workspace.compiler, plain, found, Method.parse(method))
+    prepared = prepare(workspace.scratch, plain, found, Method.parse(method))
     assert list(prepared.also) == wanted.tolist()
     count = len(segment.context) + len(found.tokens)
     assert prepared.passed == count
