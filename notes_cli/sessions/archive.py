@@ -1,7 +1,7 @@
 """Archives: a session in one file, to be kept or taken to another machine. Described in docs/format.md.
 
 A plain tar: the ledger, then the files of rows that it needs. An archive may be anybody's: its reader is strict, and
-the session is there when all of it has been checked, and not before.
+the session appears only after all of it has been checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import DamagedError, SegmentError, SessionError, reason
+from notes_cli.errors import DamagedError, Help, SegmentError, SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing, sync_folder
 from notes_cli.library.container import open_segment
@@ -28,14 +28,16 @@ MAX_LEDGER = 256 << 20  # bytes: far above any conversation
 
 
 class ArchiveError(ValueError):
-    """Bytes that are no archive of a session, and why."""
+    """Bytes that are not an archive of a session, and why."""
 
 
 def name_of(path: Path) -> str:
-    """The session's name by that of its archive. Raise SessionError if it is none."""
+    """The session's name by that of its archive. Raise SessionError if that is not a valid one."""
     name = names.typed(path.name.removesuffix(SUFFIX))
     if not names.is_name(name):
-        raise SessionError(f"{path.name!r} does not say what the session is called: use {names.RULE} in --name NAME")
+        raise SessionError(
+            f"{path.name!r} does not begin with a valid session name: use {names.RULE}", Help.OTHER_NAME()
+        )
     return name
 
 
@@ -52,11 +54,9 @@ def save(stored: SessionFolder, out: BinaryIO) -> int:
         for path in here.values():
             _check_rows(path, ledger)
     except ArchiveError as error:
-        raise SessionError(
-            f"session {stored.name} is damaged: {error}. See: notes session undo {stored.name}"
-        ) from error
+        raise SessionError(f"session {stored.name} is damaged: {error}", Help.UNDO(name=stored.name)) from error
     except SegmentError as error:
-        raise SessionError(f"cannot export session {stored.name}: {error}") from error
+        raise SessionError(f"cannot export session {stored.name}: {error.what}", error.remedy) from error
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive:
         archive.addfile(_member(LEDGER, len(data)), io.BytesIO(data))
         for name, path in here.items():
@@ -72,7 +72,7 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
     """
     with sessions.locked(name, new=True) as there:
         if there.header:
-            raise SessionError(f"there is a session {name} already. Choose another name: --name NAME")
+            raise SessionError(f"there is a session {name} already", Help.OTHER_NAME())
         folder = sessions.folder / f".{name}.import"
         shutil.rmtree(folder, ignore_errors=True)  # of an import that was killed
         try:
@@ -83,9 +83,9 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
             folder.rename(there.folder)
             sync_folder(sessions.folder)
         except ArchiveError as error:
-            raise SessionError(f"{title} is no export of a session: {error}. Nothing was changed") from error
+            raise SessionError(f"{title} is not an export of a session: {error}. Nothing was changed") from error
         except SegmentError as error:
-            raise SessionError(f"cannot import {title}: {error}. Nothing was changed") from error
+            raise SessionError(f"cannot import {title}: {error.what}. Nothing was changed", error.remedy) from error
         except OSError as error:
             raise SessionError(f"cannot import {title}: {reason(error)}. Nothing was changed") from error
         finally:
@@ -119,7 +119,7 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
     kept, seen = ledger.kept, set[str]()
     while (info := _next(source)) is not None:
         if info.name not in kept or info.name in seen:
-            raise ArchiveError(f"{_short(info)} has no place in it")
+            raise ArchiveError(f"{_short(info)} does not belong in it")
         free = shutil.disk_usage(folder).free
         if info.size > free:
             raise ArchiveError(f"{info.name} has {info.size:,} bytes, the disk has {free:,} left")
@@ -140,7 +140,7 @@ def _ledger(data: bytes) -> Ledger:
 
 
 def _next(source: BinaryIO) -> tarfile.TarInfo | None:
-    """The next regular file, None at the end. Anything else has no place here: folders, links, long names, holes."""
+    """The next regular file, None at the end. Nothing else belongs here: folders, links, long names, holes."""
     block = source.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
         raise ArchiveError("it ends too early")
@@ -149,9 +149,9 @@ def _next(source: BinaryIO) -> tarfile.TarInfo | None:
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
-        raise ArchiveError("it is no tar file, or damaged") from error
+        raise ArchiveError("it is not a tar file, or damaged") from error
     if info.type != tarfile.REGTYPE or info.size < 0:
-        raise ArchiveError(f"{_short(info)} is no regular file")
+        raise ArchiveError(f"{_short(info)} is not a regular file")
     return info
 
 
@@ -173,7 +173,8 @@ def _copy(source: BinaryIO, info: tarfile.TarInfo, path: Path) -> None:
 
 
 def _check_complete(ledger: Ledger, there: set[str]) -> None:
-    """Raise ArchiveError where rows are missing. Whole ones are not kept of each turn: then the text is read anew."""
+    """Raise ArchiveError where rows are missing. Pinned rows are not kept of every turn: without them the text is
+    decoded again."""
     needed = set() if ledger.header.pinned else {name for name, _ in ledger.state.rows}
     if needed - there:
         raise ArchiveError(f"the rows {min(needed - there) or 'of some tokens'} are missing")

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from notes_cli.errors import SessionError, reason
+from notes_cli.errors import Help, SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.library.lock import HeldError, locked
@@ -124,11 +124,12 @@ class SessionFolder:
         try:
             self.header, self.lines, self.state, self.end = read_ledger(data)
         except NewerError as error:
-            raise SessionError(f"{self.ledger} has format {error}, this notes reads {FORMAT}. Update notes") from error
-        except LedgerError as error:
             raise SessionError(
-                f"the ledger of session {self.name} is damaged. Mend {self.ledger}, or: notes session rm {self.name}"
+                f"{self.ledger} has format {error}, this notes reads {FORMAT}", "Update notes"
             ) from error
+        except LedgerError as error:
+            remedy = Help.REMOVE_SESSION(path=self.ledger, name=self.name)
+            raise SessionError(f"the ledger of session {self.name} is damaged", remedy) from error
 
 
 class Sessions:
@@ -153,8 +154,8 @@ class Sessions:
         name, known = names.typed(name), self.names()
         if name not in known:
             near = get_close_matches(name, known, n=3)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise SessionError(f"there is no session {name!r}.{hint} See: notes session ls")
+            hint = f". Did you mean {' or '.join(near)}?" if near else ""
+            raise SessionError(f"there is no session {name!r}{hint}", Help.LIST_SESSIONS())
         return SessionFolder(self.folder / name)
 
     @contextmanager
@@ -173,16 +174,16 @@ class Sessions:
     @contextmanager
     def _lock(self, name: str, reading: bool = False) -> Iterator[None]:
         if not names.is_name(name):
-            raise SessionError(f"{name!r} is no name of a session: use {names.RULE}{_such_as(name)}")
+            raise SessionError(f"{name!r} is not a valid session name: use {names.RULE}{_such_as(name)}")
         known = self.names()
         objection = None if name in known else names.objection(name, known)
         if objection:
-            raise SessionError(f"{objection}. Choose another name")
+            raise SessionError(objection, "Choose another name")
         with ExitStack() as held:
             try:
                 held.enter_context(locked(self.folder / ".locks" / f"{name}.lock", wait=0))
             except HeldError:
-                raise SessionError(f"another process uses session {name}. Wait for it, or end it") from None
+                raise SessionError(f"another process uses session {name}", "Wait for it, or end it") from None
             except OSError as error:
                 if not (reading and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)):
                     raise SessionError(f"cannot write to {self.folder}: {reason(error)}") from error
@@ -193,7 +194,7 @@ class Sessions:
         name, new = names.typed(name), names.typed(new)
         with self.locked(name) as stored, nullcontext(stored) if new == name else self.locked(new, new=True) as fork:
             if fork.header:
-                raise SessionError(f"there is a session {new} already. Choose another name")
+                raise SessionError(f"there is a session {new} already", "Choose another name")
             try:
                 private.make(fork.folder)
                 for rows in stored.kept():

@@ -15,7 +15,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Range
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.errors import DamagedError, EngineError, SegmentError, SessionError
+from notes_cli.errors import DamagedError, EngineError, Help, SegmentError, SessionError
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
@@ -42,22 +42,23 @@ class Rows:
         if not differences and begun.cache != self._header.cache:
             differences = [f"begun with a {begun.cache} K/V cache, this context keeps {self._header.cache}"]
         if differences:
-            raise SessionError(f"session {self._stored.name} was {'; '.join(differences)}. Its model: {begun.model}")
+            what = f"session {self._stored.name} was {'; '.join(differences)}"
+            raise SessionError(what, f"Its model: {begun.model}")
         model, name = self._workspace.model, self._stored.name
         unknown = model.unknown(self._stored.state.tokens)
         if unknown is not None:
-            raise SessionError(
+            what = (
                 f"session {name} holds token {unknown}, and {model.name} has a vocabulary of {model.n_vocab}: its "
-                f"ledger is damaged, or was not written for this model. Go back to before it: notes session undo {name}"
+                f"ledger is damaged, or was not written for this model"
             )
+            raise SessionError(what, Help.UNDO(name=name))
 
     @property
     def _header(self) -> Header:
         context = self._workspace.context
-        whole = context.supports("splice") is not None
-        return Header(
-            self._workspace.identity, context.options.cache, whole, str(self._workspace.model.path.absolute())
-        )
+        pinned = context.supports("splice") is not None
+        model = str(self._workspace.model.path.absolute())
+        return Header(self._workspace.identity, context.options.cache, pinned, model)
 
     def restored(self) -> Notebook:
         """The notebook as the ledger has it. Raise SessionError for rows that are not its."""
@@ -66,7 +67,7 @@ class Rows:
         self.check()  # a larger context may rotate otherwise (LongRoPE)
         notebook = self._workspace.notebook()
         if self._header.pinned:
-            self._restore_whole(notebook)
+            self._restore_pinned(notebook)
         else:
             opened: dict[str, Segment] = {}
             for first in range(0, count, CHUNK):
@@ -82,7 +83,7 @@ class Rows:
         ]
         return notebook
 
-    def _restore_whole(self, notebook: Notebook) -> None:
+    def _restore_pinned(self, notebook: Notebook) -> None:
         name = self._stored.kept()[-1] if self._stored.state.tokens else ""
         if (self._stored.folder / name).is_file():
             segment = self._open(name)
@@ -90,7 +91,7 @@ class Rows:
                 raise self._mixed()
             self._check_rows(segment.tokens, 0)
             notebook.restore(segment)
-        else:  # two undos back: nobody keeps them
+        else:  # two undos back: they are not kept
             notebook.append(self._stored.state.tokens)
             notebook.flush()
 
@@ -134,7 +135,7 @@ class Rows:
     def commit(self, line: Line, places: Sequence[Range], notebook: Notebook | None) -> None:
         """Write down a line, and the rows of these positions of the notebook.
 
-        Rows first, then the line that tells of them: killed in between, it has not happened.
+        Rows first, then the line that names them: if the process is killed in between, it has not happened.
         """
         path = self._stored.next_rows
         if places:
@@ -144,7 +145,7 @@ class Rows:
         self._stored.commit(line, None if self._stored.header else self._header)
 
     def _read(self, notebook: Notebook, places: Sequence[Range]) -> Segment:
-        """The rows of these positions, one after the other, each turned as it stands."""
+        """The rows of these positions, one after the other, each rotated as it is."""
         context, header = notebook.context, self._header
         if header.pinned:
             places = [(0, len(notebook))]

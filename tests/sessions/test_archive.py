@@ -136,9 +136,9 @@ def with_info(name: str, **settings: Any) -> Change:
     ("change", "message"),
     [
         (lambda parts: b"", "it ends too early"),
-        (lambda parts: b"no tar at all" * 100, "it is no tar file"),
+        (lambda parts: b"no tar at all" * 100, "it is not a tar file"),
         (lambda parts: bytes(10240), "does not begin with ledger.jsonl"),
-        (lambda parts: gzip.compress(packed(parts)), "it is no tar file"),
+        (lambda parts: gzip.compress(packed(parts)), "it is not a tar file"),
         (lambda parts: packed(parts)[:700], "it ends too early"),
         (lambda parts: packed(parts)[:6000], "it ends too early"),
         (lambda parts: packed({LEDGER: parts[LEDGER]}), "the rows 0001.gguf are missing"),
@@ -156,18 +156,18 @@ def with_info(name: str, **settings: Any) -> Change:
             "0001.gguf in it is of another model",
         ),
         (lambda parts: packed(dict(reversed(parts.items()))), "does not begin with ledger.jsonl"),
-        (renamed("0002.gguf", "../0002.gguf"), r"'\.\./0002\.gguf' has no place in it"),
-        (renamed("0002.gguf", "/tmp/0002.gguf"), "has no place in it"),
-        (renamed("0002.gguf", "0009.gguf"), r"'0009\.gguf' has no place in it"),
-        (renamed("0002.gguf", "0002.gguf\x1b[2J\n"), r"'0002\.gguf\\x1b\[2J\\n' has no place in it"),
-        (renamed("0002.gguf", "x" * 200 + ".gguf"), "is no regular file"),
+        (renamed("0002.gguf", "../0002.gguf"), r"'\.\./0002\.gguf' does not belong in it"),
+        (renamed("0002.gguf", "/tmp/0002.gguf"), "does not belong in it"),
+        (renamed("0002.gguf", "0009.gguf"), r"'0009\.gguf' does not belong in it"),
+        (renamed("0002.gguf", "0002.gguf\x1b[2J\n"), r"'0002\.gguf\\x1b\[2J\\n' does not belong in it"),
+        (renamed("0002.gguf", "x" * 200 + ".gguf"), "is not a regular file"),
         (renamed(LEDGER, "./ledger.jsonl"), "does not begin with ledger.jsonl"),
-        (with_info("0001.gguf"), r"'0001\.gguf' has no place in it"),
-        (with_info("0003.gguf", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is no regular file"),
-        (with_info("0003.gguf", type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is no regular file"),
-        (with_info("0003.gguf", type=tarfile.DIRTYPE), "is no regular file"),
-        (with_info("0003.gguf", type=tarfile.CHRTYPE), "is no regular file"),
-        (with_info("0003.gguf", type=tarfile.GNUTYPE_SPARSE, size=1 << 60), "is no regular file"),
+        (with_info("0001.gguf"), r"'0001\.gguf' does not belong in it"),
+        (with_info("0003.gguf", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is not a regular file"),
+        (with_info("0003.gguf", type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is not a regular file"),
+        (with_info("0003.gguf", type=tarfile.DIRTYPE), "is not a regular file"),
+        (with_info("0003.gguf", type=tarfile.CHRTYPE), "is not a regular file"),
+        (with_info("0003.gguf", type=tarfile.GNUTYPE_SPARSE, size=1 << 60), "is not a regular file"),
     ],
 )
 def test_hostile_archives(
@@ -176,7 +176,9 @@ def test_hostile_archives(
     """Whatever is wrong with it: one line, no session, and not a file left anywhere."""
     data = change(members(archived(begun)))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SessionError, match=f"a file is no export of a session: .*{message}.*Nothing was changed$") as f:
+    with pytest.raises(
+        SessionError, match=f"a file is not an export of a session: .*{message}.*Nothing was changed$"
+    ) as f:
         load(sessions, io.BytesIO(data), "a file", "other")
     assert "\n" not in str(f.value) and sessions.names() == ["mine"]
     assert [path for path in sorted(tmp_path.rglob("*")) if path.suffix != ".lock"] == [
@@ -240,7 +242,7 @@ def test_names(tmp_path: Path) -> None:
     """As the file is called, if that is a name."""
     assert name_of(tmp_path / "mine.notes.tar") == name_of(Path("mine")) == "mine"
     for name in ("Mine.notes.tar", "a b", ".notes.tar", "mine.tar"):
-        with pytest.raises(SessionError, match="--name NAME"):
+        with pytest.raises(SessionError, match=r"use letters and digits .* Give it another name"):
             name_of(Path(name))
 
 

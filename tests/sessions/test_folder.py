@@ -220,7 +220,7 @@ def test_names(begun: SessionFolder, sessions: Sessions) -> None:
     (sessions.folder / "half").mkdir()
     assert sessions.names() == ["mine"]
     for name in ("../mine", "Mine", "a/b", ""):
-        with pytest.raises(SessionError, match="is no name of a session"), sessions.locked(name, new=True):
+        with pytest.raises(SessionError, match="is not a valid session name"), sessions.locked(name, new=True):
             pass
 
 
