@@ -13,6 +13,7 @@ from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, V
 from bench.faults.mutate import bytes_changed, text_changed, twisted
 from bench.faults.parts import apart
 from bench.faults.stage import ANSWER, TEXT, Stage
+from notes_cli.engine.pieces import Reason
 from notes_cli.sessions.folder import LEDGER, Sessions
 from notes_cli.sessions.ledger import Ledger, LedgerError, read_ledger
 from notes_cli.sessions.lines import ROWS
@@ -148,9 +149,13 @@ def contradicted(ledger: Ledger) -> str:
     if not all(isinstance(text, str) for text in texts) or not isinstance(header.pinned, bool):
         return "the first line"
     for entry in state.entries:
-        words = (entry.kind, entry.name, entry.text, entry.how, entry.why)
+        origin = entry.origin
+        words = (entry.kind, entry.name, entry.text, entry.how, origin.detail, origin.selected, origin.sentence)
+        numbers = (origin.moved, origin.rewritten, origin.blocks, origin.passed)
         if (
             not all(isinstance(word, str) for word in words)
+            or not all(type(number) is int for number in numbers)
+            or not isinstance(origin.reason, Reason)
             or not 0 <= entry.position <= entry.position + entry.tokens <= count
         ):
             return f"piece {entry}"[:200]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
+from notes_cli.commands.explaining import edited
 from notes_cli.commands.options import model_options, open_workspace
 
 if TYPE_CHECKING:
@@ -63,8 +63,13 @@ def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **mode
             if not json_:
                 output.result(_told(edits[-1]))
     if json_:
-        output.as_json({"version": 1, "session": name, "edits": [asdict(edit) for edit in edits]})
+        output.as_json({"version": 1, "session": name, "edits": [_as_json(edit) for edit in edits]})
+
+
+def _as_json(edit: Edited) -> dict[str, Any]:
+    keys = ("field", "value", "method", "chosen")
+    return {**{key: getattr(edit, key) for key in keys}, "why": edited(edit.origin), "rows": edit.origin.rewritten}
 
 
 def _told(edit: Edited) -> str:
-    return f"{edit.field}={edit.value}: {edit.why}" + (f" ({edit.chosen})" if edit.chosen else f" ({edit.method})")
+    return f"{edit.field}={edit.value}: {edited(edit.origin)} ({edit.chosen or edit.method})"

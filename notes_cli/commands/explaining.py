@@ -1,12 +1,16 @@
-"""How a piece of a notebook came about, in a sentence for people."""
+"""How a piece of a notebook came about, what an edit did, and why rows may differ: in sentences for people."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from notes_cli.engine.pieces import Piece
+    from notes_cli.measure.session import Cause
+    from notes_cli.sessions.origin import Origin
+    from notes_cli.sessions.state import Entry
 
 _WHY = {
     "": "",
@@ -29,26 +33,58 @@ _WHY = {
 }
 
 
-def why(piece: Piece) -> str:
+_EXPECTED = {
+    "other_context": "{where} is preceded by a different context than at compile time",
+    "blocks": "{where} was compiled in blocks, which have not seen each other",
+    "in_place": "what comes after an edit in place was computed with the old value ({where})",
+}
+
+
+def why(piece: Piece | Origin) -> str:
     """Why the piece's rows came about as they did; empty where there is nothing to tell."""
-    told = reason_text(piece.reason.value, piece.detail, piece.moved, piece.blocks, piece.passed)
+    reason = piece.reason.value
+    told = _WHY[reason].format(detail=piece.detail, moved=piece.moved, blocks=piece.blocks, passed=piece.passed)
+    if reason == "thought_end" and piece.detail:
+        told += f", cut after {piece.detail} tokens"
     parts = [told] if told else []
-    if piece.reason.value != "block":
+    if reason != "block":
         if piece.blocks:
             parts.append(f"compiled in {piece.blocks} blocks")
-        if piece.passed:
-            parts.append(f"selected by a pass over {piece.passed} tokens of the corrected text")
-        if piece.selected == "selective":
-            parts.append("notes compile --influence spares it")
+        parts += _selected(piece)
         if piece.rewritten:
             parts.append(f"{piece.rewritten} of them recomputed in place")
     return "; ".join(parts)
 
 
-def reason_text(name: str, detail: str, moved: int, blocks: int, passed: int) -> str:
-    """A reason in words; one that another notes wrote into a ledger is told by its name."""
-    told = _WHY.get(name, name).format(detail=detail, moved=moved, blocks=blocks, passed=passed)
-    return f"{told}, cut after {detail} tokens" if name == "thought_end" and detail else told
+def _selected(piece: Piece | Origin) -> list[str]:
+    """How the tokens to recompute were found."""
+    parts = []
+    if piece.passed:
+        parts.append(f"selected by a pass over {piece.passed} tokens of the corrected text")
+    if piece.selected == "selective":
+        parts.append("notes compile --influence spares it")
+    return parts
+
+
+def edited(origin: Origin) -> str:
+    """What an edit of a session did."""
+    parts = [f"{origin.rewritten} row{'s' * (origin.rewritten != 1)} recomputed"] if origin.rewritten else []
+    parts += _selected(origin)
+    if origin.erratum:
+        parts.append("an erratum before the next question")
+    if origin.contradicted:
+        parts.append("an erratum that was said earlier contradicts it: notes session compact takes that out")
+    return "; ".join(parts)
+
+
+def entry_why(entry: Entry) -> str:
+    """How an entry of a session came about; in the words of an earlier notes where that wrote it."""
+    return entry.origin.sentence or (edited(entry.origin) if entry.kind == "edit" else why(entry.origin))
+
+
+def expected(cause: Cause, where: Sequence[str]) -> str:
+    """Why rows of a session may differ from those of a prefill."""
+    return _EXPECTED[cause.value].format(where=", ".join(where))
 
 
 def as_json(piece: Piece) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.explaining import reason_text
+from notes_cli.commands.explaining import entry_why
 from notes_cli.commands.options import model_options, open_workspace
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ def ls(quiet: bool, json_: bool) -> None:
 @_JSON
 def show(name: str, json_: bool) -> None:
     """Show the pieces and edits of a session."""
-
     stored = _sessions().find(name)
     state = stored.state
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
@@ -102,7 +101,7 @@ def show(name: str, json_: bool) -> None:
     rows = [
         (
             *(str(entry.position), str(entry.tokens)),
-            *map(output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), _why(entry))),
+            *map(output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), entry_why(entry))),
         )
         for entry in state.entries
     ]
@@ -268,13 +267,8 @@ def _tell(facts: dict[str, Any], told: str, json_: bool) -> None:
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
-    keys = ("kind", "name", "text", "position", "tokens", "how", "reason")
-    return {**{key: getattr(entry, key) for key in keys}, "why": _why(entry)}
-
-
-def _why(entry: Entry) -> str:
-    """How a piece came about, or what an edit did. Ledgers of an older notes hold the sentence itself."""
-    return entry.why or reason_text(entry.reason, entry.detail, entry.moved, entry.blocks, 0)
+    keys = ("kind", "name", "text", "position", "tokens", "how")
+    return {**{key: getattr(entry, key) for key in keys}, "reason": entry.origin.reason, "why": entry_why(entry)}
 
 
 def _what(line: Line) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
+from notes_cli.commands.explaining import entry_why, expected
 from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
 
 if TYPE_CHECKING:
@@ -328,8 +329,8 @@ def _session_as_json(report: SessionReport, name: str, places: Sequence[str]) ->
         "pass": report.passed,
         "points": [asdict(point) for point in report.points],
         "layers": [{**asdict(error), "at": at} for error, at in zip(report.layers, places, strict=True)],
-        "edits": list(report.edits),
-        "reasons": list(report.reasons),
+        "edits": [f"{edit.text} by {edit.how}: {entry_why(edit)}" for edit in report.edits],
+        "reasons": [expected(cause, where) for cause, where in report.causes.items()],
     }
 
 
@@ -350,9 +351,11 @@ def _print_session(report: SessionReport, places: Sequence[str], model: str) -> 
     ]
     output.table(("layer", "rows", "K error", "V error", "largest at"), errors, right=("layer", "K error", "V error"))
     for edit in report.edits:
-        output.result(f"edit {edit}")
-    for reason in report.reasons or ["nothing that would make rows differ by more than rounding"]:
-        output.result(f"expected: {reason}")
+        output.result(f"edit {edit.text} by {edit.how}: {entry_why(edit)}")
+    for cause, where in report.causes.items():
+        output.result(f"expected: {expected(cause, where)}")
+    if not report.causes:
+        output.result("expected: nothing that would make rows differ by more than rounding")
     farthest = max(report.largest.k, report.largest.v)
     _verdict(
         f"{report.tokens} tokens from disk against a prefill of them, mean cosine {report.cosine:.4f}, "

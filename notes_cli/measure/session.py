@@ -1,26 +1,28 @@
 """Verifying a session: is what was put back from disk as good as a full prefill of its very tokens?
 
-Errata are tokens like others, so they stand in both. What differs is what edits in place have left as it was, and what
-was spliced behind another text than it was compiled behind.
+Errata are tokens like others, so they are in both. What differs is what edits in place have left as it was, and what
+was spliced after a different context than at compile time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.notebook import Notebook, Progress
+from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, below_cosine, decided, other_decision
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.session import Session
-from notes_cli.sessions.state import State
+from notes_cli.sessions.state import Entry, State
 from notes_cli.text.prompt import next_turn
 
 EXACT = ("erratum", "suffix")  # edits that leave no row as it was that should be another
@@ -49,15 +51,23 @@ class LayerError:
     position: int
 
 
+class Cause(Enum):
+    """Why rows may differ from those of a prefill by more than rounding."""
+
+    OTHER_CONTEXT = "other_context"  # skills that are preceded by a different context than at compile time
+    BLOCKS = "blocks"  # skills that were compiled in blocks, which have not seen each other
+    IN_PLACE = "in_place"  # edits in place: what comes after them was computed with the old value
+
+
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """All that was compared, the edits that stand, and why there may be differences."""
+    """All that was compared, the edits in the session, and why there may be differences."""
 
     tokens: int
     points: tuple[Point, ...]
     layers: tuple[LayerError, ...]
-    edits: tuple[str, ...]
-    reasons: tuple[str, ...]
+    edits: tuple[Entry, ...]
+    causes: Mapping[Cause, tuple[str, ...]]  # of differences, with the skills or edits that are meant
 
     @property
     def cosine(self) -> float:
@@ -130,7 +140,8 @@ def verify_session(
         theirs.append(_Found(notebook.logits(), decided(notebook, choices)[0]))
         _back(workspace, notebook, len(state.tokens))
     points = map(_point, [None, *questions], ours, theirs)
-    return SessionReport(len(state.tokens), tuple(points), layers, _edits(state), _reasons(state))
+    edits = tuple(entry for entry in state.entries if entry.kind == "edit")
+    return SessionReport(len(state.tokens), tuple(points), layers, edits, _causes(state))
 
 
 def _prefilled(workspace: Workspace, state: State, progress: Progress | None) -> Notebook:
@@ -174,23 +185,13 @@ def _point(question: str | None, ours: _Found, theirs: _Found) -> Point:
     return Point(question, cosine(a, b), divergence(a, b), same_top(a, b), ours.decision, theirs.decision)
 
 
-def _edits(state: State) -> tuple[str, ...]:
-    return tuple(f"{entry.text} by {entry.how}: {entry.why}" for entry in state.entries if entry.kind == "edit")
-
-
-def _reasons(state: State) -> tuple[str, ...]:
-    """Why rows may differ from those of a prefill by more than rounding."""
+def _causes(state: State) -> dict[Cause, tuple[str, ...]]:
     splices = [entry for entry in state.entries if entry.kind == "splice"]
-    moved = [entry.name for entry in splices if entry.moved or entry.how == "seam" or "rotated" in entry.why]
-    apart = [entry.name for entry in splices if entry.blocks or "block" in entry.why]
-    partly = [entry.name for entry in splices if entry.rewritten or "in place" in entry.why]
-    partly += [entry.text for entry in state.entries if entry.kind == "edit" and entry.how not in EXACT]
-    found = []
-    if moved:
-        found.append(f"{', '.join(dict.fromkeys(moved))} was compiled behind another text than it stands behind")
-    if apart:
-        found.append(f"{', '.join(dict.fromkeys(apart))} was compiled in blocks, which have not seen each other")
-    if partly:
-        edits = ", ".join(dict.fromkeys(partly))
-        found.append(f"what stands behind an edit in place still holds what was concluded from the old value ({edits})")
-    return tuple(found)
+    edits = [entry for entry in state.entries if entry.kind == "edit"]
+    moved = [entry.name for entry in splices if entry.origin.reason is Reason.MOVED or entry.how == "seam"]
+    apart = [entry.name for entry in splices if entry.origin.blocks]
+    # All of a block that was computed apart counts as rewritten: that is in BLOCKS.
+    partly = [entry.name for entry in splices if entry.origin.rewritten and entry.origin.reason is not Reason.BLOCK]
+    partly += [entry.text for entry in edits if entry.how not in EXACT]
+    found = {Cause.OTHER_CONTEXT: moved, Cause.BLOCKS: apart, Cause.IN_PLACE: partly}
+    return {cause: tuple(dict.fromkeys(where)) for cause, where in found.items() if where}

@@ -22,6 +22,7 @@ from notes_cli.runtime.settings import DEFAULT_SEAM, NEAR, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
 from notes_cli.sessions.lines import Line
+from notes_cli.sessions.origin import Origin, as_line
 from notes_cli.sessions.rows import Rows
 from notes_cli.sessions.state import Entry, SkillText, State
 from notes_cli.text.erratum import Erratum, read_errata, word
@@ -30,8 +31,6 @@ from notes_cli.text.keys import listed
 from notes_cli.text.prompt import BETWEEN, next_turn
 from notes_cli.text.references import Known, Reference
 
-# What the ledger tells of a piece, as engine/pieces.py has it.
-TOLD = ("reason", "detail", "moved", "rewritten", "blocks")
 EDITS = ("erratum", "field", "field+erratum", "selective", "blend", "suffix")  # what makes sense inside a notebook
 INSTEAD = ". Use erratum or suffix"
 # Edits in place that may move rows: each rounds the keys to the cache's type once more (docs/LOG.md has what that comes
@@ -48,8 +47,12 @@ class Edited:
     value: str
     method: str
     chosen: str  # why by this method; empty if it was named
-    why: str  # what was done, for people
-    rows: int  # how many were computed again
+    origin: Origin  # what was done
+
+    @property
+    def rows(self) -> int:
+        """How many were computed."""
+        return self.origin.rewritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +200,7 @@ class Session:
             "text": text,
             "position": piece.position,
             "how": piece.how,
-            "why": "",
-            **{key: value for key, value in asdict(piece).items() if key in TOLD and value},
+            **as_line(Origin.of(piece)),
             "tokens": ids,
         }
 
@@ -237,26 +239,29 @@ class Session:
         return found[0]
 
     def _edit(self, name: str, value: str, method: Method, chosen: str) -> Edited:
-        patches, also, skills, ranked = self._plan(name, value, method) if method.touches else ([], [], [], "")
+        patches, also, skills, passed = self._plan(name, value, method) if method.touches else ([], [], [], 0)
         if method.touches and not method.says and not patches:
             raise SkillError(f"the text says {name}={value} as it is, an erratum says otherwise. Use --method erratum")
         places = self._replace(patches, also, method) if patches else []
-        said = "an erratum before the next question" if method.says else ""
-        why = "; ".join(part for part in (f"{_count(places)} computed again" if places else "", ranked, said) if part)
-        if not method.says and name in self.state.stated:
-            why += "; what an erratum said of it before stands behind it: notes session compact takes it out"
+        origin = Origin(
+            rewritten=sum(last - first for first, last in places),
+            passed=passed,
+            selected=method.name if passed else "",
+            erratum=method.says,
+            contradicted=not method.says and name in self.state.stated,
+        )
         line = {
             "op": "edit",
             "field": name,
             "value": value,
             "method": str(method),
-            "why": why,
+            **as_line(origin),
             "says": self._sentence(name, value) if method.says else "",
             "patches": _as_lines(patches),
             "skills": [asdict(skill) for skill in skills],
         }
         self._rows.commit(line, places, self._notebook)
-        return Edited(name, value, str(method), chosen, why, sum(last - first for first, last in places))
+        return Edited(name, value, str(method), chosen, origin)
 
     def _sentence(self, key: str, value: str) -> str:
         one = self._reference(key)
@@ -279,15 +284,15 @@ class Session:
             return Method("erratum"), f"{found.why}; erratum instead: it is not for a session"
         return found.method, found.why
 
-    def _plan(self, name: str, value: str, method: Method) -> tuple[list[Patch], list[int], list[SkillText], str]:
-        """Patches of the notebook, other positions to compute again, the skills as they will be, and how the positions
-        were chosen."""
+    def _plan(self, name: str, value: str, method: Method) -> tuple[list[Patch], list[int], list[SkillText], int]:
+        """Patches of the notebook, other positions to compute again, the skills as they will be, and how many tokens a
+        pass went over to choose the positions."""
         reason = self.workspace.context.supports("rewrite")
         if reason and method.name != "suffix":
             raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}{INSTEAD}")
         patches: list[Patch] = []
         also: list[int] = []
-        skills, why = [], ""
+        skills, passed = [], 0
         one = self._reference(name)
         for skill in self.state.skills:
             if skill.name != one.skill:
@@ -299,13 +304,13 @@ class Session:
             moved = sum(patch.grows for patch in patches)
             start = skill.position
             if method.ranks:
-                ranked, why = self._ranked(segment, found, method)
+                ranked, passed = self._ranked(segment, found, method)
                 also += [start + position for position in ranked]
             patches += [patch.offset(start) for patch in found.patches]
             skills.append(_amended(skill, found, start + moved))
         if method.name != "suffix" and any(patch.grows for patch in patches):
             self._check_moves(method)
-        return patches, also, skills, why
+        return patches, also, skills, passed
 
     def _check_moves(self, method: Method) -> None:
         """Raise UnsupportedError where rows have been moved as often as their type allows."""
@@ -317,9 +322,9 @@ class Session:
                 f"times, and each time rounds the keys of a {kind} cache{INSTEAD}"
             )
 
-    def _ranked(self, segment: Segment, found: Change, method: Method) -> tuple[Sequence[int], str]:
-        """The tokens behind the change that the method recomputes, and how they were found: by the influence that was
-        measured, or by a pass over what stands before the skill and its corrected text."""
+    def _ranked(self, segment: Segment, found: Change, method: Method) -> tuple[Sequence[int], int]:
+        """The tokens after the change that the method recomputes, and how many tokens a pass went over to find them:
+        what precedes the skill, and its corrected text. None where the influence was measured."""
         if not (method.name == "selective" and segment.influence):
             book, first = self.notebook, segment.base
             rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=book.context.lossless_type)
@@ -327,10 +332,7 @@ class Session:
             self.workspace.make_room(len(self.state.tokens) + sum(max(0, patch.grows) for patch in found.patches))
             self._notebook = None  # the pass may need its context
         prepared = prepare(self.workspace.scratch, segment, found, method)
-        if not prepared.passed:
-            return prepared.also, ""
-        spared = "; notes compile --influence spares it" if method.name == "selective" else ""
-        return prepared.also, f"selected by a pass over {prepared.passed} tokens of the corrected text{spared}"
+        return prepared.also, prepared.passed
 
     def _segment(self, skill: SkillText) -> Segment:
         """The skill as a segment, without rows: what a change is found in."""
@@ -469,8 +471,3 @@ def _as_lines(patches: Sequence[Patch]) -> list[Line]:
 def _moves(line: Line) -> bool:
     """Whether an edit put tokens in the place of more or fewer."""
     return any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"])
-
-
-def _count(places: Sequence[Range]) -> str:
-    count = sum(last - first for first, last in places)
-    return "1 row" if count == 1 else f"{count} rows"

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from notes_cli.engine.patches import patched, shifted
 from notes_cli.engine.segment import FieldSpan
-from notes_cli.sessions.lines import ROWS, Line, ids_of, number_of, patches_of, ranges_of, text_of
+from notes_cli.sessions.lines import ROWS, Line, ids_of, patches_of, ranges_of, text_of
+from notes_cli.sessions.origin import Origin, origin_of
 from notes_cli.text.references import Known
 
 
@@ -24,12 +25,7 @@ class Entry:
     position: int
     tokens: int
     how: str
-    why: str  # of an edit, and of pieces that an older notes wrote; the others tell it as a notebook's pieces do
-    reason: str = ""
-    detail: str = ""
-    moved: int = 0
-    rewritten: int = 0
-    blocks: int = 0
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +119,10 @@ class State:
         skills = [SkillText.from_dict(skill) for skill in line["skills"]]
         self._join(skills)
         for piece in line["pieces"]:
-            self.entries.append(_entry(piece, len(self.tokens)))
-            self.tokens += ids_of(piece["tokens"])
+            kind, name, text, how = (text_of(piece, key) for key in ("kind", "name", "text", "how"))
+            ids = ids_of(piece["tokens"])
+            self.entries.append(Entry(kind, name, text, len(self.tokens), len(ids), how, origin_of(piece)))
+            self.tokens += ids
         self.rows += [(line["rows"], row) for row in range(len(self.tokens) - start)]
         fields = self.known
         said = {key: text_of(line["said"], name) for name in line["said"] for key in _keys(fields, name)}
@@ -154,16 +152,15 @@ class State:
         """A field got another value: in the text, by an erratum that is still to be said, or both."""
         name, value = text_of(line, "field"), text_of(line, "value")
         place = self._replace(line)
-        self.entries.append(
-            Entry("edit", name, f"{name}={value}", place, 0, text_of(line, "method"), text_of(line, "why"))
-        )
+        origin = replace(origin_of(line), erratum=bool(text_of(line, "says")))
+        self.entries.append(Entry("edit", name, f"{name}={value}", place, 0, text_of(line, "method"), origin))
         amended = {part["name"]: SkillText.from_dict(part) for part in line["skills"]}
         self.skills = [amended.get(skill.name) or skill for skill in self.skills]
         keys = _keys(self.known, name)
         for key in keys:
             self.values[key] = value
             self.pending.pop(key, None)
-        if text_of(line, "says"):
+        if line["says"]:
             self.pending[min(keys)] = line["says"]
 
     def _compact(self, line: Line) -> None:
@@ -193,16 +190,6 @@ class State:
 def _shifted(entry: Entry, shift: Callable[[int], int]) -> Entry:
     start, end = shift(entry.position), shift(entry.position + entry.tokens)
     return replace(entry, position=start, tokens=end - start)
-
-
-def _entry(piece: Line, position: int) -> Entry:
-    kind, name, text, how, why = (text_of(piece, key) for key in ("kind", "name", "text", "how", "why"))
-    reason, detail = (text_of(piece, key) if key in piece else "" for key in ("reason", "detail"))
-    moved, rewritten, blocks = (
-        number_of(piece, key) if key in piece else 0 for key in ("moved", "rewritten", "blocks")
-    )
-    count = len(piece["tokens"])
-    return Entry(kind, name, text, position, count, how, why, reason, detail, moved, rewritten, blocks)
 
 
 def _keys(known: Known, name: str) -> set[str]:

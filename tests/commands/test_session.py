@@ -73,7 +73,7 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
     """An erratum waits for the next question, a field is changed at once; undo takes back one after the other."""
     ledger = [snapshot(begun)["0001.gguf"]]
     assert "erratum before the next question" in notes("edit", "mine", "--field", "date=2026-07-01").out
-    assert "rows computed again" in notes("edit", "mine", "--field", "tier=basic", "--method", "field").out
+    assert "rows recomputed" in notes("edit", "mine", "--field", "tier=basic", "--method", "field").out
     shown = notes("session", "show", "mine")
     assert "field date = 2026-07-01\nfield tier = basic\n" in shown.out and "to be said before" in shown.out
     assert notes(*GO_ON).code == 0

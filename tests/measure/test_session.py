@@ -11,7 +11,7 @@ import pytest
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.errors import NotesError
-from notes_cli.measure.session import LayerError, Point, SessionReport, verify_session
+from notes_cli.measure.session import Cause, LayerError, Point, SessionReport, verify_session
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
@@ -62,10 +62,10 @@ def test_a_session_is_its_prefill(session: Session) -> None:
     session.edit("tier", "basic", Method("suffix"))
     session.compact()
     report = measured(session)
-    assert report.passed and report.cosine > 0.9999 and not report.reasons
+    assert report.passed and report.cosine > 0.9999 and not report.causes
     assert max(report.largest.k, report.largest.v) < 0.01
-    assert [edit.split(":")[0] for edit in report.edits] == [
-        *("date=2026-07-01 by erratum", "date=2026-07-02 by erratum", "tier=basic by suffix"),
+    assert [(edit.text, edit.how) for edit in report.edits] == [
+        *(("date=2026-07-01", "erratum"), ("date=2026-07-02", "erratum"), ("tier=basic", "suffix")),
     ]
 
 
@@ -76,7 +76,7 @@ def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
     start = session.state.skills[0].fields[0].first + session.state.skills[0].position
     assert report.largest.position > start and max(report.largest.k, report.largest.v) > 0.03
     assert report.layers[0].k < 0.001  # the first layer has seen nothing but its own token
-    assert len(report.reasons) == 1 and "(date=2026-12-24)" in report.reasons[0]
+    assert report.causes == {Cause.IN_PLACE: ("date=2026-12-24",)}
 
 
 def test_rows_of_another_left_context_are_a_reason(workspace: Workspace, skill: Skill) -> None:
@@ -86,7 +86,7 @@ def test_rows_of_another_left_context_are_a_reason(workspace: Workspace, skill: 
         prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.")
         session.begin(prompt, assemble(workspace, prompt))
         session.keep("yes")
-        assert measured(session).reasons == ("returns was compiled behind another text than it stands behind",)
+        assert measured(session).causes == {Cause.OTHER_CONTEXT: ("returns",)}
 
 
 def test_the_session_stays_as_it_is(session: Session) -> None:

@@ -330,7 +330,7 @@ def test_ranked_when_it_is_edited(make: Open, skill: Skill, kind: str, cache: st
         turn(session, skill, "Why?")
         before = rows(session.notebook)
         done = session.edit("date", "2026-07-01", Method.parse(method))
-        assert "; selected by a pass over" in done.why and done.rows > 4
+        assert (done.origin.selected, done.origin.passed > 4, done.rows > 4) == (method.partition("@")[0], True, True)
         changed = {int(p) for a, b in zip(before, rows(session.notebook), strict=True) for p in differing(a, b)}
         part = session.state.skills[0]
         span = next(span for span in part.fields if span.name == "date")
@@ -422,10 +422,10 @@ def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill) -> None
     with held(make()) as session:
         turn(session, skill, "Why?", "date=2026-07-01")
         done = session.edit("date", "2026-08-01", Method("field"))
-        assert "notes session compact takes it out" in done.why
+        assert done.origin.contradicted and session.state.entries[-1].origin == done.origin
         assert session.compact().fields == ("date",)
         assert not session.state.stated and session.state.fields["date"] == "2026-08-01"
-        assert "compact" not in session.edit("date", "2026-08-02", Method("field")).why
+        assert not session.edit("date", "2026-08-02", Method("field")).origin.contradicted
 
 
 def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
