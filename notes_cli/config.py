@@ -13,10 +13,11 @@ from typing import Any
 
 import notes_cli
 from notes_cli.documents import read_yaml
-from notes_cli.errors import NotesError
+from notes_cli.errors import Help, NotesError
 
 APP = "notes"
 SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
+MEND = "Mend or remove the file"
 SETTING = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -65,29 +66,29 @@ def load_config(path: Path | None = None) -> dict[str, Any]:
     except NotesError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return {}
-        raise NotesError(f"{error}. Mend or remove the file") from error
+        raise NotesError(error.what, MEND) from error
     if settings is None:
         return {}
     if not isinstance(settings, dict) or not all(SETTING.fullmatch(key) for key in settings):
-        raise NotesError(f"{path} must hold `setting: value` lines. Mend or remove the file")
+        raise NotesError(f"{path} must hold `setting: value` lines", MEND)
     return settings
 
 
 def resource(name: str) -> Path:
     """The folder `name` (prompts, skills, models) that comes with the package.
 
-    Installed, it lies inside the package. In a source checkout prompts/ and skills/ stand beside it.
+    Installed, it is inside the package. In a source checkout prompts/ and skills/ are beside it.
     """
     inside = [Path(entry) for entry in notes_cli.__path__]
     for folder in [*inside, *(entry.parent for entry in inside)]:
         if (folder / name).is_dir():
             return folder / name
-    raise NotesError(f"the folder {name}/ is missing from this installation of notes. Install it again")
+    raise NotesError(f"the folder {name}/ is missing from this installation of notes", "Install it again")
 
 
 def shipped_model() -> Path:
     """The small model that comes with notes. Raise NotesError if it is not there."""
     model = resource("models") / SHIPPED_MODEL
     if not model.is_file():
-        raise NotesError(f"{model} is missing. Install notes again, or name a model with -m")
+        raise NotesError(f"{model} is missing", Help.REINSTALL_OR_NAME_MODEL())
     return model

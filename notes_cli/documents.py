@@ -97,7 +97,7 @@ def read_yaml(path: Path, loader: type[Untyped] = Untyped) -> Any:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise NotesError(f"cannot read {path}: {reason}") from error
     if len(data) > MAX_BYTES:
-        raise NotesError(f"{path} is larger than {MAX_BYTES >> 20} MiB. Is it the file that you meant?")
+        raise NotesError(f"{path} is larger than {MAX_BYTES >> 20} MiB", "Is it the file that you meant?")
     try:
         return parse_yaml(text, loader)
     except ValueError as error:

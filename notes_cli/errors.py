@@ -6,9 +6,10 @@ an error is for those who call notes from Python.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
+from typing import Any
 
 
 @unique
@@ -31,6 +32,7 @@ class Help(Enum):
     SCALE_ROPE = "Take fewer, scale RoPE (yarn by {scale:g}), or allow more tokens than it was trained for"
 
     # Skills and segments.
+    INTERRUPT = "Interrupt this to end the wait"
     LIST_SKILLS = "List the library to see what there is"
     COMPILE = "Compile it first"
     COMPILE_TEXT = "Compile {source} first"
@@ -78,7 +80,7 @@ class Remedy:
     """What would help here: the kind, and the values that its words speak of."""
 
     help: Help
-    values: Mapping[str, object] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.help.value.format_map({name: _text(value) for name, value in self.values.items()})
@@ -107,6 +109,9 @@ class Notice:
 
     def __str__(self) -> str:
         return told(self.what, self.remedy)
+
+
+Say = Callable[[Notice], object]  # tells people
 
 
 class NotesError(Exception):
@@ -168,14 +173,6 @@ class OutputError(NotesError):
 
 class UnreadError(OutputError):
     """Whoever read what is printed has gone, as after `| head -1`. Nobody is told."""
-
-
-class AgainError(NotesError):
-    """On its way out: COMPILE_OTHERWISE says this."""
-
-    def __init__(self, why: str, name: str, options: str) -> None:
-        super().__init__(f"{why}. Run: notes compile --from {name} {options}")
-        self.why, self.name, self.options = why, name, options
 
 
 def reason(error: OSError) -> str:

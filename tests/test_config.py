@@ -10,6 +10,8 @@ import notes_cli
 from notes_cli.config import load_config, paths, resource, shipped_model
 from notes_cli.errors import NotesError
 
+from .refused import refused
+
 
 def test_notes_home_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One variable moves library, sessions and config; nothing is created by asking."""
@@ -75,7 +77,7 @@ def test_data_folders_are_found_beside_and_inside_the_package(tmp_path: Path, mo
     with pytest.raises(NotesError, match="folder models/ is missing"):
         shipped_model()
     (tmp_path / "notes_cli/models").mkdir()
-    with pytest.raises(NotesError, match="name a model with -m"):
+    with refused(NotesError, "name a model with -m"):
         shipped_model()
     (tmp_path / "notes_cli/models/notes-tiny-q8_0.gguf").touch()
     assert shipped_model().name == "notes-tiny-q8_0.gguf"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import pickle
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import notes_cli
 from notes_cli.commands.remedies import advice, worded
 from notes_cli.errors import EngineError, Help, NotesError, Notice, Remedy
 
-FLAG = re.compile(r"(?:^|[ (])--?[a-z]|\bnotes [a-z]+ ")
+from .refused import FLAG
+
 VALUES: dict[str, Any] = {"tokens": 8192, "scale": 0.5, "options": {"n_ctx": 8192, "influence": True}}
 
 

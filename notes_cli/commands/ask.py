@@ -16,6 +16,7 @@ from notes_cli import output
 from notes_cli.commands.answering import Answer, answer
 from notes_cli.commands.explaining import as_json, why
 from notes_cli.commands.options import Number, model_options, open_workspace
+from notes_cli.commands.remedies import tell, worded
 from notes_cli.commands.request import Request, read_request
 
 if TYPE_CHECKING:
@@ -150,8 +151,8 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
         if request.explain:
             _explain(notebook, tokens, settled, request.json)
             return
-        for line in unspliced(notebook):
-            output.say(f"warning: {line}")
+        for notice in unspliced(notebook):
+            output.say(f"warning: {worded(notice)}")
         with output.progress("reading the prompt", hidden=request.json or tokens["decoded"] < 512) as update:
             notebook.flush(update)
         read = time.perf_counter()
@@ -223,7 +224,7 @@ def _open_segments(workspace: Workspace, request: Request, session: Session | No
         )
     words = request.later if goes_on else request.splices
     watch = partial(output.progress, hidden=request.json)
-    segments = open_segments(workspace, words, output.say, dry=request.explain, watch=watch)
+    segments = open_segments(workspace, words, tell, dry=request.explain, watch=watch)
     _ = workspace.context
     return segments
 
@@ -241,7 +242,7 @@ def _settle(workspace: Workspace, request: Request, segments: Sequence[Segment],
     wording = request.wording or found.wording or shipped_wordings().default
     seam = found.seam if request.seam is None else request.seam
     if found.note:
-        output.say(f"warning: {found.note}")
+        output.say(f"warning: {worded(found.note)}")
     goes_on = _goes_on(session)
     amends = bool(request.values) and not goes_on
     method, why = _method(workspace, request, segments, think) if amends else (None, None)

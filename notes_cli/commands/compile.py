@@ -11,7 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import model_options, open_workspace
-from notes_cli.commands.remedies import worded
+from notes_cli.commands.remedies import tell, worded
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _compile(
             output=target,
             measure=measure,
             blocks=blocks or 1,
-            say=output.say,
+            say=tell,
         )
     if not quiet:
         fields = listed(list(skill.values)) if skill.values else "no fields"

@@ -18,6 +18,7 @@ def command(quiet: bool, json_: bool) -> None:
       notes ls
       notes ls -q | xargs notes rm
     """
+    from notes_cli.commands.remedies import worded
     from notes_cli.config import paths
     from notes_cli.library.store import Library
 
@@ -33,7 +34,7 @@ def command(quiet: bool, json_: bool) -> None:
                 {
                     "name": entry.name,
                     "path": str(entry.path),
-                    "problem": entry.problem or None,
+                    "problem": worded(entry.problem) if entry.problem else None,
                     **(
                         {
                             "tokens": len(entry.info.tokens),
@@ -57,7 +58,7 @@ def command(quiet: bool, json_: bool) -> None:
     rows = []
     for entry in entries:
         if entry.info is None:
-            rows.append((entry.name, "", "", "", "", entry.problem))
+            rows.append((entry.name, "", "", "", "", worded(entry.problem) if entry.problem else ""))
             continue
         info = entry.info
         model = f"{info.identity.model} {info.identity.quantization}"

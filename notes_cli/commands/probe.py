@@ -10,6 +10,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
+from notes_cli.commands.remedies import tell
 
 if TYPE_CHECKING:
     from notes_cli.measure.probe import Probe, Window
@@ -59,7 +60,7 @@ def command(
     answers = answers_of(choices)
     field, equals, value = field.partition("=")
     with open_workspace(quiet=json_, **model) as workspace:
-        (segment,) = open_segments(workspace, [name], output.say, watch=partial(output.progress, hidden=json_))
+        (segment,) = open_segments(workspace, [name], tell, watch=partial(output.progress, hidden=json_))
         if "." in field:
             (reference,) = known_fields(segment).resolve(field.strip(), f"{segment.name} does not have")
             field = reference.field

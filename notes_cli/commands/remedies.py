@@ -51,6 +51,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.BEYOND_TRAINED: "Take fewer, or allow it with --beyond-trained",
     Help.SCALE_ROPE: "Take fewer, extend that (--rope-scaling yarn --rope-freq-scale {scale:g}), or allow it with "
     "--beyond-trained",
+    Help.INTERRUPT: "Ctrl-C ends the wait",
     Help.LIST_SKILLS: "See: notes ls",
     Help.COMPILE: "Compile it first: notes compile - --name NAME",
     Help.COMPILE_TEXT: "Compile it: notes compile {source!q}",

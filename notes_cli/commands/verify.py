@@ -12,6 +12,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.explaining import entry_why, expected
 from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
+from notes_cli.commands.remedies import tell, worded
 
 if TYPE_CHECKING:
     from notes_cli.measure.edits import Edits
@@ -155,7 +156,7 @@ def _verify_skills(
     )
     from notes_cli.runtime.settings import AUTO, defaults
 
-    segments = open_segments(workspace, names, output.say, watch=partial(output.progress, hidden=json_))
+    segments = open_segments(workspace, names, tell, watch=partial(output.progress, hidden=json_))
     if system is None:
         system = "" if any(segment.pinned for segment in segments) else verify_system()
     known = known_fields(*segments)
@@ -163,7 +164,7 @@ def _verify_skills(
         output.say(told)
     default = defaults(workspace)
     if default.note:
-        output.say(f"warning: {default.note}")
+        output.say(f"warning: {worded(default.note)}")
     check_seam(seam or 0, segments)
     asked, wording = list(questions) or field_questions(segments), wording or default.wording
     seam = default.seam if seam is None else seam
@@ -273,7 +274,7 @@ def _edits_as_json(edits: Edits) -> dict[str, Any]:
     tried = [
         {
             "method": one.method,
-            "refused": one.refused or None,
+            "refused": worded(one.refused) if one.refused else None,
             "same": one.same,
             "pass": one.passed,
             **{what: one.mean(what) for what in means},
@@ -295,7 +296,7 @@ def _print_edits(edits: Edits, model: str) -> None:
     rows = []
     for one in edits.tried:
         if one.refused:
-            rows.append((one.method, "", "", "", "refused", one.refused))
+            rows.append((one.method, "", "", "", "refused", worded(one.refused)))
             continue
         found, count = one.cases[0], len(one.cases)
         told = "same" if one.passed else "DIFFERS"

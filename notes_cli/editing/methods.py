@@ -33,7 +33,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import AgainError, NotesError, UnsupportedError
+from notes_cli.errors import Help, NotesError, UnsupportedError
 
 # Whether a method touches the rows of the skill, and whether a sentence is said after it.
 METHODS = {
@@ -105,11 +105,11 @@ def prepare(scratch: Scratch, segment: Segment, change: Change, method: Method, 
     """Choose tokens, or compute blocks, in a scratch notebook.
 
     `dry`: compute nothing; which tokens would be chosen is then not known, only how many. Raise UnsupportedError where
-    the method is not possible, and AgainError for `block` on a segment of one block.
+    the method is not possible, and NotesError for `block` on a segment of one block.
     """
     if method.name == "block" and not segment.pinned and not segment.blocks:
         why = f"{segment.name} was compiled in one piece, so there is no block to compute anew"
-        raise AgainError(why, segment.name, "--blocks 8")
+        raise NotesError(why, Help.COMPILE_OTHERWISE(name=segment.name, options={"blocks": 8}))
     if method.name == "selective" and segment.influence:
         return Prepared(tuple(behind(segment, change, method.k)))
     if not method.ranks and method.name != "block":
@@ -158,7 +158,7 @@ def _check(context: Context, method: Method) -> None:
         return
     reason = context.supports("splice" if method.name == "block" else "rewrite")
     if reason:
-        raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}. Use erratum or recompute")
+        raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}", "Use erratum or recompute")
 
 
 def place_changed(
@@ -228,11 +228,11 @@ def _lay_part(notebook: Notebook, part: Segment, first: int, place: Place) -> No
 def behind(segment: Segment, change: Change, k: int) -> list[int]:
     """The `k` tokens behind the first change on which it has the highest effect, as measured when it was compiled.
 
-    Raise AgainError where that was not measured.
+    Raise NotesError where that was not measured.
     """
     if not segment.influence:
         why = f"{segment.name} was compiled without the influence of its fields, which selective goes by"
-        raise AgainError(why, segment.name, "--influence")
+        raise NotesError(why, Help.COMPILE_OTHERWISE(name=segment.name, options={"influence": True}))
     return _highest(segment, change, np.sum([segment.influence[name] for name in change.fields], axis=0), k)
 
 

@@ -23,7 +23,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import LayerRows, Tokens
-from notes_cli.errors import EngineError, UnsupportedError
+from notes_cli.errors import EngineError, Help, UnsupportedError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
 THREAD_WEIGHTS = 16 << 20  # bytes that make a thread of its own worth while (docs/LOG.md)
@@ -101,7 +101,8 @@ class Context:
         if limits.learned(model) and options.n_ctx > model.n_ctx_train:
             raise EngineError(
                 f"{model.name} learned a vector for each of {model.n_ctx_train:,} positions and has no more: a context "
-                f"of {options.n_ctx:,} tokens is not possible. Give it -c {model.n_ctx_train} or fewer"
+                f"of {options.n_ctx:,} tokens is not possible",
+                Help.SMALLER_CONTEXT(tokens=model.n_ctx_train),
             )
         limits.check_memory(model, options)
         with process.log.collected() as lines:

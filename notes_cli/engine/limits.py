@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, Help
 
 if TYPE_CHECKING:
     from notes_cli.engine.context import ContextOptions
@@ -130,12 +130,10 @@ def check_memory(model: Model, options: ContextOptions) -> None:
     needed, there = memory(model, options), available()
     if there is None or needed.total <= there:
         return
-    smaller = (
-        "" if (options.type_k, options.type_v) != ("f16", "f16") else ", or a smaller type of K/V (-ctk q8_0 -ctv q8_0)"
-    )
+    smaller = (options.type_k, options.type_v) == ("f16", "f16")
     raise EngineError(
-        f"a context of {needed.tokens:,} tokens needs about {needed}, and {size(there)} of memory are available. "
-        f"Give it fewer tokens (-c, a shorter text){smaller}"
+        f"a context of {needed.tokens:,} tokens needs about {needed}, and {size(there)} of memory are available",
+        Help.FEWER_TOKENS_OR_SMALLER_TYPE() if smaller else Help.FEWER_TOKENS(),
     )
 
 

@@ -57,7 +57,7 @@ _FILE_TYPES = {
     38: "MXFP4",
 }
 
-ANCHORS = ("\n", "\t", ".", "\x01")  # texts that stand before a part of a text while it is tokenised
+ANCHORS = ("\n", "\t", ".", "\x01")  # texts that are put before a part of a text while it is tokenised
 
 
 class Model:
@@ -113,7 +113,7 @@ class Model:
             raise ModelError(f"{self.path}: llama.cpp cannot load this model ({reason.strip()})")
         for source in self.sources:
             if source.changed:
-                raise ModelError(f"{source.path} changed while it was being loaded. Try again when it is complete")
+                raise ModelError(f"{source.path} changed while it was being loaded", "Try again when it is complete")
 
     def _check_tokenizer(self) -> None:
         """llama.cpp's greedy tokenizer (RWKV) never ends at a byte that begins tokens and is none itself."""
@@ -190,7 +190,7 @@ class Model:
         cut: set[str] = set()
         while not special and (found := self._structures(text, ids)):
             if found <= cut:
-                raise ModelError(f"{min(found)!r} in this text is a control token of {self.name}. Spell it otherwise")
+                raise ModelError(f"{min(found)!r} in this text is a control token of {self.name}", "Spell it otherwise")
             cut |= found
             ids = self._tokenize_parts(_cut(text, cut))
         return ids
@@ -214,24 +214,24 @@ class Model:
         for part in parts[1:]:
             ids = self._tokenize(part, False)
             if self._bytes(ids) == b" " + part.encode():
-                ids = self._tokenize_behind(part)
+                ids = self._tokenize_after(part)
             found.append(ids)
         return np.concatenate(found)
 
-    def _tokenize_behind(self, part: str) -> Tokens:
-        """Token ids of a text that stands behind another: what follows an anchor that no token shares with it."""
+    def _tokenize_after(self, part: str) -> Tokens:
+        """Token ids of a text that comes after another: what follows an anchor that no token shares with it."""
         for anchor in ANCHORS:
             ids = self._tokenize(anchor + part, False)
             for first in range(1, min(len(ids), 8)):
                 if self._bytes(ids[:first]) == b" " + anchor.encode():
                     return ids[first:]
-        raise ModelError(f"the tokenizer of {self.name} cannot encode {part[:32]!r} behind another text")
+        raise ModelError(f"the tokenizer of {self.name} cannot encode {part[:32]!r} after another text")
 
     def _bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self.piece(int(token), special=True) for token in ids)
 
     def _structures(self, text: str, ids: Tokens) -> set[str]:
-        """The texts of the tokens among these that are structure, and stand in the text."""
+        """The texts of the tokens among these that are structure, and occur in the text."""
         found = {self._spelt(token) for token in set(ids.tolist()) if self._structural(token)}
         return {spelt for spelt in found if spelt and spelt in text}
 

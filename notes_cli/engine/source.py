@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from notes_cli.errors import ModelError
+from notes_cli.errors import Help, ModelError
 
 _SPLIT = re.compile(r"(?P<stem>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 
@@ -56,23 +56,23 @@ def open_sources(path: Path) -> list[Source]:
     Raise ModelError for the mistakes that people make, before llama.cpp says something longer about them.
     """
     if path.is_dir():
-        raise ModelError(f"{path}: is a folder. Name the GGUF file in it")
+        raise ModelError(f"{path}: is a folder", "Name the GGUF file in it")
     if path.exists() and not path.is_file():
-        raise ModelError(f"{path}: is no regular file. Name a GGUF file")
+        raise ModelError(f"{path}: is not a regular file", "Name a GGUF file")
     opened: list[Source] = []
     try:
         for part in (path, *_others(path)):
             opened.append(Source(part))
         magic = opened[0].file.read(4)
         if magic != b"GGUF":
-            raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r}). Name a model in GGUF format")
+            raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r})", "Name a model in GGUF format")
     except BaseException as error:
         for source in opened:
             source.close()
         if isinstance(error, FileNotFoundError):
             if opened:
-                raise ModelError(f"{path}: its part {part.name} is missing. Put all parts into one folder") from error
-            raise ModelError(f"{path}: no such model. Name a GGUF file with -m or NOTES_MODEL") from error
+                raise ModelError(f"{path}: its part {part.name} is missing", "Put all parts into one folder") from error
+            raise ModelError(f"{path}: no such model", Help.NAME_MODEL()) from error
         if isinstance(error, OSError):
             raise ModelError(f"{part}: cannot be read ({error.strerror})") from error
         raise

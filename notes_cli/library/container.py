@@ -21,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.errors import DamagedError, SegmentError, UnwritableError, reason
+from notes_cli.errors import DamagedError, Help, SegmentError, UnwritableError, reason
 from notes_cli.library.atomic import replacing
 from notes_cli.library.gguf import MAGIC, FormatError, Head, ShortError, TensorPlace, padded, read_head
 from notes_cli.library.info import FORMAT, INFLUENCE, KIND, SegmentInfo, field_names, metadata, read_info
@@ -190,21 +190,21 @@ def _read_on(file: BinaryIO, data: memoryview, size: int) -> memoryview:
 
 @contextmanager
 def _saying(path: Path) -> Iterator[None]:
-    """What goes wrong in the block is said with the path and a remedy."""
+    """What goes wrong in the block is raised as SegmentError or DamagedError, with the path and a remedy."""
     try:
         yield
     except FileNotFoundError:
-        raise SegmentError(f"no such segment: {path}. See: notes ls") from None
+        raise SegmentError(f"no such segment: {path}", Help.LIST_SKILLS()) from None
     except OSError as error:
         raise SegmentError(f"cannot read {path}: {reason(error)}") from error
     except MemoryError as error:
         raise SegmentError(f"cannot read {path}: its rows do not fit into memory") from error
     except _NewerError as error:
-        raise SegmentError(f"{path} has segment format {error}, this notes reads {FORMAT}. Update notes") from error
+        raise SegmentError(f"{path} has segment format {error}, this notes reads {FORMAT}", "Update notes") from error
     except _OtherKindError as error:
-        raise DamagedError(f"{path} is a GGUF file but not a compiled segment. See: notes ls") from error
+        raise DamagedError(f"{path} is a GGUF file but not a compiled segment", Help.LIST_SKILLS()) from error
     except ValueError as error:
-        raise DamagedError(f"{path} is damaged or not a segment: {error}. Compile it again") from error
+        raise DamagedError(f"{path} is damaged or not a segment: {error}", "Compile it again") from error
 
 
 class _NewerError(FormatError):
@@ -272,7 +272,7 @@ def _ints(data: memoryview, head: Head, name: str) -> Tokens:
 
 
 def _influence(data: memoryview, head: Head, info: SegmentInfo) -> dict[str, NDArray[np.float32]]:
-    """A row a field, in the order in which they first stand in the text."""
+    """A row a field, in the order in which they first occur in the text."""
     place = head.tensors.get(INFLUENCE)
     if place is None:
         return {}

@@ -1,6 +1,6 @@
 """What a segment file says of itself: its metadata, written and read back.
 
-The keys stand under `notes.` in docs/format.md. It knows neither rows nor checksums.
+The keys are described in docs/format.md, under `notes.`. It knows neither rows nor checksums.
 """
 
 from __future__ import annotations

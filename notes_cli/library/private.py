@@ -10,9 +10,8 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from shlex import quote
 
-from notes_cli.errors import NotesError
+from notes_cli.errors import Help, NotesError, Remedy
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -31,8 +30,8 @@ def make(folder: Path) -> None:
 
 
 def check(folder: Path) -> None:
-    """Raise NotesError, with the command that mends it, if others can write in the folder, or in the one that it stands
-    in, or own one of them. Where others can only read, that is taken from them. One that is not there is fine."""
+    """Raise NotesError if others can write in the folder, or in the one that it is in, or own one of them. Where others
+    can only read, that is taken from them. One that is not there is fine."""
     if not hasattr(os, "geteuid"):
         return
     open_ = []
@@ -49,8 +48,8 @@ def check(folder: Path) -> None:
                 place.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
     if open_:
         raise NotesError(
-            f"others can write in {' and '.join(map(str, open_))}, so what is there may not be yours. "
-            f"Look through it, then run: chmod 700 {' '.join(quote(str(place)) for place in open_)}"
+            f"others can write in {' and '.join(map(str, open_))}, so what is there may not be yours",
+            Help.CLOSE_FOLDERS(folders=open_),
         )
 
 
@@ -58,13 +57,13 @@ def check_file(path: Path) -> None:
     """Raise NotesError if the file is another user's. One that is not there is fine."""
     if hasattr(os, "geteuid"):
         with suppress(OSError):
-            _check_owner(path, path.stat(), f"Remove it: rm -f {quote(str(path))}")
+            _check_owner(path, path.stat(), Help.REMOVE_FILE(path=path))
 
 
-def _check_owner(path: Path, found: os.stat_result, remedy: str) -> None:
+def _check_owner(path: Path, found: os.stat_result, remedy: Remedy | str) -> None:
     """Root may do anything anyway: what is root's is no danger."""
     if found.st_uid not in (0, os.geteuid()):
-        raise NotesError(f"{path} belongs to {_user(found.st_uid)}, not to you, and may be forged. {remedy}")
+        raise NotesError(f"{path} belongs to {_user(found.st_uid)}, not to you, and may be forged", remedy)
 
 
 def _user(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Profiles: what `notes calibrate` measured of a model, a JSON file each, described in docs/format.md.
+"""Profiles: what a calibration measured of a model, a JSON file each, described in docs/format.md.
 
 A profile holds for one model with one rotation and one type of cache. It says which edit method to trust; who follows
 it is decided elsewhere.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli.engine.identity import Identity
-from notes_cli.errors import NotesError, OutdatedError, reason
+from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.text.prompt import PLACES
@@ -92,7 +92,7 @@ class Profiles:
         if profile.cache != cache:
             differences.append(f"measured in a cache of {profile.cache[:20]!r}, this one is {cache}")
         if differences:
-            raise NotesError(f"{path} was {'; '.join(differences)}. {_remedy(path)}")
+            raise NotesError(f"{path} was {'; '.join(differences)}", _remedy(path))
         return profile
 
     def read(self, path: Path) -> Profile:
@@ -102,11 +102,12 @@ class Profiles:
             data = json.loads(path.read_bytes())
             version = _count(data, "format")
             if version > FORMAT:
-                raise NotesError(f"{path} has format {version}, this notes reads {FORMAT}. Update notes")
+                raise NotesError(f"{path} has format {version}, this notes reads {FORMAT}", "Update notes")
             if version < FORMAT:
                 raise OutdatedError(
                     f"{path} was written by an older notes, which chose by agreement with a recompute, right or wrong, "
-                    f"and is not followed. {_remedy(path)}"
+                    "and is not followed",
+                    _remedy(path),
                 )
             return _profile(data)
         except OSError as error:
@@ -114,7 +115,7 @@ class Profiles:
         except _BadError as error:
             raise damaged(path, *error.args) from error
         except (AttributeError, RecursionError, TypeError, ValueError) as error:
-            raise NotesError(f"{path} is damaged: it is no profile. {_remedy(path)}") from error
+            raise NotesError(f"{path} is damaged: it is no profile", _remedy(path)) from error
 
     def names(self) -> list[str]:
         """Of all profiles: that of the file, without its ending."""
@@ -130,7 +131,7 @@ class Profiles:
         found = [one for one in names if one == name] or [one for one in names if name and one.startswith(name)]
         if len(found) != 1:
             what = f"several profiles have a name that begins with {name!r}" if found else f"no profile {name!r}"
-            raise NotesError(f"{what}. See: notes profile ls")
+            raise NotesError(what, Help.LIST_PROFILES())
         path = self.folder / f"{found[0]}.json"
         private.check_file(path)
         return path
@@ -160,11 +161,11 @@ class Profiles:
 def damaged(path: Path, key: str, value: object, must: str) -> NotesError:
     """What to raise for a value that a profile must not have: where it is, and what mends it."""
     found = "missing" if value is None else repr(value)[:60]
-    return NotesError(f"{path} is damaged: {key} is {found}, it must be {must}. {_remedy(path)}")
+    return NotesError(f"{path} is damaged: {key} is {found}, it must be {must}", _remedy(path))
 
 
-def _remedy(path: Path) -> str:
-    return f"Measure again (notes calibrate), or remove it: notes profile rm {path.stem}"
+def _remedy(path: Path) -> Remedy:
+    return Help.MEASURE_AGAIN(name=path.stem)
 
 
 class _BadError(Exception):

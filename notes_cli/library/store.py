@@ -9,18 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Tokens
-from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
+from notes_cli.errors import Help, NotesError, Notice, Remedy, Say, SegmentError, UnwritableError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import sweep
 from notes_cli.library.container import SegmentInfo, peek
@@ -37,20 +37,45 @@ class Entry:
     name: str
     path: Path
     info: SegmentInfo | None
-    problem: str = ""
+    problem: NotesError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a user's word stands for: a name of the library, a segment file, or a text yet to be compiled."""
+    """What a user's word means: a name of the library, a segment file, or a text yet to be compiled."""
 
     kind: Literal["name", "segment", "text"]
     name: str  # as the user gave it
     path: Path | None  # none for a name: only an identity decides the file
 
 
+class Store(Protocol):
+    """Where a workspace has its compiled skills from, and where it keeps them: a library, or what takes its place.
+
+    Segments are files when they are read and written; where these are from, and go to, is the store's own affair. Each
+    of these may raise NotesError.
+    """
+
+    def resolve(self, word: str) -> Target:
+        """What a user's word means."""
+
+    def entries(self, name: str | None = None) -> list[Entry]:
+        """What is known of all segments, or of those of one name."""
+
+    def path(self, name: str, identity: Identity) -> Path:
+        """The file of that name for that identity, whether it is there or not."""
+
+    def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
+        """The same, which is there: SegmentError says otherwise what differs, with `remedy`."""
+
+    def compiling(
+        self, name: str, identity: Identity, wait: float = -1, say: Say | None = None
+    ) -> AbstractContextManager[Path]:
+        """Hold that file for writing. What is there when the block is left is kept."""
+
+
 class Library:
-    """The compiled skills of one user. The folder appears with the first compile."""
+    """The compiled skills of one user, a Store in a folder, which appears with the first compile."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +86,7 @@ class Library:
         Raise NotesError if the folder, or the file, may be of somebody else's making (private.py).
         """
         if not names.is_name(name):
-            raise SegmentError(f"{name!r} is no name of a skill: use {names.RULE}")
+            raise SegmentError(f"{name!r} is no name of a skill", f"Use {names.RULE}")
         private.check(self.folder)
         path = self.folder / f"{name}.{identity.key}.gguf"
         private.check_file(path)
@@ -75,29 +100,26 @@ class Library:
         """Every file of the library (of one name), by name. A file that cannot be read is listed with its problem."""
         return [_entry(found, path) for found, path in self._files() if name in (None, found)]
 
-    def find(self, name: str, identity: Identity, remedy: str = "notes compile FILE -m MODEL") -> Path:
-        """The file of that name for that identity.
-
-        Raise SegmentError that says what differs, and `remedy`: the command that mends it.
-        """
+    def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
+        """The file of that name for that identity. Raise SegmentError that says what differs, with `remedy`."""
         path = self.path(name, identity)
         if path.is_file():
             return path
         others = self.entries(name)
         if not others:
-            raise SegmentError(self._unknown(name))
+            raise self._unknown(name)
         infos = [entry.info for entry in others if entry.info is not None]
         # The nearest file first: the one with the fewest differences.
         found = [info.identity.differences(identity) for info in infos]
         nearest = min((differences for differences in found if differences), key=len, default=None)
         if nearest is None:
-            raise SegmentError(others[0].problem or f"{others[0].path} was renamed. Run: {remedy}")
-        raise SegmentError(f"{name} was {'; '.join(nearest)}. Run: {remedy}")
+            raise others[0].problem or SegmentError(f"{others[0].path} was renamed", remedy)
+        raise SegmentError(f"{name} was {'; '.join(nearest)}", remedy)
 
     def latest(self, word: str) -> SegmentInfo:
-        """What a user's word stands for, a name (then of its files the one compiled last) or a segment file.
+        """What a user's word means, a name (then of its files the one compiled last) or a segment file.
 
-        Raise SegmentError if it is neither, or cannot be read.
+        Raise NotesError if it is neither, or cannot be read.
         """
         target = self.resolve(word)
         if target.kind == "text" or target.path is not None:
@@ -105,7 +127,7 @@ class Library:
         entries = self.entries(target.name)
         infos = [entry.info for entry in entries if entry.info is not None]
         if not infos:
-            raise SegmentError(entries[0].problem)
+            raise entries[0].problem or self._unknown(word)
         return max(infos, key=lambda info: info.created)
 
     def remove(self, name: str, identity: Identity | None = None) -> list[Path]:
@@ -116,7 +138,7 @@ class Library:
         wanted = None if identity is None else self.path(name, identity)
         files = [path for found, path in self._files() if found == name and wanted in (None, path)]
         if not files:
-            raise SegmentError(self._unknown(name))
+            raise self._unknown(name)
         for path in files:
             try:
                 path.unlink(missing_ok=True)
@@ -125,7 +147,7 @@ class Library:
         return files
 
     def resolve(self, word: str) -> Target:
-        """What `word` stands for: a name of the library first; `./name` is always a file or folder.
+        """What `word` means: a name of the library first; `./name` is always a file or folder.
 
         Raise SegmentError, naming what is near, if it is nothing.
         """
@@ -142,39 +164,39 @@ class Library:
             with path.open("rb") as file:
                 start = file.read(4)
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            raise SegmentError(self._unknown(word)) from None
+            raise self._unknown(word) from None
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
-                raise SegmentError(self._unknown(word)) from None
+                raise self._unknown(word) from None
             raise SegmentError(f"cannot read {word}: {reason(error)}") from error
         return Target("segment" if start == b"GGUF" else "text", word, path)
 
     @contextmanager
-    def compiling(
-        self, name: str, identity: Identity, wait: float = -1, say: Callable[[str], None] | None = None
-    ) -> Iterator[Path]:
+    def compiling(self, name: str, identity: Identity, wait: float = -1, say: Say | None = None) -> Iterator[Path]:
         """Hold the lock of one segment file while it is compiled; yield its path.
 
-        `wait` is how long to wait for another process, in seconds; negative is for ever. `say` gets a line for people
-        when that takes a while. Raise SegmentError after that, or if the folder cannot be written to.
+        `wait` is how long to wait for another process, in seconds; negative is for ever. `say` is told when that takes
+        a while. Raise SegmentError after that, or if the name is too like another one; UnwritableError if the folder
+        cannot be written to.
         """
         path = self.path(name, identity)
 
         def told(holder: str) -> None:
             if say is not None:
-                say(f"waiting for {holder}, which compiles {name}. Ctrl-C ends the wait")
+                say(Notice(f"waiting for {holder}, which compiles {name}", Help.INTERRUPT()))
 
         with ExitStack() as held:
             try:
                 held.enter_context(locked(self.folder / ".locks" / f"{path.name}.lock", wait, told))
             except HeldError as error:
-                raise SegmentError(f"another process is compiling {name}. Wait for it, or end it: {error}") from None
+                what = f"another process is compiling {name}"
+                raise SegmentError(what, f"Wait for it, or end it: {error}") from None
             except OSError as error:
                 raise UnwritableError(f"cannot write to the library {self.folder}: {reason(error)}") from error
             known = self.names()
             objection = None if name in known else names.objection(name, known)
             if objection:
-                raise SegmentError(f"{objection}. Give this one another: --name NAME")
+                raise SegmentError(objection, Help.OTHER_NAME())
             sweep(path)
             yield path
 
@@ -190,10 +212,10 @@ class Library:
         found = [(names.typed(match["name"]), path) for path in paths if (match := FILE.fullmatch(path.name))]
         return [(name, path) for name, path in found if names.is_name(name)]
 
-    def _unknown(self, word: str) -> str:
+    def _unknown(self, word: str) -> SegmentError:
         near = get_close_matches(word, self.names(), n=3)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        return f"no compiled skill and no file {word!r}.{hint} See: notes ls"
+        hint = f". Did you mean {' or '.join(near)}?" if near else ""
+        return SegmentError(f"no compiled skill and no file {word!r}{hint}", Help.LIST_SKILLS())
 
 
 def came_from(info: SegmentInfo, source: str) -> bool:
@@ -217,7 +239,7 @@ def _entry(name: str, path: Path) -> Entry:
         private.check_file(path)
         return Entry(name, path, peek(path))
     except NotesError as error:
-        return Entry(name, path, None, str(error))
+        return Entry(name, path, None, error)
 
 
 def changes(
@@ -236,8 +258,8 @@ def changes(
     """What has changed since the segment was compiled, in words; empty if it is up to date.
 
     `tokens` are those of `text`, `fields` (name, value, start, end) of each place (Skill.fields are such), `context`
-    the tokens that it would be compiled behind now, `pinned` whether their rows would be kept, too, `influence` whether
-    that of the fields is wanted, `blocks` where they would begin; None if any will do.
+    the tokens that would precede it now, `pinned` whether their rows would be kept, too, `influence` whether that of
+    the fields is wanted, `blocks` where they would begin; None if any will do.
     """
     found = list(info.identity.differences(identity))
     if info.text != text:
@@ -245,11 +267,11 @@ def changes(
     elif [(span.name, span.value, span.start, span.end) for span in info.fields] != list(fields):
         found.append("the fields have changed")
     if info.text == text and not np.array_equal(info.tokens, np.asarray(tokens, np.int32)):
-        found.append("its text is of other tokens now")
+        found.append("its text gives different tokens now")
     if info.description != description:
         found.append("the description has changed")
     if not np.array_equal(info.context, np.asarray(context, np.int32)):
-        found.append("it was compiled behind another left context")
+        found.append("it was compiled after a different left context")
     if info.pinned != pinned:
         found.append("its rows can be moved now" if info.pinned else "its rows cannot be moved any more")
     if blocks is not None and info.blocks != blocks and info.text == text:

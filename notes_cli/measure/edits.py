@@ -42,7 +42,7 @@ class Tried:
 
     method: str
     cases: tuple[EditCase, ...] = ()
-    refused: str = ""
+    refused: NotesError | None = None
 
     @property
     def same(self) -> int:
@@ -137,7 +137,7 @@ def _tried(
         try:
             notebook = assemble(workspace, replace(prompt, method=method), seam=seam, room=ANSWER)
         except NotesError as error:  # this model, or the way the skill was compiled, has other methods
-            return Tried(str(method), refused=str(error))
+            return Tried(str(method), refused=error)
         notebook.flush(progress)
         found = notebook.logits()
         decoded = notebook.decoded

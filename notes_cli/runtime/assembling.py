@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from shlex import quote
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from notes_cli.editing.methods import Method, place_changed, prepare, rewritten
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import AgainError, NotesError, SkillError, UnsupportedError, UnwritableError
+from notes_cli.errors import Help, NotesError, Notice, Remedy, Say, SkillError, UnsupportedError, UnwritableError
 from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
 from notes_cli.runtime.settings import DEFAULT_SEAM, choose
 from notes_cli.runtime.workspace import Workspace
@@ -68,7 +67,7 @@ def _unseen(_label: str) -> AbstractContextManager[Progress]:
 
 
 def open_segments(
-    workspace: Workspace, words: Sequence[str], say: Callable[[str], None], *, dry: bool = False, watch: Watch = _unseen
+    workspace: Workspace, words: Sequence[str], say: Say, *, dry: bool = False, watch: Watch = _unseen
 ) -> list[Segment]:
     """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now.
 
@@ -89,31 +88,31 @@ def open_segments(
     return segments
 
 
-def _open_text(workspace: Workspace, given: str, say: Callable[[str], None], watch: Watch, *, dry: bool) -> Segment:
+def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, dry: bool) -> Segment:
     """A text's segment: that of the library if it is up to date, else compiled now. It is kept where its name is free
     and the library can be written to; what came from elsewhere is never replaced."""
     if given == "-":
-        raise NotesError("a skill cannot be spliced from standard input. Compile it first: notes compile - --name NAME")
+        raise NotesError("a skill cannot be spliced from standard input", Help.COMPILE())
     skill = load_skill(given)
     for warning in skill.warnings:
-        say(f"warning: {warning}")
+        say(Notice(f"warning: {warning}"))
     if dry and stale(workspace, skill, workspace.library.path(skill.name, workspace.identity)):
-        say(f"{given} would be compiled first, as {skill.name}")
+        say(Notice(f"{given} would be compiled first, as {skill.name}"))
         return plan(workspace, skill)
     why = taken(workspace, skill)
-    if why:
-        why += f". To keep it: notes compile {quote(given)} --name NAME"
-    else:
+    remedy: Remedy | None = Help.KEEP_AS_OTHER(source=given)
+    if why is None:
         try:
             with watch(f"compiling {skill.name}") as progress:
                 compiled = compile_to_library(workspace, skill, progress=progress, say=say)
         except UnwritableError as error:
-            why = str(error)
+            why, remedy = error.what, error.remedy
         else:
             if compiled.reasons:
-                say(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
+                reasons = "; ".join(compiled.reasons)
+                say(Notice(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {reasons}"))
             return workspace.open(compiled.path)
-    say(f"{given} is compiled for this once: {why}")
+    say(Notice(f"{given} is compiled for this once: {why}", remedy))
     with watch(f"compiling {skill.name}") as progress:
         return compile_skill(workspace, skill, progress)
 
@@ -154,7 +153,7 @@ def parse_values(given: Sequence[str]) -> dict[str, str]:
         given_name, equals, value = text.partition("=")
         name = field_name(given_name)
         if not equals or not name:
-            raise SkillError(f"{text!r} is not a field and its value. Write --field NAME=VALUE")
+            raise SkillError(f"{text!r} is not a field and its value", Help.FIELD_VALUE())
         values[name] = clean_value(name, value)
     return values
 
@@ -178,7 +177,7 @@ def assemble(
     """
     by_name = {segment.name: segment for segment in prompt.segments}
     if len(by_name) < len(prompt.segments):
-        raise NotesError("the same skill is spliced twice. Name each skill once")
+        raise NotesError("the same skill is spliced twice", "Name each skill once")
     pieces = build(
         workspace.thinking_template if prompt.think else workspace.template,
         question=prompt.question,
@@ -209,8 +208,9 @@ def assemble(
             name: prepare(workspace.scratch, by_name[name], changed, prompt.method, dry=dry)
             for name, changed in (changes.items() if splice else ())
         }
-    except AgainError as error:
-        raise NotesError(f"{error.why}. Run: {workspace.compile_again(error.name)} {error.options}") from error
+    except NotesError as error:
+        workspace.advise(error)
+        raise
     notebook = workspace.notebook(dry=dry)
     notebook.append(opening)
     for piece, ids in zip(pieces, tokens, strict=True):
@@ -271,21 +271,21 @@ def place_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool 
         notebook.splice(segment, seam=0 if same_left else seam, rotate=rotate)
     elif strict:
         raise UnsupportedError(
-            f"{segment.name} cannot be spliced here: {refusal}. Without --strict its {len(segment)} tokens are decoded"
+            f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))
         )
     else:
         notebook.append(segment.tokens, "splice", segment.name, reason=Reason.REFUSED, detail=refusal)
 
 
-def unspliced(notebook: Notebook) -> list[str]:
-    """A line for each skill that was to be spliced and is decoded: which, how many tokens, and why."""
+def unspliced(notebook: Notebook) -> list[Notice]:
+    """A notice for each skill that was to be spliced and is decoded: which, how many tokens, and why."""
     tokens: dict[tuple[str, str], int] = {}
     for piece in notebook.pieces:
         if piece.refused:
             key = piece.name, piece.detail
             tokens[key] = tokens.get(key, 0) + piece.tokens
     return [
-        f"{name} is not spliced, its {count} tokens are decoded: {why} (--strict refuses that)"
+        Notice(f"{name} is not spliced, its {count} tokens are decoded: {why}", Help.STRICT())
         for (name, why), count in tokens.items()
     ]
 
@@ -295,6 +295,6 @@ def check_seam(seam: int, segments: Sequence[Segment]) -> None:
     for segment in segments:
         if seam >= len(segment):
             raise NotesError(
-                f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}. "
-                "Give it a shorter --seam, or --no-splice"
+                f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}",
+                Help.SHORTER_SEAM(),
             )

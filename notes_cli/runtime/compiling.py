@@ -1,18 +1,17 @@
-"""Compiling: prefill a skill once, behind the left context it will mostly have, and keep its rows.
+"""Compiling: prefill a skill once, after the left context it will mostly have, and keep its rows.
 
 Only the skill's own rows are kept: its first token is then no attention sink, and the segment fits anywhere. Where rows
 cannot be moved, those of the left context are kept with them, and the segment fits the start of a prompt.
 
-In blocks, each part is prefilled behind the left context alone and moved to its place. It has not seen the parts before
-it; for that, a change of the text is a prefill of the parts that it is in: the others are taken from the file that is
-there, and rounded once more where they stand elsewhere now. No token at a block's start is repaired: it would depend on
-the block before.
+In blocks, each part is prefilled after the left context alone and moved to its place. It has not seen the parts before
+it; in return, a change of the text is a prefill of the parts that it is in: the others are taken from the file that is
+there, and rounded once more if they move. No token at a block's start is repaired: it would depend on the block before.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,14 +26,14 @@ from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import LayerRows, Segment
-from notes_cli.errors import DamagedError, SegmentError, SkillError, TakenError, UnsupportedError
+from notes_cli.errors import DamagedError, Help, Say, SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.skill import Field, Skill
 
-MOVES = 8  # times that the rows of a block are moved on, each a rounding, before it is computed anew (docs/LOG.md)
+MOVES = 8  # times that the rows of a block are moved, each a rounding, before it is computed again (docs/LOG.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +56,12 @@ def compile_skill(
     blocks: Blocks | None = None,
     known: Segment | None = None,
 ) -> Segment:
-    """Prefill the skill and read its rows. Raise UnsupportedError where this model's rows cannot be kept.
+    """Prefill the skill and read its rows.
 
-    `measure`: also measure the influence of each field, a prefill a field; it is told how many are done. `blocks`: in
-    so many parts, or one a heading, each on its own; those that `known` has are taken from there.
+    `progress` is told tokens done and in all. `measure`: also measure the influence of each field, a prefill a field;
+    it is told how many are done. `blocks`: in so many parts, or one a heading, each on its own; those that `known` has
+    are taken from there. Raise UnsupportedError where this model's rows cannot be kept, EngineError for more tokens
+    than it was trained for.
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
     if workspace.context.supports("read") is None:
@@ -113,8 +114,8 @@ def _in_blocks(
 
 
 def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[list[Segment | None], tuple[int, ...]]:
-    """For each block one of the known segment with the same tokens, compiled in the same way, that can stand here; and
-    how often its rows will have been moved. Beyond MOVES it is better computed anew."""
+    """For each block one of the known segment with the same tokens, compiled in the same way, that can be placed here;
+    and how often its rows will have been moved. Beyond MOVES it is better computed again."""
     if known is None or not _alike(known, segment):
         return [None] * len(segment.blocks), (0,) * len(segment.blocks)
     counts = known.moves or (0,) * len(known.spans)
@@ -150,7 +151,7 @@ def _influence(notebook: Notebook, segment: Segment, measure: Progress) -> dict[
 
 
 def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Segment:
-    """What compiling the skill would give, without its rows: enough to lay out a dry run."""
+    """What compiling the skill would give, without its rows: enough for a dry run."""
     tokens, left = workspace.model.tokenize(skill.text), workspace.left_context
     workspace.make_room(len(left) + len(tokens))
     check_support(workspace, skill.name)
@@ -170,7 +171,7 @@ def _cut(workspace: Workspace, segment: Segment, blocks: Blocks) -> Segment:
     try:
         starts = block_starts(segment.text, pieces, blocks)
     except SkillError as error:
-        raise SkillError(f"{segment.name}: {error}") from None
+        raise SkillError(f"{segment.name}: {error.what}", error.remedy) from None
     segment = replace(segment, blocks=starts)
     for first, last in segment.spans:
         reason = workspace.context.can_move(segment.base, segment.base + first, last - first)
@@ -183,11 +184,11 @@ def block_warnings(workspace: Workspace, skill: Skill, blocks: Blocks) -> list[s
     """What is to be said before the skill is compiled in blocks. Raises what `plan` raises."""
     segment = plan(workspace, skill, blocks)
     texts = [workspace.model.text(segment.tokens[first:last]) for first, last in segment.spans]
-    stands: dict[str, set[int]] = {}
+    within: dict[str, set[int]] = {}
     for field in segment.fields:
         at = {number for number, (first, last) in enumerate(segment.spans) if first <= field.first < last}
-        stands.setdefault(field.name, set()).update(at)
-    warnings = references(texts, stands)
+        within.setdefault(field.name, set()).update(at)
+    warnings = references(texts, within)
     if blocks != "headings" and len(texts) < blocks:
         warnings.insert(0, f"{_blocks(len(texts))}, not {blocks}: there is no other line to cut the text at")
     return warnings
@@ -236,13 +237,13 @@ def compile_to_library(
     output: Path | None = None,
     measure: Progress | None = None,
     blocks: Blocks | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
 ) -> Compiled:
     """Compile the skill into the library (or to `output`) unless what is there is up to date.
 
-    `blocks`: 1 for one block; None for as many as there are, or one. `say` gets a line when another process
-    is waited for. Raise SegmentError if `output` is a file that is no segment, TakenError if what is there holds the
-    text of another source, unless `force` says to write over it.
+    `blocks`: 1 for one block; None for as many as there are, or one. `say` is told when another process is waited for.
+    Raise SegmentError if `output` is a file that is no segment, TakenError if what is there holds the text of another
+    source, unless `force` says to write over it; UnwritableError if the disk refuses.
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
     if output is not None:
@@ -257,7 +258,7 @@ def compile_to_library(
     with workspace.library.compiling(skill.name, workspace.identity, say=say):
         why = None if force else taken(workspace, skill)
         if why:
-            raise TakenError(f"{why}. Give this one another name (--name NAME), or replace that one (--force)")
+            raise TakenError(why, Help.OTHER_NAME_OR_FORCE())
         return _compile_to(workspace, skill, path, force, progress, measure, blocks)
 
 
@@ -343,13 +344,13 @@ def _check_output(skill: Skill, path: Path) -> None:
     try:
         info = peek(path)
     except DamagedError as error:
-        raise SegmentError(
-            f"{path} is there and is no sound segment. Choose another file, or write over it with -f"
-        ) from error
+        what = f"{path} is there already and is not a sound segment"
+        raise SegmentError(what, Help.OTHER_FILE_OR_FORCE()) from error
     if not _belongs(skill, [info]):
         raise TakenError(
             f"{path} holds the skill {info.name}, from {source_text(info.source)}; this one is from "
-            f"{source_text(origin(skill))}. Choose another file, or write over it with -f"
+            f"{source_text(origin(skill))}",
+            Help.OTHER_FILE_OR_FORCE(),
         )
 
 
@@ -365,7 +366,7 @@ def stale(
     try:
         info = peek(path)
     except DamagedError as error:
-        return [str(error)]
+        return [error.what]
     return changes(
         info,
         text=skill.text,

@@ -1,6 +1,6 @@
 """Choosing: the edit method, the wording, the seam and the place that hold where the user names none.
 
-By the profile that `notes calibrate` wrote of this model; without one, by what is safe.
+By the profile that a calibration wrote of this model; without one, by what is safe.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Defaults:
     seam: int
     place: str
     why: str
-    note: str = ""  # for people, where a profile is there and not followed
+    note: NotesError | None = None  # where a profile is there and not followed: why
 
 
 UNMEASURED = Defaults(
     *(Method(DEFAULT_METHOD), None, DEFAULT_SEAM, DEFAULT_PLACE),
-    f"{DEFAULT_METHOD}: this model has not been measured (notes calibrate), so the safe one",
+    f"{DEFAULT_METHOD}: this model has not been measured (calibrate does that), so the safe one",
 )
 
 
@@ -47,7 +47,7 @@ def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
     try:
         profile = _profile(workspace)
     except OutdatedError as error:
-        return replace(UNMEASURED, note=str(error))
+        return replace(UNMEASURED, note=error)
     if profile is None:
         return UNMEASURED
     way = "reasoned" if think else "direct"
@@ -100,4 +100,4 @@ def check_names(profile: Profile, path: Path) -> None:
 
 
 def _why(profile: Profile, way: str) -> str:
-    return f"{profile.methods[way]}: {profile.verdicts[way]} (notes calibrate, {profile.created[:10]})"
+    return f"{profile.methods[way]}: {profile.verdicts[way]} (calibrate, {profile.created[:10]})"

@@ -1,13 +1,12 @@
 """A workspace: one model, one context, its identity, its chat template and the user's library, opened as needed.
 
-What every command that runs a model starts from. The context grows with the prompt unless its size was given.
+Whatever runs a model starts from it. The context grows with the prompt unless its size was given.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -16,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from notes_cli import config
+from notes_cli.config import Paths
+from notes_cli.config import paths as default_paths
 from notes_cli.engine import limits, system
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.identity import Identity
@@ -24,17 +24,23 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import EngineError, ModelError, SegmentError
+from notes_cli.errors import EngineError, Help, ModelError, NotesError, Remedy, SegmentError
 from notes_cli.library.container import open_segment
 from notes_cli.library.digest import file_sha256
 from notes_cli.library.rotations import keep_check, load_checks
-from notes_cli.library.store import Library
+from notes_cli.library.store import Library, Store
 from notes_cli.text.prompt import Piece, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
 from notes_cli.text.rendering import start_rendering
 from notes_cli.text.template import ChatTemplate
 
 DEFAULT_CONTEXT = 4096
+# Options that a segment goes by: LongRoPE by the size of the context, the keys of some sparse attention by flash
+# attention.
+_COMPILED = (
+    *("n_ctx", "flash_attention", "type_k", "type_v"),
+    *("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
+)
 
 
 class Workspace:
@@ -45,6 +51,8 @@ class Workspace:
         model: Path,
         options: ContextOptions | None = None,
         *,
+        paths: Paths | None = None,
+        library: Store | None = None,
         fixed_size: bool = False,
         beyond_trained: bool = False,
         gpu_layers: int = -1,
@@ -52,14 +60,18 @@ class Workspace:
         loading: Callable[[float], object] | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """`fixed_size`: the user chose n_ctx (0: what the model was trained for), a prompt that does not fit is an
-        error. `beyond_trained`: more tokens than the model was trained for are allowed. `hashing` gets the progress of
-        reading the model's file for its digest (bytes done, bytes in all), which happens once a file, `loading` the
-        part of it that is loaded. `log` is told what each context takes. Raise EngineError for an n_ctx that was chosen
-        beyond what the model was trained for."""
+        """`model`: a GGUF file. `paths`: the folders of one user, by default those that NOTES_HOME or the system names.
+        `library`: where compiled skills are, by default the folder in `paths`. `fixed_size`: the user chose n_ctx (0:
+        what the model was trained for), a prompt that does not fit is an error. `beyond_trained`: more tokens than the
+        model was trained for are allowed. `gpu_layers`: as in Model. `hashing` gets the progress of reading the model's
+        file for its digest (bytes done, bytes in all), which happens once a file, `loading` the part of it that is
+        loaded, 0 to 1. `log` is told what each context takes.
+
+        Raise ModelError for a model that cannot be loaded, EngineError for an n_ctx that was chosen beyond what it was
+        trained for."""
         self.options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
-        self.paths = config.paths()
-        self.library = Library(self.paths.library)
+        self.paths = paths or default_paths()
+        self.library: Store = library or Library(self.paths.library)
         self._fixed_size = fixed_size
         self._hashing = hashing
         self._log = log
@@ -76,7 +88,7 @@ class Workspace:
             if not self.options.n_ctx:
                 self.options = replace(self.options, n_ctx=trained or DEFAULT_CONTEXT)
             elif fixed_size:
-                self._check_trained(self.options.n_ctx, "a context of {:,} tokens was asked for (-c)")
+                self._check_trained(self.options.n_ctx, "a context of {:,} tokens was asked for")
             elif self.longest is not None:
                 self.options = replace(self.options, n_ctx=min(self.options.n_ctx, self.longest))
         except BaseException:
@@ -143,13 +155,12 @@ class Workspace:
             return
         why = f"{what.format(tokens)}, but {self.model.name} was trained for {self.longest:,}"
         if limits.learned(self.model):
-            raise EngineError(f"{why}, and has no position beyond. Take fewer")
+            raise EngineError(f"{why}, and has no position beyond", "Take fewer")
         scales = (1 / factor for factor in (2, 4, 8, 16, 32))
         yarn = (replace(self.options, rope_scaling="yarn", rope_freq_scale=scale) for scale in scales)
         reach = (one.rope_freq_scale for one in yarn if (limits.trained(self.model, one) or 0) >= tokens)
         scale = next(reach, None)
-        extend = f", extend that (--rope-scaling yarn --rope-freq-scale {scale:g})" if scale else ""
-        raise EngineError(f"{why}. Take fewer{extend}, or allow it with --beyond-trained")
+        raise EngineError(why, Help.SCALE_ROPE(scale=scale) if scale else Help.BEYOND_TRAINED())
 
     def notebook(self, *, dry: bool = False) -> Notebook:
         """An empty notebook in the context; what the context held is gone."""
@@ -176,7 +187,8 @@ class Workspace:
                 found = []
         if found:
             raise ModelError(
-                f"{found[0].path} was changed after it was loaded: what was computed belongs to no file. Run this again"
+                f"{found[0].path} was changed after it was loaded: what was computed belongs to no file",
+                "Run this again",
             )
         self._weights = digest
         return digest
@@ -236,7 +248,7 @@ class Workspace:
 
     @cached_property
     def left_context(self) -> Tokens:
-        """The tokens that a skill is compiled behind: BOS and the opening of the system message.
+        """The tokens that a skill is compiled after: BOS and the opening of the system message.
 
         Some templates print today's date there. It is held still, or every skill would be out of date tomorrow.
         """
@@ -254,7 +266,7 @@ class Workspace:
         return self.model.tokenize_runs(piece.runs)
 
     def opened(self, tokens: Tokens) -> Tokens:
-        """The first tokens of a prompt, behind the BOS that the model wants unless its template has put it there."""
+        """The first tokens of a prompt, after the BOS that the model wants unless its template has put it there."""
         bos = self.model.bos
         if bos is None or (len(tokens) and tokens[0] == bos):
             return tokens
@@ -263,7 +275,7 @@ class Workspace:
     def open(self, path: Path, word: str = "") -> Segment:
         """A segment from a file, checked against this model. `word`: what the user calls it, if not by its path.
 
-        Raise SegmentError that says what does not fit, and the command that mends it.
+        Raise SegmentError that says what does not fit.
         """
         segment = open_segment(path)
         self._words[segment.name] = word or str(path)
@@ -275,30 +287,29 @@ class Workspace:
         differences = segment.identity.differences(self.identity)
         if differences:
             found = "; ".join(differences)
-            raise SegmentError(f"{segment.name} was {found}. Run: {self.compile_again(segment.name)}")
+            raise SegmentError(f"{segment.name} was {found}", self.compile_again(segment.name))
         model, tokens = self.model, [*segment.tokens.tolist(), *segment.context.tolist()]
         unknown = model.unknown(tokens)
         if unknown is not None:
             raise SegmentError(
                 f"{segment.name} holds token {unknown}, and {model.name} has a vocabulary of {model.n_vocab}: it is "
-                f"not what was compiled for this model. Run: {self.compile_again(segment.name)}"
+                "not what was compiled for this model",
+                self.compile_again(segment.name),
             )
 
-    def compile_again(self, name: str) -> str:
-        """The command that compiles a skill for this model with these options, from the text that it holds."""
-        options, given = self.options, ContextOptions(n_ctx=DEFAULT_CONTEXT)
-        words = ["--from", self._words.get(name, name), "-m", str(self.model.path)]
+    def compile_again(self, name: str, more: Mapping[str, object] | None = None) -> Remedy:
+        """What compiles a skill for this model with these options, from the text that its segment holds. `more`: other
+        arguments of compile_skill."""
         rows = self.context.compile_options  # compiled in f16, which serves all caches but f32
-        for flag, value, default in (
-            ("-c", options.n_ctx, given.n_ctx),  # LongRoPE goes by it
-            ("-fa", options.flash_attention, given.flash_attention),  # the keys of some sparse attention by this
-            ("-ctk", rows.type_k, given.type_k),
-            ("-ctv", rows.type_v, given.type_v),
-            ("--rope-scaling", options.rope_scaling, given.rope_scaling),
-            ("--rope-freq-base", options.rope_freq_base, given.rope_freq_base),
-            ("--rope-freq-scale", options.rope_freq_scale, given.rope_freq_scale),
-            ("--yarn-orig-ctx", options.yarn_orig_ctx, given.yarn_orig_ctx),
-        ):
-            if value != default:
-                words += [flag, str(value)]
-        return shlex.join(["notes", "compile", *words, *(["--beyond-trained"] if self._beyond_trained else [])])
+        wanted = replace(self.options, type_k=rows.type_k, type_v=rows.type_v)
+        given = ContextOptions(n_ctx=DEFAULT_CONTEXT)
+        options = {each: getattr(wanted, each) for each in _COMPILED if getattr(wanted, each) != getattr(given, each)}
+        options |= {"beyond_trained": True} if self._beyond_trained else {}
+        word = self._words.get(name, name)
+        return Help.COMPILE_AGAIN(name=word, model=self.model.path, options={**options, **(more or {})})
+
+    def advise(self, error: NotesError) -> None:
+        """Complete a remedy that is to compile a skill otherwise: with this model and its options."""
+        if error.remedy and error.remedy.help is Help.COMPILE_OTHERWISE:
+            values = error.remedy.values
+            error.remedy = self.compile_again(values["name"], values["options"])

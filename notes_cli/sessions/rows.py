@@ -128,9 +128,10 @@ class Rows:
             return open_segment(self._stored.folder / name)
         except SegmentError as error:
             if not isinstance(error, DamagedError) and (self._stored.folder / name).exists():
-                raise SessionError(str(error)) from error  # it cannot be read now, and may be as good as ever
-            remedy = f"Go back to before it: notes session undo {self._stored.name}"
-            raise SessionError(f"{str(error).rpartition('. ')[0]}. {remedy}") from error
+                raise SessionError(
+                    error.what, error.remedy
+                ) from error  # it cannot be read now, and may be as good as ever
+            raise SessionError(error.what, Help.UNDO(name=self._stored.name)) from error
 
     def commit(self, line: Line, places: Sequence[Range], notebook: Notebook | None) -> None:
         """Write down a line, and the rows of these positions of the notebook.

@@ -32,7 +32,7 @@ from notes_cli.text.prompt import BETWEEN, next_turn
 from notes_cli.text.references import Known, Reference
 
 EDITS = ("erratum", "field", "field+erratum", "selective", "blend", "suffix")  # what makes sense inside a notebook
-INSTEAD = ". Use erratum or suffix"
+INSTEAD = "Use erratum or suffix"
 # Edits in place that may move rows: each rounds the keys to the cache's type once more (docs/LOG.md has what that comes
 # to). f32 takes any number.
 MOVES = {"f16": 64, "bf16": 8, "q8_0": 4}
@@ -228,8 +228,7 @@ class Session:
         try:
             return self._edit(name, value, method, chosen)
         except UnsupportedError as error:  # on this model, or in this place
-            why = str(error).removesuffix(INSTEAD)
-            return self._edit(name, value, Method("erratum"), f"{chosen}; erratum instead: {why}")
+            return self._edit(name, value, Method("erratum"), f"{chosen}; erratum instead: {error.what}")
 
     def _reference(self, name: str) -> Reference:
         """The one field that the name is for. Raise SkillError where that is none, or several."""
@@ -289,7 +288,7 @@ class Session:
         pass went over to choose the positions."""
         reason = self.workspace.context.supports("rewrite")
         if reason and method.name != "suffix":
-            raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}{INSTEAD}")
+            raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}", INSTEAD)
         patches: list[Patch] = []
         also: list[int] = []
         skills, passed = [], 0
@@ -319,7 +318,8 @@ class Session:
         if kind != "f32" and done >= MOVES.get(kind, FEW_MOVES):
             raise UnsupportedError(
                 f"the edit method {method} is not possible: rows behind a value of another length were moved {done} "
-                f"times, and each time rounds the keys of a {kind} cache{INSTEAD}"
+                f"times, and each time rounds the keys of a {kind} cache",
+                INSTEAD,
             )
 
     def _ranked(self, segment: Segment, found: Change, method: Method) -> tuple[Sequence[int], int]:

@@ -38,7 +38,7 @@ def block_starts(text: str, token_bytes: Sequence[bytes], blocks: Blocks) -> tup
     if blocks == "headings":
         places = _at_tokens(text, token_bytes, _places(text, "headings"))
         if not places:
-            raise SkillError("there are no headings to cut it at. Give a number of blocks instead")
+            raise SkillError("there are no headings to cut it at", "Give a number of blocks instead")
         return (0, *places)
     for kind in ("paragraphs", "lines"):
         places = _at_tokens(text, token_bytes, _places(text, kind))

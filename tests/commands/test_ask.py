@@ -149,7 +149,7 @@ def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path
     ask = ("ask", "Why?", "--splice", "returns", "-s", "Be kind.", "--field", "date=2026-07-01", "-n", 1, "--json")
     found = notes(*ask).json
     assert (found["method"], found["wording"], found["seam"], found["place"]) == ("recompute", "line", 3, "late")
-    assert "recompute: right in 9 of 9 (notes calibrate, " in found["method_why"] and found["tokens"]["spliced"] == 0
+    assert "recompute: right in 9 of 9 (calibrate, " in found["method_why"] and found["tokens"]["spliced"] == 0
     said = notes(*ask[:6], "--erratum", "date=2026-07-01", "--json", "-n", 1).json
     assert (said["tokens"]["seam"], said["tokens"]["erratum"]) == (3, len("\n\nCorrection. date: 2026-07-01"))
     mine = notes(*ask, "--method", "stale", "--seam", 0, "--place", "early", "--wording", "now").json

@@ -99,7 +99,7 @@ def test_output_never_destroys_what_is_no_segment(notes: Notes, skill: Path, mod
     for target in (skill, model):
         before = target.read_bytes()
         outcome = notes("compile", skill, "-o", target)
-        assert outcome.code == 1 and "is no sound segment" in outcome.err
+        assert outcome.code == 1 and "is not a sound segment" in outcome.err
         assert target.read_bytes() == before
 
 

@@ -22,6 +22,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill, with_values
 
 from ..engine.reference import edit_in_place, nmse
+from ..refused import refused
 from .conftest import OpenWorkspace, measured, skill_of
 
 BOUND = {"f32": 1e-6, "f16": 1e-5}
@@ -327,7 +328,7 @@ def test_only_blocks_with_a_change_deviate(workspace: Workspace) -> None:
 def test_without_blocks_there_is_none_to_compute(workspace: Workspace, segment: Segment) -> None:
     """Said with the command that makes them, dry, too."""
     for dry in (True, False):
-        with pytest.raises(NotesError, match=r"Run: notes compile --from returns -m .* --blocks 8"):
+        with refused(NotesError, r"Run: notes compile --from returns -m .* --blocks 8"):
             assemble(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method("block")), dry=dry)
 
 
@@ -488,7 +489,7 @@ def test_what_is_known_without_a_pass(open_workspace: OpenWorkspace, skill: Skil
     segment = compile_skill(workspace, skill)
     found = change(workspace.model, segment, NEW)
     assert found is not None
-    with pytest.raises(NotesError, match="Run: notes compile --from returns --influence"):
+    with refused(NotesError, "Run: notes compile --from returns --influence"):
         behind(segment, found, 3)
     known = replace(segment, influence={"date": np.arange(len(segment), dtype=np.float32)})
     assert behind(known, found, 3) == list(range(len(segment) - 3, len(segment)))

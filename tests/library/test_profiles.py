@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from notes_cli.commands.remedies import worded
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import NotesError, OutdatedError
 from notes_cli.library.profiles import Measured, Profile, Profiles
 
 from ..limits import small_files
+from ..refused import refused
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, profile: Profile, change: 
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(NotesError, match=r"is damaged: .*notes calibrate.*notes profile rm"):
+    with refused(NotesError, r"is damaged: .*notes calibrate.*notes profile rm"):
         profiles.find(profile.identity, profile.cache)
 
 
@@ -77,7 +79,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile)
     path = profiles.save(profile, "notes 0")
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "identity": {**data["identity"], "weights": "cd" * 32}}))
-    with pytest.raises(NotesError, match=r"cdcd.*Measure again \(notes calibrate\)"):
+    with refused(NotesError, r"cdcd.*Measure again \(notes calibrate\)"):
         profiles.find(profile.identity, profile.cache)
     path.write_text(json.dumps({**data, "cache": "f32/f32"}))
     with pytest.raises(NotesError, match=r"a cache of 'f32/f32', this one is q8_0/f16"):
@@ -127,9 +129,9 @@ def test_what_is_wrong_is_named(tmp_path: Path, profile: Profile, change: dict[s
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(NotesError) as refused:
+    with pytest.raises(NotesError) as caught:
         profiles.find(profile.identity, profile.cache)
-    said = str(refused.value)
+    said = worded(caught.value)
     assert said.startswith(f"{path} is damaged: {told}") and said.endswith(f"notes profile rm {path.stem}")
 
 
@@ -139,7 +141,7 @@ def test_a_profile_of_an_older_notes(tmp_path: Path, profile: Profile) -> None:
     path = profiles.save(profile, "notes 0")
     old = {key: value for key, value in json.loads(path.read_text()).items() if key != "verdicts"}
     path.write_text(json.dumps({**old, "format": 1}))
-    with pytest.raises(OutdatedError, match=r"by an older notes.*notes calibrate"):
+    with refused(OutdatedError, r"by an older notes.*notes calibrate"):
         profiles.find(profile.identity, profile.cache)
 
 
@@ -152,6 +154,6 @@ def test_profiles_by_name(tmp_path: Path, profile: Profile) -> None:
     assert profiles.names() == sorted([first.stem, second.stem])
     assert profiles.named(first.stem) == profiles.named(first.stem[:-2]) == first
     for name in ("", "no", first.stem[:12], "../x"):
-        with pytest.raises(NotesError, match="notes profile ls"):
+        with refused(NotesError, "notes profile ls"):
             profiles.named(name)
     assert profiles.remove(second.stem) == second and profiles.names() == [first.stem]

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from notes_cli.commands.remedies import worded
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import DamagedError, NotesError, SegmentError
+from notes_cli.errors import DamagedError, Help, NotesError, SegmentError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.store import Library, changes
 
 from ..limits import belongs_to_another, few_descriptors
+from ..refused import refused
 
 MakeSegment = Callable[..., Segment]
 
@@ -47,7 +49,7 @@ def test_names_and_entries(filled: Library, identity: Identity) -> None:
     (filled.folder / f"broken.{identity.key}.gguf").write_bytes(b"GGUF")
     assert filled.names() == ["broken", "returns", "support"]
     broken, returns, _ = filled.entries()
-    assert broken.info is None and "Compile it again" in broken.problem
+    assert broken.info is None and "Compile it again" in str(broken.problem)
     assert returns.info is not None and returns.info.name == "returns"
 
 
@@ -75,9 +77,9 @@ def test_what_differs_is_said_with_the_remedy(
 ) -> None:
     """One line: which skill, what differs, which command mends it."""
     with pytest.raises(SegmentError, match=message) as caught:
-        filled.find("returns", replace(identity, **change), remedy="notes compile x")
+        filled.find("returns", replace(identity, **change), remedy=Help.COMPILE_TEXT(source="x"))
     assert str(caught.value).startswith("returns was compiled")
-    assert str(caught.value).endswith("Run: notes compile x")
+    assert worded(caught.value).endswith("Compile it: notes compile x")
 
 
 def test_the_nearest_file_is_named(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:
@@ -93,7 +95,7 @@ def test_an_unknown_name_gets_suggestions(filled: Library, identity: Identity) -
     """A typo costs one look."""
     with pytest.raises(SegmentError, match=r"no file 'retruns'. Did you mean returns\?"):
         filled.find("retruns", identity)
-    with pytest.raises(SegmentError, match=r"'zzz'\. See: notes ls"):
+    with refused(SegmentError, r"'zzz'\. See: notes ls"):
         filled.resolve("zzz")
 
 
@@ -122,7 +124,7 @@ def test_names_that_a_file_system_may_take_for_one(
     """The second is refused before anything is written, with what to do."""
     write_segment(library.path("maße", identity), make_segment(name="maße"))
     with (
-        pytest.raises(SegmentError, match=r"there is maße already.*: --name NAME"),
+        refused(SegmentError, r"there is maße already.*: --name NAME"),
         library.compiling("masse", identity),
     ):
         pass
@@ -152,7 +154,7 @@ def test_a_library_that_others_can_write_in(filled: Library, identity: Identity,
         lambda: filled.compiling("returns", identity).__enter__(),
     ]
     for use in uses:
-        with pytest.raises(NotesError, match=f"others can write in .*run: chmod 700 {filled.folder}$"):
+        with refused(NotesError, f"others can write in .*run: chmod 700 {filled.folder}$"):
             use()
     filled.folder.chmod(0o700)
     assert filled.names() == ["returns", "support"]
@@ -169,10 +171,10 @@ def test_a_segment_of_another_user(filled: Library, identity: Identity, monkeypa
     path = filled.path("returns", identity)
     belongs_to_another(path, monkeypatch)
     for use in (filled.path, filled.find):
-        with pytest.raises(NotesError, match=f"returns.* belongs to .*not to you.*: rm -f {path}$"):
+        with refused(NotesError, f"returns.* belongs to .*not to you.*: rm -f {path}$"):
             use("returns", identity)
     returns, support = filled.entries()
-    assert returns.info is None and "not to you" in returns.problem and support.info is not None
+    assert returns.info is None and "not to you" in str(returns.problem) and support.info is not None
     assert filled.remove("returns") == [path]
 
 
@@ -267,7 +269,7 @@ def test_changes(filled: Library, identity: Identity) -> None:
     assert changes(info, **now) == []
     for part, value, word in [
         ("text", "other", "text"),
-        ("tokens", [*info.tokens, 1], "other tokens"),
+        ("tokens", [*info.tokens, 1], "different tokens"),
         ("description", "other", "description"),
         ("fields", [], "fields"),
         ("identity", replace(identity, kv_type="f32/f32"), "f32/f32"),

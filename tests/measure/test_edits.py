@@ -24,7 +24,11 @@ CHOICES = ["a", "b"]
 
 def test_what_passes() -> None:
     """Each that was named and is possible, in all its cases; of all of them, the one that auto chooses."""
-    good, bad, refused = Tried("field", (SAME,)), Tried("stale", (SAME, OTHER)), Tried("block", refused="why")
+    good, bad, refused = (
+        Tried("field", (SAME,)),
+        Tried("stale", (SAME, OTHER)),
+        Tried("block", refused=NotesError("why")),
+    )
     assert (bad.same, bad.mean("cosine"), bad.mean("kl"), bad.mean("decoded")) == (1, 0.75, 0.5, 10)
     assert refused.mean("cosine") is None and not refused.passed
     for tried, auto, every, passed in (

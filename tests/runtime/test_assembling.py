@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.errors import NotesError, SegmentError
+from notes_cli.commands.remedies import worded
+from notes_cli.errors import NotesError, Notice, SegmentError
 from notes_cli.runtime.assembling import Prompt, assemble, method_for, open_segments, parse_errata
 from notes_cli.runtime.compiling import compile_skill, compile_to_library
 from notes_cli.runtime.settings import DEFAULT_SEAM
@@ -182,16 +183,16 @@ def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> No
 
 def test_words_become_segments(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
     """A name, a file, and a text that is compiled now, said once; a dry run only says it."""
-    said: list[str] = []
+    said: list[Notice] = []
     path = compile_to_library(workspace, skill).path
     text = tmp_path / "fees.txt"
     text.write_text("fee: 12")
     dry = open_segments(workspace, [str(text)], said.append, dry=True)[0]
-    assert dry.layers == () and said == [f"{text} would be compiled first, as fees"]
+    assert dry.layers == () and said == [Notice(f"{text} would be compiled first, as fees")]
     assert workspace.library.names() == ["returns"]
     by_name, by_path, by_text = open_segments(workspace, ["returns", str(path), str(text)], said.append)
     assert by_name.tokens.tolist() == by_path.tokens.tolist() and by_text.name == "fees"
-    assert len(said) == 2 and said[1].startswith(f"compiled {text} as fees")
+    assert len(said) == 2 and said[1].what.startswith(f"compiled {text} as fees")
     assert open_segments(workspace, [str(text)], said.append, dry=True)[0].layers != ()
     assert len(said) == 2
 
@@ -207,7 +208,7 @@ def test_the_remedy_compiles_the_text_in_the_segment(
     other = make_workspace("qwen2")
     with pytest.raises(SegmentError) as caught:
         open_segments(other, ["my-rules"], print)
-    assert f"Run: notes compile --from my-rules -m {other.model.path}" in str(caught.value)
+    assert f"Run: notes compile --from my-rules -m {other.model.path}" in worded(caught.value)
 
 
 def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
@@ -217,10 +218,10 @@ def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tm
         (tmp_path / folder / "returns.txt").write_text(words)
     mine, other = (str(tmp_path / folder / "returns.txt") for folder in ("a", "b"))
     path = compile_to_library(workspace, load_skill(mine)).path
-    before, said = path.read_bytes(), list[str]()
+    before, said = path.read_bytes(), list[Notice]()
     (segment,) = open_segments(workspace, [other], said.append)
     assert segment.text == "date: 2" and segment.layers and path.read_bytes() == before
-    (line,) = said
+    line = worded(*said)
     assert mine in line and "for this once" in line and line.endswith(f"notes compile {other} --name NAME")
     (own,) = open_segments(workspace, [mine], said.append)
     assert own.text == "date: 1" and len(said) == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from notes_cli.commands.remedies import worded
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
@@ -90,7 +91,7 @@ def test_output_over_something_else(workspace: Workspace, skill: Skill, tmp_path
     """Only a segment is written over, or whatever it is if that is asked for."""
     target = tmp_path / "mine.txt"
     target.write_text("mine")
-    with pytest.raises(SegmentError, match="no sound segment"):
+    with pytest.raises(SegmentError, match="not a sound segment"):
         compile_to_library(workspace, skill, output=target)
     assert target.read_text() == "mine"
     assert compile_to_library(workspace, skill, output=target, force=True).path == target
@@ -251,7 +252,7 @@ def test_a_name_belongs_to_where_its_text_came_from(workspace: Workspace, tmp_pa
     skill = written(other, "---\nname: returns\ndescription: x\n---\ndate: 3")
     with pytest.raises(TakenError) as caught:
         compile_to_library(workspace, skill)
-    said = str(caught.value)
+    said = worded(caught.value)
     assert str(mine) in said and str(other) in said and "--name NAME" in said and "--force" in said
     assert open_segment(path).text == "date: 2" and "\n" not in said
     assert compile_to_library(workspace, skill, force=True).path == path
@@ -347,5 +348,5 @@ def test_a_text_that_has_other_tokens_now(make_workspace: MakeWorkspace, monkeyp
         assemble(workspace, Prompt("Why?", [segment]), splice=way).tokens.tolist() for way in (True, False)
     )
     assert spliced == full and 259 in spliced
-    assert compile_to_library(workspace, skill).reasons == ("its text is of other tokens now",)
+    assert compile_to_library(workspace, skill).reasons == ("its text gives different tokens now",)
     assert 259 not in assemble(workspace, Prompt("Why </think>?", [workspace.open(old.path)])).tokens.tolist()

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from notes_cli.commands.remedies import worded
 from notes_cli.editing.change import change
 from notes_cli.editing.methods import Method
 from notes_cli.engine.context import ContextOptions
@@ -35,7 +36,7 @@ def test_without_a_profile_the_safe_one(workspace: Workspace) -> None:
     """An erratum, the seam and place measured on the shipped model, and a word on how to measure this one."""
     found = defaults(workspace)
     assert (found.method, found.wording) == (Method("erratum"), None)
-    assert (found.seam, found.place) == (DEFAULT_SEAM, DEFAULT_PLACE) and "notes calibrate" in found.why
+    assert (found.seam, found.place) == (DEFAULT_SEAM, DEFAULT_PLACE) and "calibrate" in found.why
 
 
 def test_a_profile_is_followed(workspace: Workspace) -> None:
@@ -43,7 +44,7 @@ def test_a_profile_is_followed(workspace: Workspace) -> None:
     calibrated(workspace, "selective@16", "field")
     found = defaults(workspace)
     assert (found.method, found.wording, found.seam, found.place) == (Method("selective", 16), "line", 4, "late")
-    assert "selective@16: it is right in 38 of 40 (notes calibrate, " in found.why
+    assert "selective@16: it is right in 38 of 40 (calibrate, " in found.why
     assert defaults(workspace, think=True).method == Method("field")
 
 
@@ -60,7 +61,7 @@ def test_a_profile_of_an_older_notes_is_not_followed(workspace: Workspace) -> No
     (path,) = workspace.paths.profiles.iterdir()
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
     found = defaults(workspace)
-    assert found.method == Method("erratum") and "Measure again (notes calibrate)" in found.note
+    assert found.method == Method("erratum") and found.note and "Measure again (notes calibrate)" in worded(found.note)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from notes_cli.errors import NotesError, SessionError
 from notes_cli.sessions.folder import SessionFolder, Sessions
 
 from ..limits import small_files
+from ..refused import refused
 from .ledgers import HEADER, edit, toggles, turn
 
 
@@ -154,7 +155,7 @@ def test_a_folder_that_others_can_write_in(begun: SessionFolder, sessions: Sessi
     """The ledger and the rows may be anybody's: refused, with the command that mends it."""
     for folder in (begun.folder, sessions.folder):
         folder.chmod(0o770)
-        with pytest.raises(NotesError, match=f"run: chmod 700 {folder}$"):
+        with refused(NotesError, f"run: chmod 700 {folder}$"):
             sessions.find("mine")
         folder.chmod(0o755)
         assert sessions.find("mine").name == "mine" and folder.stat().st_mode & 0o777 == 0o700
