@@ -24,7 +24,8 @@ TITLE = (
     "middle of every write, with the power cut there (what was not synced is torn, a rename without its folder's fsync "
     "is taken back), and at random instants: compile, compile of a changed text, ask (first and later turns, with a "
     "skill), edit by erratum and in the rows, fork, undo, compact, export, import, rm of both kinds, a profile. Forked "
-    "from a process that has imported everything and opened no model; every fourth of the random ones is executed anew."
+    "from a process that has imported everything and opened no model; every fourth of the random ones is "
+    "executed from scratch."
 )
 FAILS = (
     "anything in the library or the sessions that is neither as before nor as after the command, a file that does not "

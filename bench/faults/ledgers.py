@@ -168,7 +168,7 @@ def contradicted(ledger: Ledger) -> str:
             if not 0 <= span.first < span.last <= skill.tokens or skill.text[span.start : span.end] != span.value:
                 return f"field {span}"
     if not all(isinstance(text, str) for pair in (*state.values.items(), *state.pending.items()) for text in pair):
-        return "a value that is no text"
+        return "a value that is not text"
     if not all(ROWS.fullmatch(name) for name in ledger.kept):
         return f"rows {ledger.kept}"
     return ""

@@ -1,7 +1,7 @@
 """The stage: a tiny random model, homes in which work has been done, and `notes` run in forked processes.
 
 A process is forked from this one, which has imported everything but has opened no model: what is left out is Python's
-start, nothing of notes. Where that start matters (signals), `apart` executes `notes` anew.
+start, nothing of notes. Where that start matters (signals), `apart` executes `notes` from scratch.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Stage:
         )
 
     def apart(self, arguments: Sequence[str], home: Path) -> subprocess.Popen[str]:
-        """Execute `notes` anew."""
+        """Execute `notes` from scratch."""
         environment = {**os.environ, "NOTES_HOME": str(home), "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
             [sys.executable, "-m", "notes_cli", *arguments],
@@ -252,7 +252,7 @@ def look(home: Path) -> Look:
 
 
 def temporary(files: frozenset[str]) -> list[str]:
-    """Files that nobody asked for: those with a hidden name that are no locks."""
+    """Files that nobody asked for: those with a hidden name that are not locks."""
     return sorted(
         name
         for name in files

@@ -116,8 +116,8 @@ def show(name: str, json_: bool) -> None:
     )
     if facts["whole"]:
         output.result(
-            "the rows of this model cannot be moved: each turn keeps those of the whole session, the last two are "
-            "there, and after a second undo the text is read anew"
+            "the rows of this model cannot be moved: each turn keeps those of the whole session, those of the last "
+            "two are there, and after a second undo the text is decoded again"
         )
 
 
@@ -156,7 +156,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
 @click.argument("new")
 @_JSON
 def fork(name: str, new: str, json_: bool) -> None:
-    """Begin the session NEW where NAME stands; from there each goes its own way."""
+    """Begin the session NEW as a copy of NAME as it is now. From there each goes its own way."""
     from notes_cli.text.names import typed
 
     name, new = typed(name), typed(new)
@@ -182,7 +182,7 @@ def undo(name: str, json_: bool) -> None:
 def compact(name: str, json_: bool, **model: Any) -> None:
     """Take out the errata that later ones of the same field supersede.
 
-    What stands behind the first of them is decoded anew, so that the session is as if they had not been said. An undo
+    What comes after the first of them is decoded again, so that the session is as if they had not been said. An undo
     puts them back.
     """
     from dataclasses import asdict
@@ -194,7 +194,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
         tokens = len(stored.state.tokens)
     told = (
         f"took out {_count(len(found.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(found.fields))}): "
-        f"{_count(tokens, 'token')} are left, {found.removed} fewer; {found.decoded} of them were decoded anew"
+        f"{_count(tokens, 'token')} are left, {found.removed} fewer; {found.decoded} of them were decoded again"
         if found.fields
         else f"nothing to take out: no erratum in session {name} is superseded by another"
     )
@@ -210,7 +210,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     """Write a session into one file.
 
     FILE holds its ledger and its K/V rows: whoever has it can read all that was said. `-` is standard output; without
-    FILE it is NAME.notes.tar, in the folder at hand.
+    FILE it is NAME.notes.tar, in the current folder.
     """
     from notes_cli.errors import SessionError, reason
     from notes_cli.library.atomic import replacing
@@ -219,7 +219,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     piped = str(file) == "-"
     path = file or Path(name + SUFFIX)
     if piped and (json_ or output.terminal()):
-        raise click.UsageError("a session is no text: name a file, or pipe it on, without --json")
+        raise click.UsageError("a session is not text: name a file, or pipe it on, without --json")
     with _sessions().locked(name, reading=True) as stored:
         if piped:
             save(stored, output.binary())

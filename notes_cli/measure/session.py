@@ -152,7 +152,7 @@ def _prefilled(workspace: Workspace, state: State, progress: Progress | None) ->
 
 
 def _back(workspace: Workspace, notebook: Notebook, length: int) -> None:
-    """To before the question, where the memory can: where not, the notebook is laid out again."""
+    """Go back to before the question where the memory can; where it cannot, the notebook is assembled again."""
     if not workspace.model.recurrent:
         notebook.truncate(length)
 

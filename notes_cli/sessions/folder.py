@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -99,12 +99,12 @@ class SessionFolder:
         return undone
 
     def kept(self) -> list[str]:
-        """The files of rows that stand (Ledger.kept)."""
+        """The files of rows that are still needed (Ledger.kept)."""
         return Ledger(self.header, self.lines, self.state, self.end).kept if self.header else []
 
     def _sweep(self) -> None:
         """Remove what no line needs: rows that were undone, files of a process that was killed. What is not ours
-        stays. The line is there: what cannot be removed now will be another time."""
+        stays. What cannot be removed now will be another time: the line counts already."""
         wanted = {LEDGER, *self.kept()}
         with suppress(OSError):
             for path in _own(self.folder):
@@ -190,15 +190,29 @@ class Sessions:
             yield
 
     def fork(self, name: str, new: str) -> Path:
-        """A second session that goes on from here. Files of rows are shared: nobody changes them."""
-        name, new = names.typed(name), names.typed(new)
-        with self.locked(name) as stored, nullcontext(stored) if new == name else self.locked(new, new=True) as fork:
+        """A second session that goes on from here. Raise SessionError if there is one of that name."""
+        with self.locked(name) as stored, self.forked(stored, new) as fork:
+            return fork.folder
+
+    @contextmanager
+    def forked(self, stored: SessionFolder, new: str) -> Iterator[SessionFolder]:
+        """Fork a session that is held, and hold the new one. Files of rows are shared: nobody changes them.
+
+        Raise SessionError if there is one of that name, or it cannot be written; then nothing is changed.
+        """
+        if not stored.header:
+            raise SessionError(f"there is nothing to fork in session {stored.name}: it has no turn")
+        new = names.typed(new)
+        taken = SessionError(f"there is a session {new} already", "Choose another name")
+        if new in self.names():  # also one that is held
+            raise taken
+        with self.locked(new, new=True) as fork:
             if fork.header:
-                raise SessionError(f"there is a session {new} already", "Choose another name")
+                raise taken
             try:
                 private.make(fork.folder)
                 for rows in stored.kept():
-                    if (stored.folder / rows).exists():  # not a whole one from before an undo
+                    if (stored.folder / rows).exists():  # not pinned ones from before an undo
                         _link(stored.folder / rows, fork.folder / rows)
                 with replacing(fork.ledger) as temporary:  # last: with it, there is a session
                     temporary.write_bytes(stored.ledger.read_bytes()[: stored.end])
@@ -206,7 +220,7 @@ class Sessions:
                 with suppress(OSError):
                     clear(fork.folder)
                 raise SessionError(f"cannot write {fork.folder}: {reason(error)}. Nothing was changed") from error
-            return fork.folder
+            yield self.find(new)
 
     def remove(self, name: str) -> Path:
         """Delete a session, sound or not."""

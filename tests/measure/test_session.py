@@ -70,7 +70,7 @@ def test_a_session_is_its_prefill(session: Session) -> None:
 
 
 def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
-    """An edit in place: rows before it are exact, those behind differ, and the edit is the reason."""
+    """An edit in place: rows before it are exact, those after it differ, and the edit is the reason."""
     session.edit("date", "2026-12-24", Method("field"))
     report = measured(session)
     start = session.state.skills[0].fields[0].first + session.state.skills[0].position
@@ -80,7 +80,7 @@ def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
 
 
 def test_rows_of_another_left_context_are_a_reason(workspace: Workspace, skill: Skill) -> None:
-    """A skill that was moved was compiled behind another text."""
+    """A skill that was moved was compiled after a different context."""
     with Sessions(paths().sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)
         prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.")

@@ -80,7 +80,7 @@ def test_there_and_back(begun: SessionFolder, sessions: Sessions) -> None:
     assert there.folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_only_what_stands_goes(begun: SessionFolder) -> None:
+def test_only_what_was_not_undone_goes(begun: SessionFolder) -> None:
     """What a crash left beside it, half a line or a file, stays where it is."""
     before = archived(begun)
     begun.next_rows.write_bytes(b"half")

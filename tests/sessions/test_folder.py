@@ -1,4 +1,4 @@
-"""Sessions on disk: the ledger is the truth, whatever stands beside it, and nobody else's turn is lost."""
+"""Sessions on disk: the ledger is the truth, whatever is beside it, and nobody else's turn is lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_nothing_of_a_first_line_is_believed(begun: SessionFolder, sessions: Ses
 
 
 def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
-    """Wherever the last line ends early, the session is as before it, and the next line stands in its place."""
+    """Wherever the last line ends early, the session is as before it, and the next line takes its place."""
     before = begun.ledger.read_bytes()
     begun.commit(turn(4, 5, rows="0002.gguf"))
     line = begun.ledger.read_bytes()[len(before) :]
@@ -201,6 +201,27 @@ def test_a_fork_shares_rows_and_nothing_else(begun: SessionFolder, sessions: Ses
     assert sessions.names() == ["mine", "other"]
 
 
+def test_a_fork_is_held_like_what_it_came_from(begun: SessionFolder, sessions: Sessions) -> None:
+    """Both at once, so that both can go on; nothing is forked from a session without a turn, nor into itself."""
+    with sessions.locked("mine") as stored, sessions.forked(stored, "other") as fork:
+        for name in ("mine", "other"):
+            with pytest.raises(SessionError, match="another process uses"), sessions.locked(name):
+                pass
+        fork.commit(turn(4, rows=""))
+        with pytest.raises(SessionError, match="there is a session mine already"), sessions.forked(fork, "mine"):
+            pass
+        with pytest.raises(SessionError, match="there is a session other already"), sessions.forked(fork, "other"):
+            pass
+    assert [sessions.find(name).state.tokens for name in ("mine", "other")] == [[1, 2, 3], [1, 2, 3, 4]]
+    with (
+        sessions.locked("empty", new=True) as stored,
+        pytest.raises(SessionError, match="nothing to fork in session empty: it has no turn"),
+        sessions.forked(stored, "third"),
+    ):
+        pass
+    assert sessions.names() == ["mine", "other"]
+
+
 def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None:
     """A second one gets one line at once, and may go on when the first is done; other sessions are free."""
     code = (
@@ -217,7 +238,7 @@ def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None
 
 
 def test_names(begun: SessionFolder, sessions: Sessions) -> None:
-    """A folder without a ledger is no session, and a name that is a path is none."""
+    """A folder without a ledger is not a session, and a path is not a name."""
     (sessions.folder / "half").mkdir()
     assert sessions.names() == ["mine"]
     for name in ("../mine", "Mine", "a/b", ""):

@@ -39,7 +39,7 @@ def test_what_gives_way_across_pieces() -> None:
     assert [(entry.position, entry.tokens) for entry in state.entries if entry.kind != "edit"] == [(0, 3), (3, 2)]
 
 
-def test_undo_takes_back_what_stands() -> None:
+def test_undo_takes_back_what_was_not_undone() -> None:
     """An undo after an undo goes further back; what comes after counts from there."""
     undo = {"op": "undo"}
     lines = [turn(1, 2), edit("b", [], [], "It is b."), turn(3), undo]
@@ -70,7 +70,7 @@ def test_what_is_superseded() -> None:
 
 
 def test_a_compaction_is_folded_in() -> None:
-    """Taken out tokens and pieces are gone, what stands behind them moves and has new rows; an undo brings all back."""
+    """Taken out tokens and pieces are gone, what comes after them moves and has new rows; an undo brings all back."""
     patches = [{"first": 3, "last": 4, "tokens": []}, {"first": 4, "last": 5, "tokens": []}]
     line = {"op": "compact", "fields": ["date"], "patches": patches, "changed": [[3, 7]], "rows": "0004.gguf"}
     before, state = fold(toggles()), fold([*toggles(), line])
