@@ -18,7 +18,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
-from notes_cli.text.prompt import PLACES
+from notes_cli.text.messages import PLACES
 
 FORMAT = 2  # changes when an older notes would read a newer profile wrongly; 1 chose by agreement, right or wrong
 LONGEST_SEAM = 64

@@ -23,6 +23,7 @@ from notes_cli.measure.verify import ANSWER, below_cosine, decided, other_decisi
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import Entry, State
+from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
 
 EXACT = ("erratum", "suffix")  # edits that leave no row as it was that should be another
@@ -121,7 +122,8 @@ def verify_session(
         raise NotesError(f"there is nothing to verify: session {session.stored.name} has no turn")
     workspace, state = session.workspace, session.state
     workspace.make_room(len(state.tokens), 1 + ANSWER)  # for all that follows: a larger context would begin again
-    ending = int(workspace.tokenize(next_turn(workspace.template, "?")[0])[0])  # what ends the last answer
+    follows = next_turn(workspace.template, [user_message("?")])
+    ending = int(workspace.tokenize(follows[0])[0])  # what ends the last answer
     ours = [_end(session.notebook, ending)]
     rows = _rows(session.notebook)
     for question in questions:

@@ -22,6 +22,7 @@ from notes_cli.sessions.state import SkillText
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name
+from notes_cli.text.messages import asking
 from notes_cli.text.prompt import build
 from notes_cli.text.references import ALL, Known, Reference
 from notes_cli.text.skill import load_skill
@@ -176,24 +177,22 @@ def assemble(
     raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`unspliced` tells).
     """
     by_name = {segment.name: segment for segment in prompt.segments}
-    if len(by_name) < len(prompt.segments):
-        raise NotesError("the same skill is spliced twice", "Name each skill once")
-    pieces = build(
-        workspace.thinking_template if prompt.think else workspace.template,
-        question=prompt.question,
+    conversation = asking(
+        prompt.question,
         system=prompt.system,
-        skills=list(by_name),
+        skills=[segment.name for segment in prompt.segments],
         errata=prompt.sentences,
         turns=prompt.turns,
         place=prompt.place,
     )
+    chunks = build(workspace.thinking_template if prompt.think else workspace.template, conversation)
     changes = changes_of(workspace, prompt)
     tokens = [
-        _longest(by_name[piece.name], changes) if piece.kind == "splice" else workspace.tokenize(piece)
-        for piece in pieces
+        _longest(by_name[chunk.name], changes) if chunk.kind == "splice" else workspace.tokenize(chunk)
+        for chunk in chunks
     ]
     opening = workspace.opened(np.zeros(0, np.int32))  # BOS, where a template without words of its own begins
-    if pieces[0].kind != "splice":
+    if chunks[0].kind != "splice":
         tokens[0], opening = workspace.opened(tokens[0]), opening[:0]
     free = sum(rewritten(by_name[name], changed, prompt.method) for name, changed in changes.items())
     workspace.make_room(len(opening) + sum(map(len, tokens)) + free, room)
@@ -213,17 +212,17 @@ def assemble(
         raise
     notebook = workspace.notebook(dry=dry)
     notebook.append(opening)
-    for piece, ids in zip(pieces, tokens, strict=True):
-        if piece.kind != "splice":
-            notebook.append(ids, piece.kind, piece.name)
+    for chunk, ids in zip(chunks, tokens, strict=True):
+        if chunk.kind != "splice":
+            notebook.append(ids, chunk.kind, chunk.name)
             continue
-        segment, changed = by_name[piece.name], changes.get(piece.name)
+        segment, changed = by_name[chunk.name], changes.get(chunk.name)
         if not splice:
             text = changed.tokens if changed and prompt.method.touches else segment.tokens
-            notebook.append(text, piece.kind, piece.name, reason=Reason.NOT_SPLICED)
+            notebook.append(text, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
         elif changed:
             place = partial(place_segment, seam=seam, rotate=rotate, strict=strict)
-            place_changed(notebook, segment, changed, prompt.method, place, prepared[piece.name])
+            place_changed(notebook, segment, changed, prompt.method, place, prepared[chunk.name])
         else:
             place_segment(notebook, segment, seam, rotate, strict)
     return notebook

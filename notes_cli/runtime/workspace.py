@@ -29,7 +29,7 @@ from notes_cli.library.container import open_segment
 from notes_cli.library.digest import file_sha256
 from notes_cli.library.rotations import keep_check, load_checks
 from notes_cli.library.store import Library, Store
-from notes_cli.text.prompt import Piece, left_context
+from notes_cli.text.prompt import Chunk, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
 from notes_cli.text.rendering import start_rendering
 from notes_cli.text.template import ChatTemplate
@@ -261,9 +261,9 @@ class Workspace:
         template = ChatTemplate(self.model.chat_template or "", bos, eos, now=now, name=name)
         return self.reasoning.template(template, think)
 
-    def tokenize(self, piece: Piece) -> Tokens:
-        """Tokens of a piece, apart from its neighbours."""
-        return self.model.tokenize_runs(piece.runs)
+    def tokenize(self, chunk: Chunk) -> Tokens:
+        """Tokens of a chunk, apart from its neighbours."""
+        return self.model.tokenize_runs(chunk.runs)
 
     def opened(self, tokens: Tokens) -> Tokens:
         """The first tokens of a prompt, after the BOS that the model wants unless its template has put it there."""

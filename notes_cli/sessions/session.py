@@ -28,7 +28,8 @@ from notes_cli.sessions.state import Entry, SkillText, State
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed
-from notes_cli.text.prompt import BETWEEN, next_turn
+from notes_cli.text.messages import BETWEEN, user_message
+from notes_cli.text.prompt import next_turn
 from notes_cli.text.references import Known, Reference
 
 EDITS = ("erratum", "field", "field+erratum", "selective", "blend", "suffix")  # what makes sense inside a notebook
@@ -134,19 +135,19 @@ class Session:
         names = iter([*waiting, *(part.key for part in given)])
         said = [*waiting.values(), *(word(part, wording) for part in given)]
         template = self.workspace.thinking_template if think else self.workspace.template
-        pieces = next_turn(template, question, said, list(skills))
+        chunks = next_turn(template, [user_message(question, skills=list(skills), errata=said)])
         tokens = [
-            skills[piece.name].tokens if piece.kind == "splice" else self.workspace.tokenize(piece) for piece in pieces
+            skills[chunk.name].tokens if chunk.kind == "splice" else self.workspace.tokenize(chunk) for chunk in chunks
         ]
         self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room)
         for segment in segments:  # again: a larger context may rotate otherwise (LongRoPE)
             self.workspace.check(segment)
         notebook = self.notebook
-        for piece, ids in zip(pieces, tokens, strict=True):
-            if piece.kind == "splice":
-                place_segment(notebook, skills[piece.name], seam, strict=strict)
+        for chunk, ids in zip(chunks, tokens, strict=True):
+            if chunk.kind == "splice":
+                place_segment(notebook, skills[chunk.name], seam, strict=strict)
             else:
-                notebook.append(ids, piece.kind, next(names) if piece.kind == "erratum" else piece.name)
+                notebook.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
         self._skills = [_spliced(segment, None, notebook) for segment in segments]
         return notebook
 

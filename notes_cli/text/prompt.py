@@ -1,25 +1,30 @@
-"""The order of a prompt: system text, spliced skills, errata, question, each a piece that is tokenised apart.
+"""The order of a prompt: messages become chunks, each of them tokenised apart.
 
     system opening | skill | "\\n\\n" | skill | "\\n\\n" erratum | user opening, question, assistant opening
 
-Placed late, skills and errata stand in the user message of the question instead, right before it.
+Placed late, skills and errata are in the user message of the question instead, right before it.
 
 It knows neither tokens nor K/V: a splice is only named. The form is exact, for the model that ships with
 notes was trained on it, and because a recompute must see the very tokens of a splice.
+
+The answers of earlier turns follow the generation prompt that they were written after, so a conversation that is built
+from its messages has the form of one that grew. Calls of tools and their results have the form that the template gives
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
-from notes_cli.errors import NotesError
-from notes_cli.text.template import ChatTemplate, marker
+from notes_cli.errors import ModelError, NotesError
+from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, Message, SkillPart, TextPart, checked
+from notes_cli.text.slots import Slot, Slots, cut, cut_after_calls
+from notes_cli.text.template import ChatTemplate
+from notes_cli.text.untrusted import marker, stretches
 
-Kind = Literal["text", "splice", "erratum", "question"]
-PLACES = ("early", "late")
-BETWEEN = "\n\n"  # stands between the parts of one message
+Kind = Literal["text", "splice", "erratum", "question", "call", "result"]
 
 
 class Run(NamedTuple):
@@ -30,7 +35,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """A part of a prompt. A splice has a name and no runs: its tokens come from a segment."""
 
     kind: Kind
@@ -43,91 +48,57 @@ class Piece:
         return "".join(run.text for run in self.runs)
 
 
-def build(
-    template: ChatTemplate,
-    *,
-    question: str,
-    system: str | None = None,
-    skills: Sequence[str] = (),
-    errata: Sequence[str] = (),
-    turns: Sequence[tuple[str, str]] = (),
-    place: str = "early",
-) -> list[Piece]:
-    """The pieces of a prompt, up to where the model's answer begins.
+def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
+    """The chunks of a prompt, up to where the model's answer begins.
 
-    `skills` are names; `errata` are sentences that stand after all skills; `turns` are earlier (question,
-    answer) pairs of the same conversation, which come before `question`. Texts are stripped, but for the
-    answers: they are what the model said, a leading blank too. `place`: early, in the system message, or
-    late, in the user message of `question`. Raise NotesError for another place, and ModelError if the
-    model's template leaves none.
+    Texts are stripped, but for answers and results of tools: they are what the model, or the tool, said. Raise
+    NotesError for tools that are not sound, and ModelError if the model's template has no place for what is said.
     """
-    if place not in PLACES:
-        raise NotesError(f"no place {place!r}. Choose {' or '.join(PLACES)}")
-    given, nothing = (skills, errata), ((), ())
-    early, late = (nothing, given) if place == "late" else (given, nothing)
-    if turns:
-        (first, answer), *later = turns
-        past = template.earlier
-        pieces = build(past, question=first, system=system, skills=early[0], errata=early[1])
-        for asked, replied in later:
-            pieces += [*_text(Run(answer, False)), *next_turn(past, asked)]
-            answer = replied
-        last = next_turn(template, question, skills=late[0], errata=late[1])
-        return [*pieces, *_text(Run(answer, False)), *last]
-
-    said = _text(Run(system.strip(), False)) if system and system.strip() else []
-    head, body = _parts(said, *early), _parts([], *late)  # of the system message, of the user message
-    if not head:
-        opening, closing = template.cut([_message("user", 0)], [marker(0)])
-        return _asked(template, opening, body, question, closing)
-    opening, middle, closing = template.cut([_message("system", 0), _message("user", 1)], [marker(0), marker(1)])
-    ask = _asked(template, middle, body, question, closing)
-    return _joined([*_text(Run(opening, True)), *head, *ask])
+    template = template.with_tools(conversation.tools)
+    chunks: list[Chunk] = []
+    turn: list[Message] = []
+    for message in conversation.messages:
+        if message.role == "assistant" and not message.tool_calls:
+            chunks += _chunks(template.earlier, cut(template.earlier, turn, later=bool(chunks)))
+            chunks += _text(Run(message.text, False))
+            turn = []
+        else:
+            turn.append(message)
+    return chunks + _chunks(template, cut(template, turn, later=bool(chunks)))
 
 
 def next_turn(
-    template: ChatTemplate, question: str, errata: Sequence[str] = (), skills: Sequence[str] = ()
-) -> list[Piece]:
-    """The pieces after the model's answer: its end, skills and errata at the head of the user message, the
-    question.
+    template: ChatTemplate,
+    messages: Iterable[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    ends: Sequence[str] = (),
+) -> list[Chunk]:
+    """The chunks after the model's answer: its end, and the messages that follow, up to the next answer.
 
-    Raise ModelError as `build` does.
+    `messages` are a user message, or, where the model called tools, its message with the calls and the result of each.
+    Of the former nothing is repeated: what the model wrote is in the notebook. `ends` are the texts of the tokens that
+    end an answer, if the template's end-of-sequence is not the only one. Raise NotesError and ModelError as `build`
+    does, and NotesError for messages that do not follow an answer.
     """
-    contents = [marker(i) for i in range(4)]
-    roles = ("system", "user", "assistant", "user")
-    messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-    *_, opening, closing = template.cut(messages, contents)
-    return _asked(template, opening, _parts([], skills, errata), question, closing)
+    given = checked(messages, before="user")
+    if given[-1].role == "assistant":
+        raise NotesError("the last message is the assistant's: there is nothing to answer")
+    template = template.with_tools(tools)
+    if given[0].role == "assistant":
+        if not given[0].tool_calls or any(message.role == "assistant" for message in given[1:]):
+            raise NotesError("what follows an answer is a user message, or the calls in it with their results")
+        return _chunks(template, cut_after_calls(template, given, ends or [template.eos]))
+    return _chunks(template, cut(template, given, later=True))
 
 
 def left_context(template: ChatTemplate) -> str:
-    """What stands before a skill that comes first in the system message: the text to compile it behind."""
+    """The text before a skill that comes first in the system message: what a skill is compiled after."""
     return template.cut([_message("system", 0), _message("user", 1)], [marker(0), marker(1)])[0]
 
 
-def _parts(before: list[Piece], skills: Sequence[str], errata: Sequence[str]) -> list[Piece]:
-    """What stands in a message already, then skills and errata, with empty lines between."""
-    parts = [*before]
-    for name in skills:
-        parts += [*(_text(Run(BETWEEN, False)) if parts else []), Piece("splice", name=name)]
-    for said in errata:
-        parts.append(Piece("erratum", _runs(Run((BETWEEN if parts else "") + said.strip(), False))))
-    return parts
-
-
-def _asked(template: ChatTemplate, opening: str, parts: Sequence[Piece], question: str, closing: str) -> list[Piece]:
-    """The user message: its parts, then the question."""
-    asked = question.strip()
-    if not asked.endswith(template.cue.strip()):  # some say it themselves
-        asked += template.cue
-    if not parts:
-        return [Piece("question", _runs(Run(opening, True), Run(asked, False), Run(closing, True)))]
-    ask = Piece("question", _runs(Run(BETWEEN + asked, False), Run(closing, True)))
-    return [*_text(Run(opening, True)), *parts, ask]
-
-
 def generation_prompt(template: ChatTemplate) -> str:
-    """What stands between a question and the answer."""
+    """The text between a question and the answer."""
     return template.cut([_message("user", 0)], [marker(0)])[1]
 
 
@@ -135,27 +106,83 @@ def _message(role: str, number: int) -> dict[str, str]:
     return {"role": role, "content": marker(number)}
 
 
+def _chunks(template: ChatTemplate, found: Slots) -> list[Chunk]:
+    """The slots filled in, the template's words around them."""
+    chunks: list[Chunk] = []
+    asked = max((i for i, slot in enumerate(found.slots) if slot.message.role == "user"), default=-1)
+    for number, slot in enumerate(found.slots):
+        opening = _own(template, slot.before)
+        said = _said(slot, template.cue if number == asked else "")
+        if slot.calls:
+            chunks += [Chunk("call", opening)] if opening else []
+        elif said and said[0].kind in ("question", "result"):
+            said[0] = replace(said[0], runs=(*opening, *said[0].runs))
+        else:
+            chunks += [Chunk("text", opening)] if opening else []
+        chunks += said
+    closing = _own(template, found.closing)
+    if chunks and chunks[-1].kind in ("question", "result"):
+        chunks[-1] = replace(chunks[-1], runs=(*chunks[-1].runs, *closing))
+    elif closing:
+        chunks.append(Chunk("text", closing))
+    return _joined(chunks)
+
+
+def _own(template: ChatTemplate, text: str) -> tuple[Run, ...]:
+    """The runs of what the template printed: all its own but for what was marked in calls and definitions of tools."""
+    found = stretches(text)
+    if found is None:
+        raise ModelError(f"{template.name} takes apart what is said in tools and calls")
+    return _runs(*(Run(stretch, own) for stretch, own in found))
+
+
+def _said(slot: Slot, cue: str) -> list[Chunk]:
+    """The content of one message: its parts, with empty lines between."""
+    message = slot.message
+    if slot.result is not None:
+        return [Chunk("result", _runs(Run(slot.result, False)))]
+    if message.role == "assistant":  # beside its calls
+        return _text(Run(message.text, False))
+    chunks: list[Chunk] = []
+    for number, part in enumerate(message.parts, 1):
+        between = BETWEEN if chunks else ""
+        match part:
+            case SkillPart():
+                chunks += [*_text(Run(between, False)), Chunk("splice", name=part.name)]
+            case ErratumPart():
+                chunks.append(Chunk("erratum", _runs(Run(between + part.sentence.strip(), False))))
+            case TextPart() if message.role == "tool":
+                chunks.append(Chunk("result", _runs(Run(between + part.text, False))))
+            case TextPart() if message.role == "user" and number == len(message.parts):
+                asked = part.text.strip()
+                asked += "" if asked.endswith(cue.strip()) else cue  # some say it themselves
+                chunks.append(Chunk("question", _runs(Run(between + asked, False))))
+            case TextPart() if part.text.strip():
+                chunks += _text(Run(between + part.text.strip(), False))
+    return chunks
+
+
 def _runs(*runs: Run) -> tuple[Run, ...]:
     return tuple(run for run in runs if run.text)
 
 
-def _text(run: Run) -> list[Piece]:
-    """A text piece; none for an empty text."""
-    return [Piece("text", (run,))] if run.text else []
+def _text(run: Run) -> list[Chunk]:
+    """A text chunk; none for an empty text."""
+    return [Chunk("text", (run,))] if run.text else []
 
 
-def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with neighbouring texts made one: what is not cut by a splice is tokenised together."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        if joined and piece.kind == joined[-1].kind == "text":
+def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The chunks with neighbouring texts made one: what is not cut by a splice is tokenised together."""
+    joined: list[Chunk] = []
+    for chunk in chunks:
+        if joined and chunk.kind == joined[-1].kind == "text":
             runs = [*joined[-1].runs]
-            for run in piece.runs:
+            for run in chunk.runs:
                 if runs[-1].special == run.special:
                     runs[-1] = Run(runs[-1].text + run.text, run.special)
                 else:
                     runs.append(run)
-            joined[-1] = Piece("text", tuple(runs))
+            joined[-1] = Chunk("text", tuple(runs))
         else:
-            joined.append(piece)
+            joined.append(chunk)
     return joined

@@ -1,8 +1,8 @@
-"""Chat templates: messages rendered as the model was trained on them, and cut where our own texts stand.
+"""Chat templates: messages rendered as the model was trained on them, and cut where our own texts are put.
 
 `cut` renders markers in the place of texts and cuts the result at them: what is left is the template's own. So no text
-of a user ever passes through Jinja, is trimmed by it, or is mistaken for a special token. It knows no tokens and no
-skills.
+of a user ever passes through Jinja, is trimmed by it, or is mistaken for a special token. (The strings of tools do pass
+through it, marked: untrusted.py.) It knows no tokens and no skills.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from notes_cli.errors import ModelError
+from notes_cli.text.messages import checked_tools
 from notes_cli.text.rendering import RenderError, render
+from notes_cli.text.untrusted import marked, marker
 
-Message = Mapping[str, str]  # role and content
+Rendered = Mapping[str, Any]  # a message as templates take it: role, content, and what tools need
 
 # For a model without a template: a base model, which knows no roles, reads a short text that asks for an
 # answer.
@@ -51,6 +54,7 @@ class ChatTemplate:
         name: str = "the model's chat template",
     ) -> None:
         self.name = name
+        self.eos = eos
         self._source, self._now = source or PLAIN, now
         self._known = {
             "tools": None,
@@ -79,7 +83,31 @@ class ChatTemplate:
         other.earlier = earlier or other
         return other
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        """The same template, which tells the model of these tools (as Conversation takes them).
+
+        Raise NotesError for tools that are not sound, and ModelError for a template that leaves one out.
+        """
+        if not tools:
+            return self
+        sound = [marked(tool) for tool in checked_tools(tools)]
+        named = {marker(number, "tool"): tool["function"]["name"] for number, tool in enumerate(sound)}
+        probes = [
+            tool | {"function": tool["function"] | {"name": mark}} for tool, mark in zip(sound, named, strict=True)
+        ]
+        shown = self.with_options({"tools": probes})._render([{"role": "user", "content": marker(0)}], True)
+        left_out = [name for mark, name in named.items() if mark not in shown]
+        if left_out:
+            raise ModelError(
+                f"{self.name} does not tell the model of tools (left out: {', '.join(left_out)})",
+                "Describe them in the system text, or use a model that was trained to call tools",
+            )
+        other = self.with_options({"tools": sound})
+        if self.earlier is not self:
+            other.earlier = self.earlier.with_options({"tools": sound})
+        return other
+
+    def render(self, messages: Sequence[Rendered], add_generation_prompt: bool = True) -> str:
         """The whole conversation as text. Raise ModelError if the template refuses or fails.
 
         A template without a system role gets the system content at the head of the first user message.
@@ -87,14 +115,14 @@ class ChatTemplate:
         text = self._render(_folded(messages) if self.folds_system else messages, add_generation_prompt)
         return text + self.reply if add_generation_prompt else text
 
-    def cut(self, messages: Sequence[Message], markers: Sequence[str]) -> list[str]:
+    def cut(self, messages: Sequence[Rendered], markers: Sequence[str]) -> list[str]:
         """Render messages whose contents hold the markers; return the template's texts before, between and
         after them.
 
         The result has one entry more than `markers`. Raise ModelError if the template drops, changes,
         repeats or reorders a marker.
         """
-        return self._cut(self.render(messages), markers)
+        return self.cut_text(self.render(messages), markers)
 
     @cached_property
     def folds_system(self) -> bool:
@@ -108,38 +136,34 @@ class ChatTemplate:
         roles = ("system", "user", "assistant", "user")
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         try:
-            self._cut(self._render(messages, True), contents)
+            self.cut_text(self._render(messages, True), contents)
         except ModelError:
             # Only a fault of the system message is mended by folding it: any other is raised from here.
-            self._cut(self._render(_folded(messages), True), contents)
+            self.cut_text(self._render(_folded(messages), True), contents)
             return True
         return False
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(self, messages: Sequence[Rendered], add_generation_prompt: bool) -> str:
         talk = {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
         try:
             return render(self._source, self._known | talk, self._now)
         except RenderError as error:
             raise ModelError(f"{self.name} {error}") from error
 
-    def _cut(self, rendered: str, markers: Sequence[str]) -> list[str]:
+    def cut_text(self, rendered: str, markers: Sequence[str]) -> list[str]:
+        """What `cut` returns, of a text that was rendered already."""
         chunks: list[str] = []
         rest = rendered
         for mark in markers:
             if rendered.count(mark) != 1 or mark not in rest:
                 fault = {0: "drops or changes", 1: "reorders"}.get(rendered.count(mark), "repeats")
-                raise ModelError(f"{self.name} {fault} the content of a message, so no skill can stand in it")
+                raise ModelError(f"{self.name} {fault} the content of a message, so no skill can be put there")
             before, _, rest = rest.partition(mark)
             chunks.append(before)
         return [*chunks, rest]
 
 
-def marker(number: int) -> str:
-    """Stands for a text inside a message: letters and digits only, which no template takes apart."""
-    return f"NOTESx7Qf{number:03d}x9Zk"
-
-
-def _folded(messages: Sequence[Message]) -> Sequence[Message]:
+def _folded(messages: Sequence[Rendered]) -> Sequence[Rendered]:
     """The messages with the content of a leading system message at the head of the first user message."""
     if not messages or messages[0]["role"] != "system":
         return messages

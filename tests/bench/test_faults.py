@@ -194,7 +194,7 @@ def test_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of the user's that are lost on the way."""
     judge = templates.Templates(1)
     assert outcomes(judge, 25, first=1) <= {"accepted", "refused"}  # each 25th takes seconds
-    monkeypatch.setattr(template.ChatTemplate, "_cut", lambda _, text, markers: [text] * (len(markers) + 1))
+    monkeypatch.setattr(template.ChatTemplate, "cut_text", lambda _, text, markers: [text] * (len(markers) + 1))
     assert "wrong" in outcomes(judge, 25, "wrong", first=1)
 
 

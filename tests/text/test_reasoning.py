@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.errors import NotesError
+from notes_cli.text.messages import asking
 from notes_cli.text.prompt import build, generation_prompt
 from notes_cli.text.reasoning import Begins, Reasoning, Until, load_table, reasoning_of, shipped_table
 from notes_cli.text.template import ChatTemplate
@@ -43,13 +44,13 @@ def test_only_the_question_at_hand_is_thought_about() -> None:
     """Answers of earlier turns stand without a chain that would swallow them, and their questions without a cue."""
     for source, opened in ((SWITCH, "<think>\n"), (OPENED, "<think>\n")):
         template = reasoning_of(source, "any").template(ChatTemplate(source), True)
-        text = "".join(piece.text for piece in build(template, question="Q2?", turns=[("Q1?", "A1")]))
+        text = "".join(piece.text for piece in build(template, asking("Q2?", turns=[("Q1?", "A1")])))
         assert text.endswith(ASSISTANT + opened)
         assert "<think>" not in text.split("A1")[0] or "</think>\n\nA1" in text
     template = reasoning_of(PLAIN, "notes-tiny").template(ChatTemplate(PLAIN), True)
-    text = "".join(piece.text for piece in build(template, question="Q2? ", turns=[("Q1?", "A1")]))
+    text = "".join(piece.text for piece in build(template, asking("Q2? ", turns=[("Q1?", "A1")])))
     assert "Q2? Think first.<|im_end|>" in text and "Q1?<|im_end|>" in text
-    said = "".join(piece.text for piece in build(template, question="Q? Think first."))
+    said = "".join(piece.text for piece in build(template, asking("Q? Think first.")))
     assert said.count("Think first.") == 1
 
 

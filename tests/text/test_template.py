@@ -10,7 +10,8 @@ import pytest
 
 from notes_cli.errors import ModelError
 from notes_cli.text import rendering
-from notes_cli.text.template import ChatTemplate, marker
+from notes_cli.text.template import ChatTemplate
+from notes_cli.text.untrusted import marker
 
 TALK = [
     {"role": "system", "content": "SYS"},

@@ -1,0 +1,218 @@
+"""Conversations as data: messages made of parts, tool calls and their results, the tools a model may call.
+
+The shape is the one that chat templates know: a role a message, tool definitions as JSON schemas. What a skill's part
+stands for (tokens that were compiled) comes from elsewhere; here it is a name. Another kind of part is a class here and
+a case in prompt.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from notes_cli.errors import NotesError
+from notes_cli.text.untrusted import check_unicode
+
+ROLES = ("system", "user", "assistant", "tool")
+PLACES = ("early", "late")  # of skills and errata: in the system message, or right before the question
+BETWEEN = "\n\n"  # the parts of one message
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # of tools and their calls: templates print them as they are
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Words of a user, a tool or the model."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SkillPart:
+    """A compiled skill, by its name: its tokens come from a segment."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErratumPart:
+    """A correction of what was said before it."""
+
+    sentence: str
+
+
+Part = TextPart | SkillPart | ErratumPart
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What an assistant asks a tool for. `arguments` are such as JSON has; `id` is what the result refers to."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. An assistant's may call tools; a tool's answers one call, by its id, and names the tool."""
+
+    role: str
+    parts: tuple[Part, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""  # of the tool; taken from the call where it is empty
+
+    @property
+    def text(self) -> str:
+        """The words of its text parts."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing: no part but blank texts."""
+        return all(isinstance(part, TextPart) and not part.text.strip() for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages up to the one to be answered, and the tools that may be called.
+
+    `tools` are functions as OpenAI's and Hugging Face's interfaces take them, with or without the outer
+    `{"type": "function", "function": ...}`. Raise NotesError for what no model could answer.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", checked(self.messages))
+        object.__setattr__(self, "tools", checked_tools(self.tools))
+        if self.messages[-1].role == "assistant":
+            raise NotesError("the last message is the assistant's: there is nothing to answer")
+
+
+def user_message(question: str, *, skills: Sequence[str] = (), errata: Sequence[str] = ()) -> Message:
+    """A question, with skills and errata before it."""
+    return Message("user", (*map(SkillPart, skills), *map(ErratumPart, errata), TextPart(question)))
+
+
+def asking(
+    question: str,
+    *,
+    system: str | None = None,
+    skills: Sequence[str] = (),
+    errata: Sequence[str] = (),
+    turns: Sequence[tuple[str, str]] = (),
+    place: str = "early",
+    tools: Iterable[Mapping[str, Any]] = (),
+) -> Conversation:
+    """The usual conversation: a system message, earlier (question, answer) pairs, and a question.
+
+    `skills` are names and `errata` sentences after all of them: in the system message, or, at the place "late", in the
+    user message of `question`. Raise NotesError for another place.
+    """
+    if place not in PLACES:
+        raise NotesError(f"no place {place!r}", f"Choose {' or '.join(PLACES)}")
+    given: tuple[Part, ...] = (*map(SkillPart, skills), *map(ErratumPart, errata))
+    none: tuple[Part, ...] = ()
+    early, late = (none, given) if place == "late" else (given, none)
+    said = [TextPart(system)] if system and system.strip() else []
+    head = Message("system", (*said, *early))
+    earlier = [
+        message
+        for asked, answer in turns
+        for message in (user_message(asked), Message("assistant", (TextPart(answer),)))
+    ]
+    messages = [*([head] if head.parts else []), *earlier, Message("user", (*late, TextPart(question)))]
+    return Conversation(tuple(messages), tuple(tools))
+
+
+def checked(messages: Iterable[Message], before: str = "") -> tuple[Message, ...]:
+    """The messages, the name of its tool in each result; a system message that says nothing is left out.
+
+    `before` is the role of the message that they follow, if they go on with a conversation.
+
+    Raise NotesError for an unknown role, a role in the wrong place, a part that a role cannot have, calls and results
+    that do not belong together, and a skill that comes twice.
+    """
+    found: list[Message] = []
+    waiting: dict[str, str] = {}  # tools that were called and have not answered, by the call's id
+    skills: set[str] = set()
+    for number, message in enumerate(messages, 1):
+        _check_role(number, message, found[-1].role if found else before)
+        if message.role == "tool":
+            if message.tool_call_id not in waiting:
+                raise NotesError(f"message {number} is the result of a call {message.tool_call_id!r} that was not made")
+            called = waiting.pop(message.tool_call_id)
+            if message.name not in ("", called):
+                raise NotesError(f"message {number} is a result of {message.name!r}, but {called!r} was called")
+            message = replace(message, name=called)
+        elif waiting:
+            raise NotesError(f"the call of {', '.join(waiting.values())} has no result before message {number}")
+        waiting |= {call.id: call.name for call in _calls(number, message)}
+        for part in message.parts:
+            if not isinstance(part, SkillPart):
+                check_unicode(part.text if isinstance(part, TextPart) else part.sentence)
+            else:
+                if part.name in skills:
+                    raise NotesError(f"the same skill is spliced twice: {part.name}", "Name each skill once")
+                skills.add(part.name)
+        if message.role != "system" or not message.empty:
+            found.append(message)
+    if not found:
+        raise NotesError("the conversation is empty: there is nothing to answer")
+    if waiting and found[-1].role == "tool":
+        raise NotesError(f"the call of {', '.join(waiting.values())} has no result")
+    return tuple(found)
+
+
+def _check_role(number: int, message: Message, before: str) -> None:
+    role = message.role
+    if role not in ROLES:
+        raise NotesError(f"message {number} has an unknown role {role!r}", f"Choose among {', '.join(ROLES)}")
+    if role == "system" and (before or number > 1):
+        raise NotesError(f"message {number} is a system message", "Give one at most, as the first message")
+    if role == "assistant":
+        if before not in ("user", "tool"):
+            raise NotesError(f"message {number} is the assistant's, but there is nothing before it to answer")
+        if any(not isinstance(part, TextPart) for part in message.parts):
+            raise NotesError(f"message {number} is the assistant's, which holds text and tool calls only")
+    if message.tool_calls and role != "assistant":
+        raise NotesError(f"message {number} calls a tool, which only the assistant can do")
+    if role != "tool" and (message.tool_call_id or message.name):
+        raise NotesError(f"message {number} names a tool, so its role must be tool, not {role}")
+
+
+def _calls(number: int, message: Message) -> tuple[ToolCall, ...]:
+    """Its calls. Raise NotesError for a name that a template cannot print as it is, and for an id that comes twice."""
+    ids = [call.id for call in message.tool_calls]
+    for call in message.tool_calls:
+        for what, name in (("id", call.id), ("name", call.name)):
+            if not NAME.fullmatch(name):
+                raise NotesError(
+                    f"message {number}: the {what} of a tool call must be letters, digits, _ - . : or /, not {name!r}"
+                )
+        if ids.count(call.id) > 1:
+            raise NotesError(f"message {number} has two tool calls of the id {call.id!r}")
+        if not isinstance(call.arguments, Mapping):
+            raise NotesError(f"message {number}: the arguments of {call.name} must be an object, name by name")
+    return message.tool_calls
+
+
+def checked_tools(tools: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Tool definitions, each `{"type": "function", "function": {...}}`. Raise NotesError for one without a sound name,
+    and for a name that comes twice."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for number, tool in enumerate(tools, 1):
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str):
+            raise NotesError(f"tool {number} is not a function with a name")
+        if not NAME.fullmatch(name):
+            raise NotesError(f"tool {number}: its name must be letters, digits, _ - . : or /, not {name[:80]!r}")
+        if name in found:
+            raise NotesError(f"there are two tools of the name {name}")
+        found[name] = tool if "function" in tool else {"type": "function", "function": tool}
+    return tuple(found.values())

@@ -1,0 +1,169 @@
+"""Messages in the shape that chat templates take, and the slots that their texts have in what a template renders.
+
+A marker takes the place of each text. Two things are different. The result of a tool is printed by the template, which
+may encode it, so it is passed with a marker at either end. And there is no form of calls that all templates take, so
+the first one is used that shows each call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from notes_cli.errors import ModelError
+from notes_cli.text.messages import BETWEEN, Message, SkillPart, TextPart, ToolCall
+from notes_cli.text.template import ChatTemplate, Rendered
+from notes_cli.text.untrusted import between, marked, marker
+
+_KEY = "notesKey"  # an argument's name
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where the content of one message is."""
+
+    message: Message
+    before: str  # the template's own words before it, with the calls that were made since the last slot
+    calls: bool  # whether there are any
+    result: str | None  # the result of a tool, as the template prints it; None for a text of ours
+
+
+class Slots(NamedTuple):
+    """All slots of a text in order, and the template's words after the last one."""
+
+    slots: list[Slot]
+    closing: str
+
+
+class _Form(NamedTuple):
+    """A form of calls."""
+
+    silence: str | None  # the content of a message that calls and says nothing
+    as_text: bool  # the arguments as a JSON text, else as an object
+
+
+_FORMS = (_Form("", False), _Form("", True), _Form(None, False), _Form(None, True))
+_TALK = (  # what comes before messages that go on with a conversation
+    Message("system", (TextPart("s"),)),
+    Message("user", (TextPart("u"),)),
+    Message("assistant", (TextPart("a"),)),
+)
+
+
+def cut(template: ChatTemplate, messages: Sequence[Message], *, later: bool = False) -> Slots:
+    """The slots of these messages, up to the model's answer. `later`: they follow an answer that is one text.
+
+    Raise ModelError if the template fails, if it drops, changes, repeats or reorders what is said, or leaves out a
+    call.
+    """
+    talk = [*(_TALK if later else ()), *messages]
+    rendered = template.render([*_rendered(talk, _form(template, talk))])
+    found = _slots(template, talk, rendered)
+    return Slots(found.slots[3:], found.closing) if later else found
+
+
+def cut_after_calls(template: ChatTemplate, messages: Sequence[Message], ends: Sequence[str]) -> Slots:
+    """The slots after a message that calls tools (the first one, which the model wrote), from where the model stopped.
+
+    `ends` are the texts of the tokens that end an answer: where a call ends otherwise than a text, the model stopped at
+    the first of them. Raise ModelError as `cut` does, and where that is not to be seen.
+    """
+    called = replace(messages[0], parts=())
+    talk = [*_TALK[:2], called, *messages[1:]]
+    form = _form(template, talk)
+    found = _slots(template, talk, template.render([*_rendered(talk, form, probing=True)]))
+    first, *others = found.slots[2:]
+    last_call = marker(len(called.tool_calls) - 1, "call")
+    rest = first.before.rpartition(last_call)[2]
+    first = replace(first, before=_from_end(template, rest, messages[1:], ends), calls=False)
+    return Slots([first, *others], found.closing)
+
+
+def _from_end(template: ChatTemplate, rest: str, messages: Sequence[Message], ends: Sequence[str]) -> str:
+    """Of the text after a call, that from where the model stopped."""
+    try:
+        after_text = cut(template, messages, later=True).slots[0].before
+    except ModelError:
+        after_text = ""
+    if after_text and rest.endswith(after_text):
+        return after_text
+    places = [place for end in ends if end and (place := rest.find(end)) >= 0]
+    if not places:
+        raise ModelError(f"{template.name} does not show where the call of a tool ends")
+    return rest[min(places) :]
+
+
+def _form(template: ChatTemplate, talk: Sequence[Message]) -> _Form:
+    """The first form of calls that shows each of them. Raise ModelError where none does."""
+    calls = [call.name for message in talk for call in message.tool_calls]
+    if not calls:
+        return _FORMS[0]
+    fault: ModelError | None = None
+    hidden: list[str] = []
+    for form in _FORMS:
+        try:
+            shown = template.render([*_rendered(talk, form, probing=True)])
+        except ModelError as error:
+            fault = fault or error
+            continue
+        missing = [name for number, name in enumerate(calls) if marker(number, "call") not in shown]
+        if not missing and not any(mark in shown for mark in (f"'{_KEY}'", f'\\"{_KEY}')):  # Python's, or encoded twice
+            return form
+        hidden = hidden or missing or calls
+    if fault and not hidden:
+        raise fault
+    raise ModelError(f"{template.name} does not show what tools were called (left out: {', '.join(hidden)})")
+
+
+def _rendered(talk: Sequence[Message], form: _Form, probing: bool = False) -> Iterator[Rendered]:
+    """The messages as templates take them. `probing`: with a marker as the only argument of each call."""
+    calls = 0
+    for number, message in enumerate(talk):
+        rendered: dict[str, Any] = {"role": message.role, "content": _content(number, message)[0]}
+        if message.role == "tool":
+            rendered |= {"name": message.name, "tool_call_id": message.tool_call_id}
+        if message.tool_calls:
+            rendered["content"] = rendered["content"] if message.text else form.silence
+            given = [{_KEY: marker(calls + i, "call")} for i in range(len(message.tool_calls))]
+            arguments = given if probing else [marked(call.arguments) for call in message.tool_calls]
+            rendered["tool_calls"] = [_call(*pair, form) for pair in zip(message.tool_calls, arguments, strict=True)]
+            calls += len(message.tool_calls)
+        yield rendered
+
+
+def _call(call: ToolCall, arguments: Any, form: _Form) -> dict[str, Any]:
+    given = json.dumps(arguments, ensure_ascii=False) if form.as_text else arguments
+    return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": given}}
+
+
+def _content(number: int, message: Message) -> tuple[str, list[str]]:
+    """What is passed as the content of a message, and the marks in it."""
+    mark, end = marker(number), marker(number, "end")
+    if message.role != "tool":
+        return mark, [mark]
+    parts = [part for part in message.parts if not isinstance(part, SkillPart)]
+    if len(parts) < len(message.parts):
+        mark += '"'  # a template that encodes it changes that: then no skill can be there
+        return mark, [mark]
+    texts = [part.text if isinstance(part, TextPart) else part.sentence for part in parts]
+    return between(BETWEEN.join(texts), mark, end), [mark, end]
+
+
+def _slots(template: ChatTemplate, talk: Sequence[Message], rendered: str) -> Slots:
+    """The rendered text cut at the contents. What a message says beside its calls is missing where a template drops
+    it, as some are made to."""
+    marks = [_content(number, message)[1] for number, message in enumerate(talk)]
+    for number, message in enumerate(talk):
+        if message.tool_calls and not (message.text and marks[number][0] in rendered):
+            marks[number] = []
+    texts = iter(template.cut_text(rendered, [mark for found in marks for mark in found]))
+    slots, before, calls = [], next(texts), False
+    for message, found in zip(talk, marks, strict=True):
+        if found:
+            result = next(texts) if len(found) == 2 else None
+            slots.append(Slot(message, before, calls, result))
+            before, calls = next(texts), False
+        calls = calls or bool(message.tool_calls)
+    return Slots(slots, before)

@@ -1,0 +1,78 @@
+"""Text of users inside values that a template prints itself: marked on the way in, found again in what it renders.
+
+Tool definitions and the arguments of calls are JSON, and each template prints it in its own way, so their strings pass
+through the template. Those that may spell a control token (`<|im_end|>` in a description) are put between two marks,
+which come out around them however they are printed; all others are left as they are, so that a template can compare
+them, and they are tokenised with the words around them, as the model was trained on them.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from notes_cli.errors import NotesError
+
+# Nobody can write a mark who does not know it. Letters and digits only: no template takes it apart or escapes it.
+_SECRET = secrets.token_hex(6)
+OPEN, CLOSE = f"NOTES{_SECRET}open", f"NOTES{_SECRET}shut"
+MAX_DEPTH = 64
+
+# No vocabulary spells a control token without a bracket, a bar or a character of its own such as U+2581.
+_PLAIN = re.compile(r"[\w\s!-/:;=?@\\^_`~]*")
+_MARKED = re.compile(f"({OPEN}|{CLOSE})")
+
+
+def marker(number: int, kind: str = "text") -> str:
+    """Stands for a text inside a message, or for another kind of thing."""
+    return f"NOTES{_SECRET}{kind}{number:03d}x"
+
+
+def marked(value: Any, depth: int = 0) -> Any:
+    """A value such as JSON has, with marks around each string, also a key, that may spell a control token.
+
+    Raise NotesError for what JSON does not have, and for more than MAX_DEPTH levels.
+    """
+    if depth > MAX_DEPTH:
+        raise NotesError(f"a tool's definition or arguments are nested more than {MAX_DEPTH} levels deep")
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        check_unicode(value)
+        return value if _PLAIN.fullmatch(value) else between(value, OPEN, CLOSE)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {marked(key, depth + 1): marked(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [marked(one, depth + 1) for one in value]
+    raise NotesError(f"a tool's definition or arguments hold {type(value).__name__}, which JSON does not have")
+
+
+def between(text: str, first: str, last: str) -> str:
+    """The text between two marks; blanks at its ends stay outside, where a template may trim them."""
+    core = text.strip()
+    before, _, after = text.partition(core) if core else ("", "", text)
+    return f"{before}{first}{core}{last}{after}"
+
+
+def check_unicode(text: str) -> None:
+    """Raise NotesError for half a character, which JSON can spell and no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise NotesError(f"{text[error.start]!a} in {text[:40]!a} is half a character of UTF-16") from None
+
+
+def stretches(text: str) -> list[tuple[str, bool]] | None:
+    """A rendered text without the marks: (stretch, whether it is the template's); None if marks were taken apart."""
+    found: list[tuple[str, bool]] = []
+    own = True
+    for part in _MARKED.split(text):
+        if part in (OPEN, CLOSE):
+            if own is (part == CLOSE):
+                return None
+            own = not own
+        elif part:
+            found.append((part, own))
+    return found if own else None
