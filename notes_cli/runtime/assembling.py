@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -13,12 +14,11 @@ from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method, place_changed, prepare, rewritten
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.pieces import Reason
-from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.errors import Help, NotesError, Notice, Remedy, Say, SkillError, UnsupportedError, UnwritableError
 from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
 from notes_cli.runtime.settings import DEFAULT_SEAM, choose
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.state import SkillText
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name
@@ -118,7 +118,16 @@ def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, dry:
         return compile_skill(workspace, skill, progress)
 
 
-def known_fields(*skills: Segment | SkillText) -> Known:
+class Fielded(Protocol):
+    """A skill with fields: a segment, or one that is in a session."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fields(self) -> tuple[FieldSpan, ...]: ...
+
+
+def known_fields(*skills: Fielded) -> Known:
     """The fields of skills, by name."""
     return Known((skill.name, [span.name for span in skill.fields]) for skill in skills)
 
