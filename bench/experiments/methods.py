@@ -133,7 +133,7 @@ def _ranking(workspace: Workspace, prompt: Prompt) -> int:
     return sum(
         len(by_name[name].context) + len(changed.tokens)
         for name, changed in changes_of(workspace, prompt).items()
-        if prompt.method.name == "blend" or (prompt.method.ranks and not by_name[name].influence)
+        if (selects := prompt.method.record.selects) and selects.needs_pass(by_name[name])
     )
 
 

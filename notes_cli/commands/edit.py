@@ -11,7 +11,7 @@ from notes_cli.commands.explaining import edited
 from notes_cli.commands.options import model_options, open_workspace
 
 if TYPE_CHECKING:
-    from notes_cli.sessions.session import Edited
+    from notes_cli.sessions.edits import Edited
 
 
 @click.command()

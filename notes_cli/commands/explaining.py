@@ -58,10 +58,13 @@ def why(piece: Piece | Origin) -> str:
 
 def _selected(piece: Piece | Origin) -> list[str]:
     """How the tokens to recompute were found."""
+    from notes_cli.editing.methods import record_of
+
     parts = []
     if piece.passed:
         parts.append(f"selected by a pass over {piece.passed} tokens of the corrected text")
-    if piece.selected == "selective":
+    record = record_of(piece.selected)
+    if record and record.selects and record.selects.influence:
         parts.append("notes compile --influence spares it")
     return parts
 

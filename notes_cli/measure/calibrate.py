@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.influence import influence
-from notes_cli.editing.methods import DEFAULT_METHOD, Method
+from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
 from notes_cli.engine.decision import decide
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
@@ -34,13 +34,10 @@ from notes_cli.runtime.thinking import decide_after, think
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 
-# In classes of cost, the cheapest first: a few tokens, however long the skill; those behind the field; all of them.
-CLASSES = (("erratum", "field", "field+erratum", "selective@16"), ("suffix",), ("recompute",))
-# The safest first, by what it may leave wrong. A recompute and a suffix leave no row that has seen the old value. An
-# erratum leaves all rows as they were compiled, so that old text and correction both stand to be read, and can be taken
-# back. The others change rows in place, and those behind still hold what was concluded from the old value: all of them
-# with `field`, fewer with `selective`; with an erratum beside it the new value is at least said.
-SAFEST = ("recompute", "suffix", "erratum", "field+erratum", "selective@16", "field")
+CANDIDATES = calibrated()
+SAFEST = tuple(map(str, CANDIDATES))
+# In classes of cost, the cheapest first.
+CLASSES = tuple(tuple(str(method) for method in CANDIDATES if method.record.cost is cost) for cost in Cost)
 SEAMS = (0, 1, 2, 4)  # a longer one is safer: more is recomputed
 THINK = 256  # tokens of a chain of thought
 
@@ -86,7 +83,7 @@ class _Tally:
         found = {
             name: [row[1] for row in rows]
             for (one, name, by), rows in self._rows.items()
-            if (one, by) == (what, way) and name != "stale"
+            if (one, by) == (what, way) and name != str(STALE)
         }
         most = max(map(len, found.values()), default=0)
         return {name: rows for name, rows in found.items() if len(rows) == most}
@@ -123,7 +120,7 @@ def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | 
         found = _recomputed(workspace, case, thinking)
         heard["reasoned"] += _methods(workspace, case, thinking, found, "reasoned", tally)
         told(number, 2 * len(cases))
-    chosen = {way: choose(tally.right("method", way), DEFAULT_METHOD, CLASSES, SAFEST) for way in WAYS}
+    chosen = {way: choose(tally.right("method", way), str(ERRATUM), CLASSES, SAFEST) for way in WAYS}
     return Profile(
         identity=workspace.identity,
         cache=cache,
@@ -160,26 +157,26 @@ def _influenced(workspace: Workspace, case: Case) -> Segment:
 
 def _recomputed(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:
     before = _decided(workspace, replace(prompt, values={}), case, splice=False)
-    return _Recomputed(before, _decided(workspace, replace(prompt, method=Method("recompute")), case, splice=False))
+    return _Recomputed(before, _decided(workspace, replace(prompt, method=RECOMPUTE), case, splice=False))
 
 
 def _wordings(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, tally: _Tally) -> None:
     """All wordings of an erratum."""
     for wording in shipped_wordings().forms:
-        said = replace(prompt, method=Method("erratum"), wording=wording)
+        said = replace(prompt, method=ERRATUM, wording=wording)
         tally.add("wording", wording, "direct", _decided(workspace, said, case), reference.after, case.right[1])
 
 
 def _methods(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, way: str, tally: _Tally) -> bool:
     """All methods; whether the field decides when all is recomputed."""
     after = reference.after
-    for name in ("stale", *(name for names in CLASSES for name in names if name != "recompute")):
+    for method in (STALE, *(method for method in CANDIDATES if method != RECOMPUTE)):
         try:
-            found = _decided(workspace, replace(prompt, method=Method.parse(name)), case)
+            found = _decided(workspace, replace(prompt, method=method), case)
         except UnsupportedError:  # such models have other methods
             continue
-        tally.add("method", name, way, found, after, case.right[1])
-    tally.add("method", "recompute", way, after, after, case.right[1])
+        tally.add("method", str(method), way, found, after, case.right[1])
+    tally.add("method", str(RECOMPUTE), way, after, after, case.right[1])
     return reference.heard
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.editing.methods import METHODS, Method
+from notes_cli.editing.methods import METHODS, RECOMPUTE, Method
 from notes_cli.engine.notebook import Progress
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine, divergence, same_top
@@ -118,7 +118,7 @@ def verify_edits(
 def _recomputed(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Reference:
-    notebook = assemble(workspace, replace(prompt, method=Method("recompute")), splice=False, room=ANSWER)
+    notebook = assemble(workspace, replace(prompt, method=RECOMPUTE), splice=False, room=ANSWER)
     notebook.flush(progress)
     return notebook.logits(), decided(notebook, choices)[0]
 

@@ -14,6 +14,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from notes_cli.editing.methods import record_of
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
@@ -25,8 +26,6 @@ from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import Entry, State
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
-
-EXACT = ("erratum", "suffix")  # edits that leave no row as it was that should be another
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +193,6 @@ def _causes(state: State) -> dict[Cause, tuple[str, ...]]:
     apart = [entry.name for entry in splices if entry.origin.blocks]
     # All of a block that was computed apart counts as rewritten: that is in BLOCKS.
     partly = [entry.name for entry in splices if entry.origin.rewritten and entry.origin.reason is not Reason.BLOCK]
-    partly += [entry.text for entry in edits if entry.how not in EXACT]
+    partly += [entry.text for entry in edits if (record := record_of(entry.how)) is None or record.in_place]
     found = {Cause.OTHER_CONTEXT: moved, Cause.BLOCKS: apart, Cause.IN_PLACE: partly}
     return {cause: tuple(dict.fromkeys(where)) for cause, where in found.items() if where}

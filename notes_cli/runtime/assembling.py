@@ -10,8 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
+from notes_cli.editing.amend import amend, free_cells, prepare
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import Method, place_changed, prepare, rewritten
+from notes_cli.editing.methods import Method
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
@@ -51,8 +52,8 @@ class Prompt:
 
     @property
     def said(self) -> list[Erratum]:
-        """The method's errata: one for each value, if it says any."""
-        if not self.method.says:
+        """The method's errata: one for each value, if it appends any."""
+        if not self.method.record.appends_erratum:
             return []
         return [
             Erratum(one.field, value, f"{one.key}={value}", one.skill if one.shared else "")
@@ -203,7 +204,7 @@ def assemble(
     opening = workspace.opened(np.zeros(0, np.int32))  # BOS, where a template without words of its own begins
     if chunks[0].kind != "splice":
         tokens[0], opening = workspace.opened(tokens[0]), opening[:0]
-    free = sum(rewritten(by_name[name], changed, prompt.method) for name, changed in changes.items())
+    free = sum(free_cells(by_name[name], changed, prompt.method) for name, changed in changes.items())
     workspace.make_room(len(opening) + sum(map(len, tokens)) + free, room)
 
     if splice:
@@ -227,11 +228,11 @@ def assemble(
             continue
         segment, changed = by_name[chunk.name], changes.get(chunk.name)
         if not splice:
-            text = changed.tokens if changed and prompt.method.touches else segment.tokens
+            text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
             notebook.append(text, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
         elif changed:
             place = partial(place_segment, seam=seam, rotate=rotate, strict=strict)
-            place_changed(notebook, segment, changed, prompt.method, place, prepared[chunk.name])
+            amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
         else:
             place_segment(notebook, segment, seam, rotate, strict)
     return notebook

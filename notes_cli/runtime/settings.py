@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from notes_cli.editing.amend import refusal
 from notes_cli.editing.change import Change
-from notes_cli.editing.methods import DEFAULT_METHOD, Method
+from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
 from notes_cli.errors import NotesError, OutdatedError, UnsupportedError
 from notes_cli.library.profiles import Profile, Profiles, damaged
 from notes_cli.runtime.workspace import Workspace
@@ -36,8 +37,8 @@ class Defaults:
 
 
 UNMEASURED = Defaults(
-    *(Method(DEFAULT_METHOD), None, DEFAULT_SEAM, DEFAULT_PLACE),
-    f"{DEFAULT_METHOD}: this model has not been measured (calibrate does that), so the safe one",
+    *(ERRATUM, None, DEFAULT_SEAM, DEFAULT_PLACE),
+    f"{ERRATUM}: this model has not been measured (calibrate does that), so the safe one",
 )
 
 
@@ -56,7 +57,7 @@ def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
 
 
 def near(change: Change) -> bool:
-    """Whether so little stands behind the first changed token that all of it is better decoded."""
+    """Whether so little follows the first changed token that all of it is better decoded."""
     return len(change.tokens) - change.patches[0].first <= NEAR
 
 
@@ -65,14 +66,13 @@ def choose(workspace: Workspace, changes: Sequence[Change], *, think: bool = Fal
     found = defaults(workspace, think=think)
     method, why = found.method, found.why
     if changes and all(near(change) for change in changes):
-        method = Method("suffix")
-        why = f"suffix: no more than {NEAR} tokens stand behind the change, and all of them are decoded"
-    reason = workspace.context.supports("rewrite")
-    if reason is None or not method.touches or method.name == "recompute":
+        method, why = SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
+    reason = refusal(workspace.context, method)
+    if reason is None:
         return method, why
-    if found.method.name == "recompute":
+    if found.method.record.edits_rows and refusal(workspace.context, found.method) is None:
         return found.method, found.why
-    return Method("erratum"), f"erratum: {method} is not possible: {reason}"
+    return ERRATUM, f"{ERRATUM}: {method} is not possible: {reason}"
 
 
 def _profile(workspace: Workspace) -> Profile | None:

@@ -187,7 +187,7 @@ def test_recurrent_models(
             outcome = run_here(*ASK, *FIELD, "--method", method, *extra)
             assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
             assert f"the edit method {method.partition('@')[0]} is not possible: this model has rec" in outcome.err
-            assert "Use erratum or recompute" in outcome.err
+            assert "Use --method erratum or recompute" in outcome.err
 
 
 def test_blocks_of_recurrent_models(

@@ -65,7 +65,7 @@ def test_a_skill_comes_later(notes: Notes, begun: Path, home: Path, tmp_path: Pa
     assert list(spliced) == ["returns", "more"]
     assert shown["fields"]["floor"] == "third"
     again = notes(*GO_ON, "--splice", "more")
-    assert again.code == 1 and "more stands in session mine already" in again.err
+    assert again.code == 1 and "more is in session mine already" in again.err
     assert notes(*GO_ON).code == 0
 
 

@@ -9,9 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from notes_cli.commands.explaining import why
+from notes_cli.editing.amend import prepare
 from notes_cli.editing.change import change, stretches
 from notes_cli.editing.influence import deviation
-from notes_cli.editing.methods import Method, behind, prepare
+from notes_cli.editing.methods import Method
+from notes_cli.editing.selecting import most_influenced
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
@@ -405,7 +407,9 @@ def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspa
     segment = measured(workspace, skill)
     for method in ("field", "selective@4", "blend@4", "field+erratum", "suffix", "block"):
         for dry in (True, False):
-            with pytest.raises(UnsupportedError, match=r"not possible: this model has recurrent .* Use erratum or rec"):
+            with pytest.raises(
+                UnsupportedError, match=r"not possible: this model has recurrent .* Use the edit method erratum or rec"
+            ):
                 assemble(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method.parse(method)), dry=dry)
     corrected = compile_skill(workspace, with_values(skill, NEW))
     # A prefill decodes in one go what a restore and its question decode in two.
@@ -484,12 +488,12 @@ def test_other_names_are_refused(text: str) -> None:
 
 
 def test_what_is_known_without_a_pass(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """`behind` goes by the influence that was measured when the skill was compiled, and says so if there is none."""
+    """By the influence that was measured when the skill was compiled; where there is none, the error says so."""
     workspace = open_workspace()
     segment = compile_skill(workspace, skill)
     found = change(workspace.model, segment, NEW)
     assert found is not None
     with refused(NotesError, "Run: notes compile --from returns --influence"):
-        behind(segment, found, 3)
+        most_influenced(segment, found, 3)
     known = replace(segment, influence={"date": np.arange(len(segment), dtype=np.float32)})
-    assert behind(known, found, 3) == list(range(len(segment) - 3, len(segment)))
+    assert most_influenced(known, found, 3) == tuple(range(len(segment) - 3, len(segment)))

@@ -201,7 +201,7 @@ def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: s
         before, tokens = rows(session.notebook), session.state.tokens
         session.edit("date", value, Method.parse(method))
         amended = b"".join(map(workspace.model.piece, session.state.tokens))
-        assert (f"date: {value}\n".encode() in amended) == Method.parse(method).touches
+        assert (f"date: {value}\n".encode() in amended) == Method.parse(method).record.edits_rows
         assert same(rows(session.notebook), before) == (method == "erratum")
         session.undo()
         assert session.state.tokens == tokens
@@ -270,13 +270,13 @@ def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
 def test_auto_does_not_stand_behind_an_erratum(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value in the text would be contradicted by what was said of it later: it is said, whatever was measured."""
     found = Defaults(Method("field"), None, 1, "early", "field: 9 of 9")
-    monkeypatch.setattr("notes_cli.sessions.session.defaults", lambda workspace: found)
+    monkeypatch.setattr("notes_cli.sessions.edits.defaults", lambda workspace: found)
     with held(make()) as session:
         turn(session, skill, "Why?")
         assert session.edit("date", "2026-07-01").method == "field"
         turn(session, skill, "And then?", "date=2026-08-01")
         done = session.edit("date", "2026-09-01")
-        assert done.method == "erratum" and "stands behind the text" in done.chosen
+        assert done.method == "erratum" and "follows the text" in done.chosen
         assert session.edit("tier", "basic").method == "field"
 
 
@@ -434,7 +434,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
 
     def profile(method: str, why: str) -> None:
         found = Defaults(Method.parse(method), "changed", 1, "early", why)
-        monkeypatch.setattr("notes_cli.sessions.session.defaults", lambda workspace: found)
+        monkeypatch.setattr("notes_cli.sessions.edits.defaults", lambda workspace: found)
 
     with held(make()) as session:
         turn(session, skill, "Why?")
@@ -472,8 +472,8 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         prompt = Prompt("?", [compile_skill(session.workspace, parse_skill("a: b", source="-", default="s"))])
         session.begin(prompt, assemble(session.workspace, prompt))
         session.keep()
-        monkeypatch.setattr("notes_cli.sessions.session.NEAR", 64)
-        assert session.edit("a", "c").chosen.startswith("suffix: no more than 64 tokens stand behind the change")
+        monkeypatch.setattr("notes_cli.sessions.edits.NEAR", 64)
+        assert session.edit("a", "c").chosen.startswith("suffix: no more than 64 tokens follow the change")
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -554,7 +554,10 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
         # Learned positions are no hindrance to a value of the same length.
         methods = ("field", "selective", "field+erratum") if kind != "gpt2" else ("field",)
         for method in methods:
-            with pytest.raises(UnsupportedError, match=r"^(the edit method .*Use erratum|what stands behind .*moved)"):
+            with pytest.raises(
+                UnsupportedError,
+                match=r"^(the edit method .*Use the edit method erratum or suffix|what stands behind .*moved)",
+            ):
                 session.edit("date", "July 1", Method(method))
         session.edit("date", "2026-07-01", Method())
         session.undo()
@@ -628,7 +631,12 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
         for name, value, method, message in (
             ("dat", "x", "erratum", "has a field 'dat'. Known fields: date, tier"),
             ("tier", "gold", "field", "tier is gold already"),
-            ("tier", "a", "stale", "is not for a session. Choose among erratum, field"),
+            (
+                "tier",
+                "a",
+                "stale",
+                "is not for a session. Choose among field, selective, blend, erratum, field\\+erratum, suffix$",
+            ),
             ("tier", "a", "block", "is not for a session"),
             ("tier", "a\nb", "erratum", "more than one line"),
         ):
@@ -726,7 +734,7 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
         assert spliced == (["seam", "spliced"] if kind in ("llama", "mistral3") else ["decoded"])
         session.keep("6")
         assert session.state.fields == {"date": "2026-06-01", "tier": "gold", "fee": "6 euros"}
-        with pytest.raises(SessionError, match="fees stands in session mine already"):
+        with pytest.raises(SessionError, match="fees is in session mine already"):
             session.follow("How much?", segments=[fees])
         session.edit("fee", "7 euros", Method("suffix"))
         before = rows(session.notebook)

@@ -1,0 +1,264 @@
+"""Edits of a session: a field gets another value by an edit method; errata that later ones supersede are taken out.
+
+What an edit does to the notebook is editing/amend.py's, as in a prompt. Here is what it means for a session: which
+method holds, what has to be said, and what is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+from notes_cli.editing.amend import amend, check, free_cells, instead, prepare
+from notes_cli.editing.change import Change, change
+from notes_cli.editing.methods import ERRATUM, METHODS, SUFFIX, Method, record_of
+from notes_cli.editing.ways import Prepared, decode_from, offset
+from notes_cli.engine.patches import Patch, Range
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import Help, NotesError, SkillError, UnsupportedError
+from notes_cli.runtime.settings import NEAR, defaults
+from notes_cli.sessions.lines import Line
+from notes_cli.sessions.live import Live
+from notes_cli.sessions.origin import Origin, as_line
+from notes_cli.sessions.skills import amended, as_segment
+from notes_cli.sessions.state import Entry, SkillText
+from notes_cli.text.erratum import Erratum, word
+from notes_cli.text.fields import clean_value
+from notes_cli.text.keys import listed
+from notes_cli.text.messages import BETWEEN
+from notes_cli.text.references import Reference
+
+# Edits in place that may move rows: each rounds the keys to the cache's type once more (docs/LOG.md has what that comes
+# to). f32 takes any number.
+MOVES = {"f16": 64, "bf16": 8, "q8_0": 4}
+FEW_MOVES = 2  # of any other type
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """An edit that was made."""
+
+    field: str
+    value: str
+    method: str
+    chosen: str  # why by this method; empty if it was named
+    origin: Origin  # what was done
+
+    @property
+    def rows(self) -> int:
+        """How many were computed."""
+        return self.origin.rewritten
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction took out; nothing, if no erratum was superseded."""
+
+    fields: tuple[str, ...] = ()  # of each erratum that was taken out
+    removed: int = 0  # tokens that were taken out
+    decoded: int = 0  # tokens that were decoded again
+
+
+class _Changed(NamedTuple):
+    """A skill of the session, and what a new value changes in it."""
+
+    skill: SkillText
+    segment: Segment
+    change: Change
+
+    @property
+    def patches(self) -> list[Patch]:
+        """Of the notebook."""
+        return offset(self.change.patches, self.skill.position)
+
+
+class Editor:
+    """Edits a session."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._state = live.state
+        self._workspace = live.workspace
+
+    def targets(self, name: str, value: str) -> list[str]:
+        """The keys of the fields that an edit is for: one, or for `*.field` those of all skills whose value is another.
+
+        Raise SkillError where there is none, and for a name without a skill that several skills have.
+        """
+        keys = [one.key for one in self._resolved(name)]
+        others = [key for key in keys if self._state.fields[key] != clean_value(key, value)]
+        return others or keys
+
+    def check(self, name: str, value: str, method: Method | None = None) -> str:
+        """The value as it will be written. Raise NotesError where an edit cannot be."""
+        key = self._reference(name).key
+        value = clean_value(key, value)
+        if self._state.fields[key] == value:
+            raise SkillError(f"{key} is {value} already. Nothing was changed")
+        if method and not method.record.in_session:
+            known = ", ".join(record.name for record in METHODS.values() if record.in_session)
+            raise NotesError(f"the edit method {method.name} is not for a session", f"Choose among {known}")
+        return value
+
+    def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
+        """Give a field another value, by the method that this model's profile has if none is named.
+
+        Raise NotesError where that cannot be.
+        """
+        value, one = self.check(name, value, method), self._reference(name)
+        if method is not None:
+            return self._edit(one, value, method, "")
+        method, chosen = self._choose(one, value)
+        try:
+            return self._edit(one, value, method, chosen)
+        except UnsupportedError as error:  # on this model, or in this place
+            return self._edit(one, value, ERRATUM, f"{chosen}; {ERRATUM} instead: {error.what}")
+
+    def _resolved(self, name: str) -> list[Reference]:
+        return self._state.known.resolve(name, f"no skill of session {self._live.stored.name} has")
+
+    def _reference(self, name: str) -> Reference:
+        """The one field that the name is for. Raise SkillError where that is none, or several."""
+        found = self._resolved(name)
+        if len(found) > 1:
+            raise SkillError(f"{name} stands for {listed([one.key for one in found])}: edit one at a time")
+        return found[0]
+
+    def _changed(self, one: Reference, value: str) -> _Changed | None:
+        """What the value changes in the text, None if the text has it already."""
+        skill = next(skill for skill in self._state.skills if skill.name == one.skill)
+        segment = as_segment(self._live, skill)
+        found = change(self._workspace.model, segment, {one.field: value})
+        return _Changed(skill, segment, found) if found else None
+
+    def _choose(self, one: Reference, value: str) -> tuple[Method, str]:
+        """The method that holds for this model and this notebook, and why."""
+        if one.key in self._state.stated:  # in the text a new value would precede it, and be contradicted
+            return ERRATUM, f"{ERRATUM}: what one said of {one.key} follows the text"
+        changed, found = self._changed(one, value), defaults(self._workspace)
+        if changed is None:
+            return ERRATUM, f"{ERRATUM}: the text says {one.key}={value} as it is, an erratum says otherwise"
+        following = len(self._state.tokens) - changed.patches[0].first
+        if following <= NEAR and not self._workspace.model.recurrent:
+            return SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
+        if found.method.record.reaches_end:
+            return SUFFIX, found.why
+        if not found.method.record.in_session:
+            return ERRATUM, f"{found.why}; {ERRATUM} instead: it is not for a session"
+        return found.method, found.why
+
+    def _edit(self, one: Reference, value: str, method: Method, chosen: str) -> Edited:
+        record = method.record
+        changed = self._changed(one, value) if record.edits_rows else None
+        if record.edits_rows and not record.appends_erratum and not changed:
+            what = f"the text says {one.key}={value} as it is, an erratum says otherwise"
+            raise SkillError(what, Help.OTHER_METHOD(method=ERRATUM))
+        places, prepared = self._amend(changed, method) if changed else ((), Prepared())
+        origin = Origin(
+            rewritten=_count(places),
+            passed=prepared.passed,
+            selected=method.name if prepared.passed else "",
+            erratum=record.appends_erratum,
+            contradicted=not record.appends_erratum and one.key in self._state.stated,
+        )
+        line = {
+            "op": "edit",
+            "field": one.key,
+            "value": value,
+            "method": str(method),
+            **as_line(origin),
+            "says": self._sentence(one, value) if record.appends_erratum else "",
+            "patches": _as_lines(changed.patches if changed else ()),
+            "skills": [asdict(amended(changed.skill, changed.change))] if changed else [],
+        }
+        self._live.commit(line, places)
+        return Edited(one.key, value, str(method), chosen, origin)
+
+    def _amend(self, changed: _Changed, method: Method) -> tuple[Sequence[Range], Prepared]:
+        """Bring the change into the notebook; the positions of rows that are others now, and what it took to know."""
+        segment, found, selects = changed.segment, changed.change, method.record.selects
+        check(self._workspace.context, method, session=True)
+        if method.record.in_place and any(patch.grows for patch in found.patches):
+            self._check_moves(method)
+        grown = max(0, len(found.tokens) - len(segment))
+        self._workspace.make_room(len(self._state.tokens) + grown + free_cells(segment, found, method))
+        if selects and selects.needs_pass(segment):
+            segment = self._with_rows(segment)
+        prepared = prepare(self._workspace.scratch, segment, found, method, session=True)
+        with self._live.changing() as notebook:
+            places = amend(notebook, segment, found, method, prepared)
+            notebook.flush()
+        return places, prepared
+
+    def _check_moves(self, method: Method) -> None:
+        """Raise UnsupportedError where rows have been moved as often as their type allows."""
+        kind = self._workspace.context.options.type_k
+        done = sum(map(_moved, self._state.live))
+        if kind != "f32" and done >= MOVES.get(kind, FEW_MOVES):
+            raise UnsupportedError(
+                f"the edit method {method} is not possible: rows after a value of another length were moved {done} "
+                f"times, and each time rounds the keys of a {kind} cache",
+                instead(session=True),
+            )
+
+    def _with_rows(self, segment: Segment) -> Segment:
+        """The segment with its rows as they are in the notebook."""
+        book, first = self._live.notebook, segment.base
+        rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=book.context.lossless_type)
+        return replace(segment, layers=rows)
+
+    def _sentence(self, one: Reference, value: str) -> str:
+        erratum = Erratum(one.field, value, "", one.skill if one.shared else "")
+        return word(erratum, defaults(self._workspace).wording)
+
+    def compact(self) -> Compacted:
+        """Take out the errata that later ones supersede, and decode again what follows the first of them.
+
+        Then the rows from there on are those of a prefill of the tokens that are left.
+        """
+        out = self._state.superseded
+        if not out:
+            return Compacted()
+        patches = self._cuts(out)
+        self._workspace.make_room(len(self._state.tokens))
+        with self._live.changing() as notebook:
+            places = decode_from(notebook, patches)
+        fields = tuple(entry.name for entry in out)
+        self._live.commit({"op": "compact", "fields": fields, "patches": _as_lines(patches)}, places)
+        return Compacted(fields, sum(patch.last - patch.first for patch in patches), _count(places))
+
+    def _cuts(self, out: Sequence[Entry]) -> list[Patch]:
+        """Patches that take the errata out. Where one was at the head of its message, what comes next is now: the empty
+        line before that goes, too."""
+        patches: list[Patch] = []
+        head = taking = False
+        for entry in self._state.entries:
+            first, last = entry.position, entry.position + entry.tokens
+            if entry in out:
+                head = head if taking else not self._live.spelt(first, last).startswith(BETWEEN.encode())
+                patches.append(Patch(first, last, ()))
+            elif taking and head and (gap := self._gap(first, last)):
+                patches.append(Patch(first, first + gap, ()))
+            taking = entry in out or (taking and entry.kind == "edit")
+        return patches
+
+    def _gap(self, first: int, last: int) -> int:
+        """How many of these tokens are the empty line before a part of a message; 0 if it has none of its own."""
+        ends = range(first + 1, min(last, first + len(BETWEEN) + 1))
+        return next((end for end in ends if self._live.spelt(first, end) == BETWEEN.encode()), first) - first
+
+
+def _as_lines(patches: Sequence[Patch]) -> list[Line]:
+    return [{"first": patch.first, "last": patch.last, "tokens": list(patch.tokens)} for patch in patches]
+
+
+def _moved(line: Line) -> bool:
+    """Whether it was an edit in place that put tokens in the place of more or fewer."""
+    record = record_of(line["method"]) if line["op"] == "edit" else None
+    in_place = line["op"] == "edit" and (record is None or record.in_place)  # None: another notes', who knows
+    return in_place and any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"])
+
+
+def _count(places: Sequence[Range]) -> int:
+    return sum(last - first for first, last in places)

@@ -1,0 +1,86 @@
+"""A session at hand: its notebook, in memory or put back from disk, and what is written down of it.
+
+Rows come back as they were read (rows.py), so going on equals never having stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.patches import Range
+from notes_cli.errors import UnsupportedError
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import SessionFolder
+from notes_cli.sessions.lines import Line
+from notes_cli.sessions.rows import Rows
+from notes_cli.sessions.state import State
+
+
+class Live:
+    """A session in a workspace, for as long as its lock is held.
+
+    Raise SessionError if it is another model's, UnsupportedError for a model whose rows cannot be kept.
+    """
+
+    def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
+        self.workspace = workspace
+        self.stored = stored
+        self._rows = Rows(workspace, stored)
+        self._notebook: Notebook | None = None
+        for operation in ("read", "restore"):
+            reason = workspace.context.supports(operation)
+            if reason:
+                raise UnsupportedError(f"a session cannot be kept for {workspace.model.name}: {reason}")
+        self._rows.check()
+
+    @property
+    def state(self) -> State:
+        return self.stored.state
+
+    @property
+    def notebook(self) -> Notebook:
+        """The notebook as the ledger has it, put back from disk unless it is at hand."""
+        found = self._notebook
+        at_hand = found is not None and found.context is self.workspace.context
+        if found is None or not at_hand or not found.intact or found.tokens.tolist() != self.state.tokens:
+            found = self._notebook = self._rows.restored()
+        return found
+
+    @property
+    def held(self) -> Notebook:
+        """The notebook with the turn at hand, which is not in the ledger yet."""
+        assert self._notebook is not None
+        return self._notebook
+
+    def hold(self, notebook: Notebook) -> None:
+        """From now on this is the session's notebook: it ends with what is about to be written down."""
+        self._notebook = notebook
+
+    def drop(self) -> None:
+        """The notebook is not what the ledger has: it is put back from disk when it is wanted again."""
+        self._notebook = None
+
+    @contextmanager
+    def changing(self) -> Iterator[Notebook]:
+        """The notebook, for changes that come whole or not at all: what a failure leaves is dropped."""
+        try:
+            yield self.notebook
+        except BaseException:
+            self.drop()
+            raise
+
+    def commit(self, line: Line, places: Sequence[Range]) -> None:
+        """Write down a line, and the rows of these positions of the notebook as it is now."""
+        self._rows.commit(line, places, self._notebook)
+
+    def undo(self) -> Line:
+        """Take back the last line, to the very rows. Raise SessionError if there is none."""
+        undone = self.stored.undo()
+        self.drop()
+        return undone
+
+    def spelt(self, first: int, last: int) -> bytes:
+        """The text of tokens [first, last)."""
+        return b"".join(map(self.workspace.model.piece, self.state.tokens[first:last]))
