@@ -262,7 +262,7 @@ def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
 
 
 def place_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool = True, strict: bool = False) -> None:
-    """The best that is right: restored, spliced, or decoded anew where its rows cannot stand here, and why.
+    """The best that is right: restored, spliced, or decoded where its rows cannot be placed, and why.
 
     `strict`: raise UnsupportedError instead of decoding it.
     """

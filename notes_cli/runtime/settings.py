@@ -19,9 +19,9 @@ from notes_cli.text.erratum import shipped_wordings
 
 AUTO = "auto"
 # Measured on the shipped model (make experiments, docs/results.md).
-DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill behind another left context than it was compiled behind
+DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill that follows another context than at compile time
 DEFAULT_PLACE = "early"
-NEAR = 32  # tokens: with no more behind a change, all of them are decoded, which is exact and costs as an erratum does
+NEAR = 32  # tokens: with no more after a change, all of them are decoded, which is exact and costs as an erratum does
 
 
 @dataclass(frozen=True, slots=True)

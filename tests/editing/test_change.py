@@ -20,7 +20,7 @@ from notes_cli.text.fields import Field
 from notes_cli.text.skill import Skill
 
 NOBODY = Identity(*[""] * 8)
-Parts = list[tuple[str, str]]  # a text, and the field that stands behind it
+Parts = list[tuple[str, str]]  # a text, and the field that follows it
 words = st.text("ab12 -\né€", max_size=5)
 value_texts = st.text("ab12 -é€", min_size=1, max_size=6).map(str.strip).filter(bool)
 
@@ -76,7 +76,7 @@ def applied(found: Change, old: Tokens) -> list[int]:
 def test_patches_give_the_corrected_tokens(
     model: Model, parts: Parts, old: dict[str, str], new: dict[str, str]
 ) -> None:
-    """Whatever stands beside whatever: ascending patches of one token or more, to the tokens of the corrected text."""
+    """Whatever is next to whatever: ascending patches of one token or more, to the tokens of the corrected text."""
     segment = segment_of(model, parts, old)
     used = {name for _, name in parts}
     here = {name: value for name, value in new.items() if name in used and old[name] != value}

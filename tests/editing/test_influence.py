@@ -58,7 +58,7 @@ def test_another_date_is_one() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3", "gpt2", "lfm2"])
 def test_nothing_in_the_field_or_before_it(open_workspace: OpenWorkspace, skill: Skill, kind: str) -> None:
-    """One number a token: 0 up to the field's end, something behind it, and no trace left in the context."""
+    """One number a token: 0 up to the field's end, something after it, and no trace left in the context."""
     workspace = open_workspace(kind)
     told: list[tuple[int, int]] = []
     segment = compile_skill(workspace, skill, measure=lambda done, of: told.append((done, of)))
@@ -82,8 +82,8 @@ def test_it_is_what_another_value_does_to_the_rows(open_workspace: OpenWorkspace
         ],
         axis=0,
     )
-    behind = segment.fields[0].last
-    np.testing.assert_allclose(segment.influence["date"][behind:], far[behind:], rtol=1e-4, atol=1e-6)
+    after = segment.fields[0].last
+    np.testing.assert_allclose(segment.influence["date"][after:], far[after:], rtol=1e-4, atol=1e-6)
 
 
 def test_it_is_the_same_again(open_workspace: OpenWorkspace, skill: Skill) -> None:
@@ -101,13 +101,13 @@ def test_it_is_the_same_again(open_workspace: OpenWorkspace, skill: Skill) -> No
 
 
 def test_a_field_in_several_places_and_of_another_length(open_workspace: OpenWorkspace) -> None:
-    """All its places are 0, what stands between them is not, and each token keeps its own number."""
+    """All its places are 0, what is between them is not, and each token keeps its own number."""
     workspace = open_workspace()
     segment = measured(workspace, skill_of("A {{x}} is a {{x}}, they say.", x="cat"))
     found, own = segment.influence["x"], touched(segment, "x")
     assert (found[own] == 0).all() and (found[: own[0]] == 0).all()
-    behind = [at for at in range(own[0], len(segment)) if at not in own]
-    assert (found[behind] > 0).all()
+    after = [at for at in range(own[0], len(segment)) if at not in own]
+    assert (found[after] > 0).all()
 
 
 def test_recurrent_layers_alone_have_no_rows(open_workspace: OpenWorkspace, skill: Skill) -> None:
@@ -116,7 +116,7 @@ def test_recurrent_layers_alone_have_no_rows(open_workspace: OpenWorkspace, skil
 
 
 def test_the_shipped_model_writes_on_what_follows(shipped: Workspace) -> None:
-    """Every token behind each field of the sample skill feels it."""
+    """Every token after each field of the sample skill feels it."""
     segment = measured(shipped, load_skill(resource("skills") / "returns"))
     for name, found in segment.influence.items():
         last = touched(segment, name)[-1] + 1

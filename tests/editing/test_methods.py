@@ -34,8 +34,8 @@ TOUCHING = ["field", "selective@4", "blend@4", "field+erratum"]
 
 
 @dataclass
-class Laid:
-    """A prompt laid out and decoded: the notebook, its rows side by side, and the logits at its end."""
+class Decoded:
+    """A prompt assembled and decoded: the notebook, its rows side by side, and the logits at its end."""
 
     book: Notebook
     rows: NDArray[np.float32]  # a row a token: K and V of all layers
@@ -58,21 +58,21 @@ def rows_of(workspace: Workspace, count: int) -> NDArray[np.float32]:
     return np.hstack([np.zeros((count, 0), np.float32), *parts])
 
 
-def laid(
+def decoded(
     workspace: Workspace,
     segment: Segment,
     method: str = "stale",
     values: dict[str, str] | None = None,
     system: str | None = None,
     splice: bool = True,
-) -> Laid:
+) -> Decoded:
     prompt = Prompt(QUESTION, [segment], system=system, values=values or {}, method=Method.parse(method))
     book = assemble(workspace, prompt, splice=splice)
     logits = book.logits()
-    return Laid(book, rows_of(workspace, len(book)), logits)
+    return Decoded(book, rows_of(workspace, len(book)), logits)
 
 
-def same_rows(one: Laid, other: Laid, end: int) -> NDArray[np.bool_]:
+def same_rows(one: Decoded, other: Decoded, end: int) -> NDArray[np.bool_]:
     """Which of the first `end` rows are bit-identical."""
     return (one.rows[:end] == other.rows[:end]).all(axis=1)
 
@@ -101,8 +101,8 @@ def test_what_is_appended_changes_no_row(
     workspace: Workspace, segment: Segment, method: str, system: str | None
 ) -> None:
     """Every row before the erratum is bit-identical to the unedited notebook's; stale is that notebook."""
-    plain = laid(workspace, segment, system=system)
-    edited = laid(workspace, segment, method, NEW, system)
+    plain = decoded(workspace, segment, system=system)
+    edited = decoded(workspace, segment, method, NEW, system)
     end = len(plain.book) if method == "stale" else plain.end
     assert edited.book.tokens[:end].tolist() == plain.book.tokens[:end].tolist()
     assert same_rows(edited, plain, end).all()
@@ -116,7 +116,7 @@ def test_in_place_the_named_rows_change_alone(
     workspace: Workspace, segment: Segment, method: str, system: str | None
 ) -> None:
     """Rows of the field from its first new token on, and exactly K more, those of the highest influence."""
-    plain, edited = laid(workspace, segment, system=system), laid(workspace, segment, method, NEW, system)
+    plain, edited = decoded(workspace, segment, system=system), decoded(workspace, segment, method, NEW, system)
     field = field_positions(segment, plain.start)
     differs = plain.book.tokens[field] != edited.book.tokens[field]
     first = field[int(differs.argmax())]
@@ -136,11 +136,11 @@ def test_in_place_the_named_rows_change_alone(
 
 def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, segment: Segment) -> None:
     """Recomputed in place equals the tokens decoded one by one by stock llama.cpp, what follows put aside."""
-    plain = laid(workspace, segment)
+    plain = decoded(workspace, segment)
     field = field_positions(segment, plain.start)
     found = change(workspace.model, segment, NEW)
     assert found is not None
-    edited = laid(workspace, segment, "field", NEW)
+    edited = decoded(workspace, segment, "field", NEW)
     workspace.notebook()
     book = assemble(workspace, Prompt(QUESTION, [segment]))
     book.flush()
@@ -152,15 +152,15 @@ def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, 
 
 def test_field_and_erratum_are_both(workspace: Workspace, segment: Segment) -> None:
     """The skill's rows are those of `field`, and the words after it those of `erratum`."""
-    both, field, erratum = (laid(workspace, segment, name, NEW) for name in ("field+erratum", "field", "erratum"))
+    both, field, erratum = (decoded(workspace, segment, name, NEW) for name in ("field+erratum", "field", "erratum"))
     assert same_rows(both, field, field.end).all()
     assert both.book.tokens[field.end :].tolist() == erratum.book.tokens[erratum.end :].tolist()
 
 
 def test_selective_of_all_that_follows(workspace: Workspace, segment: Segment) -> None:
-    """With more than there are, everything behind the field is recomputed: the logits are those of a recompute."""
-    found = laid(workspace, segment, "selective@1000", NEW)
-    wanted = laid(workspace, segment, "recompute", NEW)
+    """With more than there are, everything after the field is recomputed: the logits are those of a recompute."""
+    found = decoded(workspace, segment, "selective@1000", NEW)
+    wanted = decoded(workspace, segment, "recompute", NEW)
     first = segment.fields[0].first
     assert sum(piece.rewritten for piece in found.book.pieces) == len(segment) - first
     assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
@@ -168,9 +168,9 @@ def test_selective_of_all_that_follows(workspace: Workspace, segment: Segment) -
 
 def test_selective_counts_influence_of_changed_fields_alone(workspace: Workspace, segment: Segment) -> None:
     """A field that is given the value it has does not decide which rows are recomputed."""
-    date = laid(workspace, segment, "selective@4", NEW)
+    date = decoded(workspace, segment, "selective@4", NEW)
     loud = {**segment.influence, "tier": segment.influence["tier"] * 100}
-    both = laid(workspace, replace(segment, influence=loud), "selective@4", {**NEW, "tier": "gold"})
+    both = decoded(workspace, replace(segment, influence=loud), "selective@4", {**NEW, "tier": "gold"})
     assert same_rows(both, date, date.end).all()
 
 
@@ -189,7 +189,7 @@ def test_ranked_when_it_is_edited(workspace: Workspace, segment: Segment, skill:
     assert list(prepared.also) == wanted.tolist()
     count = len(segment.context) + len(found.tokens)
     assert prepared.passed == count
-    book = laid(workspace, plain, method, NEW).book
+    book = decoded(workspace, plain, method, NEW).book
     told = next(why(piece) for piece in book.pieces if piece.rewritten)
     assert f"selected by a pass over {count} tokens of the corrected text" in told
     assert ("notes compile --influence spares it" in told) == (method == "selective@4")
@@ -210,10 +210,10 @@ def test_recomputed_it_is_the_corrected_text(
 ) -> None:
     """Where it was compiled: tokens, rows and logits of a prefill of the corrected text; stale is far from it."""
     bound = BOUND[workspace.options.type_k]
-    found = laid(workspace, segment, method, {"date": value})
-    stale = laid(workspace, segment, "stale", {"date": value})
+    found = decoded(workspace, segment, method, {"date": value})
+    stale = decoded(workspace, segment, "stale", {"date": value})
     corrected = compile_skill(workspace, with_values(skill, {"date": value}))
-    wanted = laid(workspace, corrected, splice=False)
+    wanted = decoded(workspace, corrected, splice=False)
     assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
     assert nmse(found.rows, wanted.rows) < bound
     assert nmse(found.logits, wanted.logits) < bound < nmse(stale.logits, wanted.logits) / 100
@@ -221,13 +221,13 @@ def test_recomputed_it_is_the_corrected_text(
     assert found.book.count("spliced") == reused
 
 
-def test_recompute_behind_another_text(workspace: Workspace, segment: Segment) -> None:
-    """Behind a system text a recompute is the full prefill, and the suffix reuses what stands before the field."""
-    found = laid(workspace, segment, "recompute", NEW, "Be kind.")
-    wanted = laid(workspace, segment, "recompute", NEW, "Be kind.", splice=False)
+def test_recompute_after_another_text(workspace: Workspace, segment: Segment) -> None:
+    """After a system text a recompute is the full prefill, and the suffix reuses what precedes the field."""
+    found = decoded(workspace, segment, "recompute", NEW, "Be kind.")
+    wanted = decoded(workspace, segment, "recompute", NEW, "Be kind.", splice=False)
     assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
     assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
-    suffix = laid(workspace, segment, "suffix", NEW, "Be kind.")
+    suffix = decoded(workspace, segment, "suffix", NEW, "Be kind.")
     assert suffix.book.tokens.tolist() == wanted.book.tokens.tolist()
     assert suffix.book.count("spliced") == segment.fields[0].first - suffix.book.count("seam") > 0
 
@@ -240,7 +240,7 @@ def test_a_hoisted_field_is_decoded_alone(workspace: Workspace, value: str) -> N
     """Its suffix is its value: so many tokens, and the logits of a recompute."""
     text = "---\nfields:\n  date: {value: 2026-06-01, hoist: true}\n---\nReturns before {{date}} are accepted."
     segment = compile_skill(workspace, parse_skill(text, source="s", default="s"))
-    found, wanted = (laid(workspace, segment, name, {"date": value}) for name in ("suffix", "recompute"))
+    found, wanted = (decoded(workspace, segment, name, {"date": value}) for name in ("suffix", "recompute"))
     assert workspace.model.text(found.book.tokens[: found.end]).endswith(f"[date] are accepted.\n\ndate: {value}")
     assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
     assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
@@ -264,8 +264,11 @@ def in_blocks(workspace: Workspace, **values: str) -> Segment:
 def test_a_block_is_as_compiled_from_the_corrected_text(workspace: Workspace, value: str, system: str | None) -> None:
     """Rows of a compile in the same blocks, whatever the length; rows of other blocks are those that were there."""
     segment, corrected = in_blocks(workspace), in_blocks(workspace, y=value)
-    plain, found = laid(workspace, segment, system=system), laid(workspace, segment, "block", {"y": value}, system)
-    wanted = laid(workspace, corrected, system=system)
+    plain, found = (
+        decoded(workspace, segment, system=system),
+        decoded(workspace, segment, "block", {"y": value}, system),
+    )
+    wanted = decoded(workspace, corrected, system=system)
     assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
     assert nmse(found.rows, wanted.rows) < BOUND[workspace.options.type_k]
     assert nmse(found.logits, wanted.logits) < 10 * BOUND[workspace.options.type_k]
@@ -282,10 +285,10 @@ def test_a_block_is_as_compiled_from_the_corrected_text(workspace: Workspace, va
 
 
 def test_all_blocks_with_the_field(workspace: Workspace) -> None:
-    """A field in two blocks: both are computed anew, the one between them is only moved."""
+    """A field in two blocks: both are computed again, the one between them is only moved."""
     segment, corrected = in_blocks(workspace), in_blocks(workspace, x="the last day of July")
-    found = laid(workspace, segment, "block", {"x": "the last day of July"})
-    wanted = laid(workspace, corrected)
+    found = decoded(workspace, segment, "block", {"x": "the last day of July"})
+    wanted = decoded(workspace, corrected)
     assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
     assert nmse(found.rows, wanted.rows) < BOUND[workspace.options.type_k]
     assert sum(piece.rewritten for piece in found.book.pieces) == sum(
@@ -392,7 +395,7 @@ def test_suffix_of_any_length_is_a_recompute(open_workspace: OpenWorkspace, wher
     text = TEXTS[where]
     values = {"x": VALUES[0], **({"y": "8 June"} if "{{y}}" in text else {})}
     segment = compile_skill(workspace, skill_of(text, **values))
-    found, wanted = (laid(workspace, segment, name, {"x": value}) for name in ("suffix", "recompute"))
+    found, wanted = (decoded(workspace, segment, name, {"x": value}) for name in ("suffix", "recompute"))
     assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
     assert nmse(found.logits, wanted.logits) < BOUND["f32"]
 
@@ -413,10 +416,10 @@ def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspa
                 assemble(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method.parse(method)), dry=dry)
     corrected = compile_skill(workspace, with_values(skill, NEW))
     # A prefill decodes in one go what a restore and its question decode in two.
-    wanted, found = laid(workspace, corrected, splice=False), laid(workspace, segment, "recompute", NEW)
+    wanted, found = decoded(workspace, corrected, splice=False), decoded(workspace, segment, "recompute", NEW)
     assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
     assert nmse(found.logits, wanted.logits) < BOUND["f16"]
-    erratum = laid(workspace, segment, "erratum", NEW)
+    erratum = decoded(workspace, segment, "erratum", NEW)
     assert erratum.book.count("spliced") == len(segment) + segment.base
     assert "2026-07-01" in workspace.model.text(erratum.book.tokens[erratum.end :])
 
@@ -425,13 +428,13 @@ def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWo
     """Rows that cannot be moved can be recomputed in place; where something would move it is refused, dry, too."""
     workspace = open_workspace("gpt2")
     segment = measured(workspace, skill)
-    plain, edited = laid(workspace, segment), laid(workspace, segment, "field", NEW)
+    plain, edited = decoded(workspace, segment), decoded(workspace, segment, "field", NEW)
     changed = np.flatnonzero(~same_rows(edited, plain, plain.end)).tolist()
     assert changed and set(changed) <= set(field_positions(segment, plain.start))
     for dry in (True, False):
         with pytest.raises(UnsupportedError, match="what stands behind the change cannot be moved: this model learned"):
             assemble(workspace, Prompt(QUESTION, [segment], values={"date": "1 May"}, method=Method("field")), dry=dry)
-    found, wanted = (laid(workspace, segment, name, {"date": "1 May"}) for name in ("suffix", "recompute"))
+    found, wanted = (decoded(workspace, segment, name, {"date": "1 May"}) for name in ("suffix", "recompute"))
     assert found.book.count("spliced") == segment.base + segment.fields[0].first
     assert nmse(found.logits, wanted.logits) < BOUND["f16"]
 
@@ -440,7 +443,7 @@ def test_a_reason_with_a_semicolon_stays(open_workspace: OpenWorkspace, skill: S
     """An edit adds to what a piece says of itself, and takes nothing from it."""
     workspace = open_workspace("gpt2")
     segment = compile_skill(workspace, skill)
-    plain, edited = (laid(workspace, segment, name, NEW, "Be kind.").book.pieces[1] for name in ("stale", "field"))
+    plain, edited = (decoded(workspace, segment, name, NEW, "Be kind.").book.pieces[1] for name in ("stale", "field"))
     assert "than at compile time; this model learned" in why(plain)
     assert why(edited) == why(plain) + "; 10 of them recomputed in place"
 

@@ -55,7 +55,7 @@ def held(workspace: Workspace, name: str = "mine") -> Iterator[Session]:
 
 
 def turn(session: Session, skill: Skill, question: str, *errata: str, limit: int = 3) -> None:
-    """A turn with a greedy answer; the first splices the skill behind a system text."""
+    """A turn with a greedy answer; the first splices the skill after a system text."""
     if session.empty:
         segment = compile_skill(session.workspace, skill)
         prompt = Prompt(question, [segment], parse_errata(errata, [segment]), system="Be kind.")
@@ -135,7 +135,7 @@ def script() -> list[tuple[str, ...]]:
     """50 turns, 20 edits, ten undos, four compactions and two forks in an order that is the same every time."""
     random_ = random.Random(4)
     methods = ["erratum", "field", "field+erratum", "suffix"]
-    # A value of another length moves what stands behind it.
+    # A value of another length moves what follows it.
     dates = [f"2026-07-{day:02}" if day % 3 else f"July {day}" for day in range(1, 21)]
     edits = [("edit", date, methods[number % 4]) for number, date in enumerate(dates)]
     later = [*(("turn", f"Q{number}") for number in range(45)), *edits, *[("undo",)] * 10, *[("compact",)] * 4]
@@ -167,7 +167,7 @@ def test_fifty_turns_killed_between_them_equal_one_process(
     opened: list[Workspace] = []
 
     def reopened(name: str) -> Session:
-        """Opened anew each time, with what a kill leaves: half a line, and rows that no line tells of."""
+        """Opened again each time, with what a kill leaves: half a line, and rows that no line tells of."""
         if opened:
             opened.pop().close()
         stored = SessionFolder(paths().sessions / name)
@@ -267,7 +267,7 @@ def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
         assert "2026-09-01" not in "".join(entry.text for entry in session.state.entries if entry.kind == "erratum")
 
 
-def test_auto_does_not_stand_behind_an_erratum(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_not_contradicted_by_an_erratum(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value in the text would be contradicted by what was said of it later: it is said, whatever was measured."""
     found = Defaults(Method("field"), None, 1, "early", "field: 9 of 9")
     monkeypatch.setattr("notes_cli.sessions.edits.defaults", lambda workspace: found)
@@ -293,7 +293,7 @@ def test_rows_are_not_moved_for_ever(make: Open, skill: Skill) -> None:
 
 
 def test_a_waiting_erratum_is_read_last(make: Open, skill: Skill) -> None:
-    """A skill with the same field that comes in that turn stands before it; it says whose date it is, and each has its
+    """A skill with the same field that comes in that turn precedes it; it says whose date it is, and each has its
     own value in the ledger."""
     with held(make()) as session:
         turn(session, skill, "Why?")
@@ -393,7 +393,7 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
 
 
 def test_what_is_left_of_a_message(make: Open, skill: Skill) -> None:
-    """Errata go from the head of a message with the empty line behind them, from its middle with that before them."""
+    """Errata go from the head of a message with the empty line after them, from its middle with that before them."""
     workspace = make()
 
     def texts() -> list[str]:
@@ -430,7 +430,7 @@ def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill) -> None
 
 def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unmeasured: an erratum. Measured: what the profile says, a recompute by its kin, in its wording. Near the end:
-    everything behind anew. Where the model cannot: an erratum, and why."""
+    everything after it again. Where the model cannot: an erratum, and why."""
 
     def profile(method: str, why: str) -> None:
         found = Defaults(Method.parse(method), "changed", 1, "early", why)
@@ -450,7 +450,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         done = session.edit("date", "2026-07-02")
         assert (done.method, done.chosen) == ("suffix", "recompute: no method is trustworthy on this model")
         session.edit("date", "2026-07-03", Method("erratum"))
-        done = session.edit("date", "2026-07-02")  # as it stands in the text
+        done = session.edit("date", "2026-07-02")  # as it is in the text
         assert done.method == "erratum" and "the text says date=2026-07-02 as it is" in done.chosen
     with held(make("lfm2"), "other") as session:
         turn(session, skill, "Why?")
@@ -544,7 +544,7 @@ def test_a_long_session_is_edited_in_a_context_that_fits(
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> None:
-    """One undo is exact, after two the text is decoded anew; a fork works; what a model cannot do is refused."""
+    """One undo is exact, after two the text is decoded again; a fork works; what a model cannot do is refused."""
     with held(make(kind)) as session:
         for question in ("Why?", "When?"):
             turn(session, skill, question)
@@ -650,7 +650,7 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
 
 
 def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) -> None:
-    """A turn that is laid but not kept, as after Ctrl-C, is gone; the next one stands where it would have."""
+    """A turn that was not kept, as after Ctrl-C, is gone; the next one is where it would have been."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         before = rows(session.notebook)
@@ -720,7 +720,7 @@ def test_a_ledger_from_before_fields_were_told_apart(make: Open, skill: Skill) -
 
 @pytest.mark.parametrize("kind", ["llama", "mistral3", "gpt2", "lfm2"])
 def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
-    """It stands in that turn's message, before errata of its fields, spliced if it can be; it is edited like the first,
+    """It is in that turn's message, before errata of its fields, spliced if it can be; it is edited like the first,
     comes back from disk, and is not taken twice."""
     workspace = make(kind)
     fees = compile_skill(workspace, parse_skill("fee: 5 euros", source="fees.txt", default="fees"))

@@ -1,0 +1,185 @@
+"""A method is a record: a new one works in prompts and in sessions, and nothing else has to know its name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import notes_cli
+from notes_cli.config import paths
+from notes_cli.editing.methods import (
+    METHODS,
+    RECOMPUTE,
+    Cost,
+    Edits,
+    Method,
+    Record,
+    calibrated,
+    record_of,
+)
+from notes_cli.editing.ways import Edit, from_change_on, offset
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.patches import Range, disturbed
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import NotesError
+from notes_cli.measure.calibrate import CLASSES, SAFEST
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.session import Session
+from notes_cli.text.skill import Skill
+
+from .conftest import OpenWorkspace
+
+NEW = {"date": "2026-07-01"}
+
+
+def field_and_last(edit: Edit) -> Sequence[Range]:
+    """A way of editing that there is not: the field in place, and the last token of the skill."""
+    start, length = edit.placed(), len(edit.notebook)
+    patches, last = offset(edit.change.patches, start), [start + len(edit.segment) - 1]
+    edit.notebook.replace(patches, last)
+    return disturbed(patches, length, last)
+
+
+TOY = Record(
+    *("toy", Edits.SELECTED, field_and_last, Cost.FEW), needs=("rewrite",), session_needs=("rewrite",), safety=9
+)
+# Made of what there is: a record alone.
+SAID = Record(
+    *("suffix+erratum", Edits.FROM_CHANGE, from_change_on, Cost.AFTER),
+    appends_erratum=True,
+    needs=("rewrite",),
+    session_needs=(),
+)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for record in (TOY, SAID):
+        monkeypatch.setitem(METHODS, record.name, record)
+
+
+@pytest.fixture
+def workspace(open_workspace: OpenWorkspace) -> Workspace:
+    return open_workspace()
+
+
+@pytest.fixture
+def segment(workspace: Workspace, skill: Skill) -> Segment:
+    return compile_skill(workspace, skill)
+
+
+def rows(book: Notebook) -> NDArray[np.float32]:
+    """A row a token: K and V of all layers."""
+    book.flush()
+    read = book.context.read(book.sequence, 0, len(book), base=0, dtype="f32")
+    return np.hstack([part for layer in read for part in (layer.k, layer.v)])
+
+
+def expected(segment: Segment, start: int) -> set[int]:
+    """The positions that the toy edits: those of the date, and the skill's last one."""
+    span = next(span for span in segment.fields if span.name == "date")
+    return {*range(start + span.first, start + span.last), start + len(segment) - 1}
+
+
+@pytest.mark.parametrize("system", [None, "Be kind."])
+def test_a_new_method_in_a_prompt(workspace: Workspace, segment: Segment, system: str | None) -> None:
+    """Its rows change and no others, which pieces tell; dry, too."""
+    prompt = Prompt("Why?", [segment], system=system, values=NEW, method=Method.parse("stale"))
+    plain = assemble(workspace, prompt)
+    start = next(piece.position for piece in plain.pieces if piece.kind == "splice")
+    before = rows(plain)[: start + len(segment)]
+    edited = assemble(workspace, replace(prompt, method=Method.parse("toy")))
+    after = rows(edited)[: start + len(segment)]
+    changed = set(np.flatnonzero((before != after).any(axis=1)).tolist())
+    assert start + len(segment) - 1 in changed <= expected(segment, start)
+    assert sum(piece.rewritten for piece in edited.pieces) == len(expected(segment, start))
+    assert assemble(workspace, replace(prompt, method=Method("toy")), dry=True).pieces == edited.pieces
+
+
+def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> None:
+    """Edited, kept, put back from disk and undone, each to the very rows."""
+    prompt = Prompt("Why?", [segment])
+    with Sessions(paths().sessions).locked("mine", new=True) as stored:
+        session = Session(workspace, stored)
+        session.begin(prompt, assemble(workspace, prompt))
+        session.keep("yes")
+        before, (skill,) = rows(session.notebook), session.state.skills
+        done = session.edit("date", NEW["date"], Method("toy"))
+        after = rows(session.notebook)
+        changed = set(np.flatnonzero((before != after).any(axis=1)).tolist())
+        places = expected(segment, skill.position)
+        assert skill.position + skill.tokens - 1 in changed <= places and done.rows == len(places)
+    with Sessions(paths().sessions).locked("mine") as stored:
+        session = Session(workspace, stored)
+        assert session.state.fields["date"] == NEW["date"] and session.state.entries[-1].how == "toy"
+        assert np.array_equal(rows(session.notebook), after)
+        session.undo()
+        assert np.array_equal(rows(session.notebook), before)
+
+
+def test_a_record_of_what_there_is(workspace: Workspace, segment: Segment) -> None:
+    """The text is that of `suffix`, and the correction is said: in the prompt, and before the next question."""
+    texts = {}
+    for name in ("suffix", "erratum", "suffix+erratum"):
+        prompt = Prompt("Why?", [segment], values=NEW, method=Method(name))
+        texts[name] = workspace.model.text(assemble(workspace, prompt).tokens)
+    said = texts["erratum"].replace("date: 2026-06-01", "date: 2026-07-01")
+    assert texts["suffix+erratum"] == said != texts["suffix"] and "date: 2026-07-01" in texts["suffix"]
+    prompt = Prompt("Why?", [segment])
+    with Sessions(paths().sessions).locked("mine", new=True) as stored:
+        session = Session(workspace, stored)
+        session.begin(prompt, assemble(workspace, prompt))
+        session.keep("yes")
+        session.edit("date", NEW["date"], Method("suffix+erratum"))
+        assert "date: 2026-07-01" in session.state.skills[0].text and list(session.state.pending) == ["date"]
+
+
+def test_it_is_known_everywhere() -> None:
+    """To the parser, to those who calibrate, and to those who read ledgers."""
+    assert Method.parse("toy") == Method("toy") and str(Method("toy")) == "toy"
+    with pytest.raises(NotesError, match=r"recompute, toy, suffix\+erratum \(selective@K, blend@K\)"):
+        Method.parse("toy@3")
+    assert calibrated()[:2] == [Method("toy"), RECOMPUTE]
+    assert record_of("toy") is TOY and record_of("selective@3") is METHODS["selective"] and record_of("other") is None
+
+
+def test_what_a_calibration_chooses_from() -> None:
+    """By cost, and by what each may leave wrong."""
+    assert SAFEST == ("recompute", "suffix", "erratum", "field+erratum", "selective@16", "field")
+    assert list(map(set, CLASSES)) == [{"erratum", "field", "field+erratum", "selective@16"}, {"suffix"}, {"recompute"}]
+
+
+def test_nobody_asks_for_a_name() -> None:
+    """No comparison with a method's name, but in the table: what holds for a method is in its record."""
+    package = Path(notes_cli.__file__).parent
+    found = [f"{path.name}:{line}" for path in package.rglob("*.py") for line in asked(path.read_text())]
+    assert found == []
+
+
+def test_asking_for_a_name_would_be_found() -> None:
+    assert asked('if method.name == "suffix" or x.name in ("field", "erratum"):\n    pass') == [1, 1]
+    assert asked('entry.kind == "erratum"') == asked('method == RECOMPUTE and segment.name == "s"') == []
+
+
+def asked(source: str) -> list[int]:
+    """The lines in which a name or a method is compared with the name of a method."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Compare):
+            continue
+        sides = [node.left, *node.comparators]
+        texts = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+        subjects = {side.attr for side in sides if isinstance(side, ast.Attribute)}
+        subjects |= {side.id for side in sides if isinstance(side, ast.Name)}
+        if texts & set(METHODS) and subjects & {"name", "method", "selected", "how", "named"}:
+            lines.append(node.lineno)
+    return lines
