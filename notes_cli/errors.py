@@ -35,7 +35,6 @@ class Help(Enum):
     INTERRUPT = "Interrupt this to end the wait"
     LIST_SKILLS = "List the library to see what there is"
     COMPILE = "Compile it first"
-    COMPILE_TEXT = "Compile {source} first"
     COMPILE_OTHERWISE = "Compile {name} again with {options}"  # arguments of compile_skill, such as {"blocks": 8}
     # Also `options`: those, and fields of ContextOptions that differ from the default, "beyond_trained".
     COMPILE_AGAIN = "Compile {name} again for {model} with the options of this context"
@@ -59,11 +58,9 @@ class Help(Enum):
     LIST_SESSIONS = "List the sessions to see what there is"
     EDIT_SESSION = "Edit a field of session {name} instead"
     UNDO = "Go back to before it: undo the last turn of session {name}"
-    COMPACT = "Compact session {name} to take it out"
     REMOVE_SESSION = "Mend {path}, or remove session {name}"
 
     # Profiles.
-    CALIBRATE = "Measure this model"
     LIST_PROFILES = "List the profiles to see what there is"
     MEASURE_AGAIN = "Measure this model again, or remove its profile {name}"
 

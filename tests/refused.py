@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from notes_cli.cli import COMMANDS
 from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError
 
-FLAG = re.compile(r"(?:^|[ (])--?[a-z]|\bnotes [a-z]+ ")
+FLAG = re.compile(rf"(?:^|[ (`])--[a-z]|[ (`]-[a-z]{{1,3}}\b|\bnotes ({'|'.join(COMMANDS)})\b")
 
 
 @contextmanager

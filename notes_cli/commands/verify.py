@@ -15,6 +15,7 @@ from notes_cli.commands.options import Number, answers_of, model_options, open_w
 from notes_cli.commands.remedies import tell, worded
 
 if TYPE_CHECKING:
+    from notes_cli.errors import Notice
     from notes_cli.measure.edits import Edits
     from notes_cli.measure.session import SessionReport
     from notes_cli.measure.verify import Report
@@ -225,7 +226,7 @@ def _as_json(report: Report) -> dict[str, Any]:
             "same_decision": all(case.control_decision == case.reference for case in cases),
             **asdict(report.control),
         },
-        "failed": list(report.failures),
+        "failed": [worded(failure) for failure in report.failures],
         "pass": report.passed,
         "cases": [{**asdict(case), "same_decision": case.same_decision, "right": case.right} for case in cases],
     }
@@ -262,10 +263,10 @@ def _print(report: Report, model: str) -> None:
     )
 
 
-def _verdict(told: str, failures: Sequence[str]) -> None:
+def _verdict(told: str, failures: Sequence[Notice]) -> None:
     """What was missed, and the verdict, last."""
     for failure in failures:
-        output.result(f"missed: {failure}")
+        output.result(f"missed: {worded(failure)}")
     output.result(f"{'FAIL' if failures else 'pass'}: {told}")
 
 
@@ -286,7 +287,7 @@ def _edits_as_json(edits: Edits) -> dict[str, Any]:
         "version": 1,
         "auto": edits.auto,
         "why": edits.why,
-        "failed": list(edits.failures),
+        "failed": [worded(failure) for failure in edits.failures],
         "pass": edits.passed,
         "methods": tried,
     }
@@ -326,7 +327,7 @@ def _session_as_json(report: SessionReport, name: str, places: Sequence[str]) ->
         "kl": report.kl,
         "same_top": all(point.same_top for point in report.points),
         "same_decision": report.same_decision,
-        "failed": list(report.failures),
+        "failed": [worded(failure) for failure in report.failures],
         "pass": report.passed,
         "points": [asdict(point) for point in report.points],
         "layers": [{**asdict(error), "at": at} for error, at in zip(report.layers, places, strict=True)],

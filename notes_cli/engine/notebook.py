@@ -19,7 +19,7 @@ from notes_cli.engine.patches import Patch, align, ascending, new_positions, pat
 from notes_cli.engine.pieces import How, Piece, Reason
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.errors import EngineError, UnsupportedError
+from notes_cli.errors import EngineError, Help, UnsupportedError
 
 Stopped = Literal["end", "limit", "context"]  # why an answer ends: by itself, cut at its limit, or by the context's end
 Progress = Callable[[int, int], None]  # tokens done, tokens in all
@@ -304,8 +304,8 @@ class Notebook:
     def _check_room(self, count: int) -> None:
         if len(self) + count > self.context.n_ctx:
             raise EngineError(
-                f"the context is too small: {len(self) + count} tokens do not fit {self.context.n_ctx}. "
-                f"Give it -c {_next_size(len(self) + count)} or more"
+                f"the context is too small: {len(self) + count} tokens do not fit {self.context.n_ctx}",
+                Help.LARGER_CONTEXT(tokens=_next_size(len(self) + count)),
             )
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.methods import METHODS, RECOMPUTE, Method
 from notes_cli.engine.notebook import Progress
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, Notice
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, check_questions, decided, other_decision
 from notes_cli.runtime.assembling import Prompt, assemble, changes_of, method_for
@@ -68,13 +68,13 @@ class Edits:
     all: bool  # every method was asked for: one that fails is a finding then, unless it is `auto`
 
     @property
-    def failures(self) -> tuple[str, ...]:
+    def failures(self) -> tuple[Notice, ...]:
         """Each decision of a method that was asked for, and is possible, that is not the recompute's."""
         tried = [one for one in self.tried if one.cases and (not self.all or one.method == self.auto)]
         if not tried:
-            return ("none of these methods is possible here, so nothing was verified",)
+            return (Notice("none of these methods is possible here, so nothing was verified"),)
         return tuple(
-            f"{one.method}: {other_decision(case.question, case.decision, case.reference)}"
+            Notice(f"{one.method}: {other_decision(case.question, case.decision, case.reference)}")
             for one in tried
             for case in one.cases
             if case.decision != case.reference

@@ -24,7 +24,7 @@ from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.patches import Patch, align
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError, SkillError, UnsupportedError
+from notes_cli.errors import Help, NotesError, SkillError, UnsupportedError
 from notes_cli.measure.verify import ANSWER, field_questions
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
@@ -100,7 +100,7 @@ class Mixes:
         self.old, self.new = _values(segment, field, value)
         changed = change(model, segment, {field: self.new})
         if changed is None:
-            raise NotesError(f"{field} is {self.old} already: there is nothing to compare. Give it another value")
+            raise NotesError(f"{field} is {self.old} already: there is nothing to compare", "Give it another value")
         self.change: Change = changed
         self.columns = columns_of(len(segment), changed.patches)
         self.first = next(i for i, column in enumerate(self.columns) if column.field)
@@ -228,14 +228,15 @@ class Mixes:
         with Sampler(SamplerOptions(temperature=0.0)) as sampler:
             answer = self._workspace.model.text(self.notebook.generate(sampler, ANSWER)).strip()
         if not answer:
-            raise NotesError(f"the model has no answer to {self.question!r}. Give --choices")
+            raise NotesError(f"the model has no answer to {self.question!r}", Help.CHOICES())
         return answer
 
     def _alike(self, choice: str) -> AlikeError:
         field = self.change.fields[0]
         return AlikeError(
             f"asked {self.question!r}, {self.stale.name} decides alike with {field}={self.old} and {field}={self.new}: "
-            f"{choice!r}. There is nothing to locate: give another value, --question or --choices"
+            f"{choice!r}, so there is nothing to locate",
+            Help.OTHER_VALUE_OR_QUESTION(),
         )
 
 

@@ -18,7 +18,7 @@ from notes_cli.editing.methods import record_of
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, Notice
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, below_cosine, decided, other_decision
 from notes_cli.runtime.workspace import Workspace
@@ -86,7 +86,7 @@ class SessionReport:
         return max(self.layers, key=lambda error: max(error.k, error.v))
 
     @property
-    def failures(self) -> tuple[str, ...]:
+    def failures(self) -> tuple[Notice, ...]:
         """Each bar that was missed, by which figure."""
         found = below_cosine([(point.question or "at the end", point.cosine) for point in self.points])
         different = [point for point in self.points if point.decision != point.reference]

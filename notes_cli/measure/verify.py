@@ -23,7 +23,7 @@ from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError
+from notes_cli.errors import Help, NotesError, Notice
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.runtime.assembling import Prompt, assemble, known_fields
 from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
@@ -118,7 +118,7 @@ class Report:
         return Control("nothing", "nothing was reused")
 
     @property
-    def failures(self) -> tuple[str, ...]:
+    def failures(self) -> tuple[Notice, ...]:
         """Each bar that was missed, by which figure."""
         found = below_cosine([(case.question, case.cosine) for case in self.cases])
         for case in self.cases:
@@ -127,9 +127,9 @@ class Report:
             elif not case.right:
                 found.append(other_decision(case.question, case.decision, case.corrected or "", "the corrected text's"))
         if self.control.verdict == "missed":
-            found.append(f"the control was not caught: {self.control.why}")
+            found.append(Notice(f"the control was not caught: {self.control.why}"))
         if not any(case.spliced for case in self.cases):
-            found.append("nothing was reused, so nothing was verified: notes ask --explain says why")
+            found.append(Notice("nothing was reused, so nothing was verified", Help.EXPLAIN()))
         return tuple(found)
 
     @property
@@ -137,18 +137,18 @@ class Report:
         return not self.failures
 
 
-def below_cosine(rows: Sequence[tuple[str, float]]) -> list[str]:
+def below_cosine(rows: Sequence[tuple[str, float]]) -> list[Notice]:
     """The bar that the mean cosine of these rows (what was asked, and its cosine) misses, if it does."""
     mean = fmean(cosine for _, cosine in rows)
     if mean >= COSINE:
         return []
     row, lowest = min(rows, key=lambda one: one[1])
-    return [f"the mean cosine is {mean:.4f}, at least {COSINE} is asked (lowest: {lowest:.4f}, {row!r})"]
+    return [Notice(f"the mean cosine is {mean:.4f}, at least {COSINE} is asked (lowest: {lowest:.4f}, {row!r})")]
 
 
-def other_decision(row: str, decision: str | None, reference: str | None, whose: str = "the recompute's") -> str:
+def other_decision(row: str, decision: str | None, reference: str | None, whose: str = "the recompute's") -> Notice:
     """The bar that a row misses whose decision is another than it should be."""
-    return f"{row!r} decides {decision!r}, {whose} decision is {reference!r}"
+    return Notice(f"{row!r} decides {decision!r}, {whose} decision is {reference!r}")
 
 
 def verify(
@@ -181,7 +181,7 @@ def verify(
 def check_questions(questions: Sequence[str]) -> None:
     """Raise NotesError if there is none."""
     if not questions:
-        raise NotesError("there is nothing to verify: no question, and no field to ask for. Give --question")
+        raise NotesError("there is nothing to verify: no question, and no field to ask for", Help.QUESTION())
 
 
 def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[str]:

@@ -15,7 +15,7 @@ from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, Help
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Begins, Reasoning, Until
 
@@ -108,8 +108,8 @@ def _within(notebook: Notebook, limit: int) -> int:
     start, size = len(notebook), notebook.context.n_ctx
     if limit and start + ROOM >= size:
         raise EngineError(
-            f"the context is too small to think in: the prompt takes {start} of {size} tokens. "
-            f"Give it -c {start + min(limit, THINK) + ROOM} or more"
+            f"the context is too small to think in: the prompt takes {start} of {size} tokens",
+            Help.LARGER_CONTEXT(tokens=start + min(limit, THINK) + ROOM),
         )
     return min(limit, size - start - ROOM)
 

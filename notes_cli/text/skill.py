@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from notes_cli.documents import parse_yaml
-from notes_cli.errors import SkillError, reason
+from notes_cli.errors import Help, SkillError, reason
 from notes_cli.text import names
 from notes_cli.text.fields import Field, Hole, clean_value, fences, fill, find_fields, within
 from notes_cli.text.keys import FIELD_NAME, field_name, is_name, listed
@@ -148,7 +148,7 @@ def _called(wanted: str, source: str) -> str:
     """The name of a skill. Raise SkillError where nothing of the word can be one."""
     name = names.name_of(wanted)
     if not name:
-        raise SkillError(f"{source}: the name {wanted!r} has no letter and no digit. Give it another: --name NAME")
+        raise SkillError(f"{source}: the name {wanted!r} has no letter and no digit", Help.OTHER_NAME())
     return name
 
 

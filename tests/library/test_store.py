@@ -77,9 +77,9 @@ def test_what_differs_is_said_with_the_remedy(
 ) -> None:
     """One line: which skill, what differs, which command mends it."""
     with pytest.raises(SegmentError, match=message) as caught:
-        filled.find("returns", replace(identity, **change), remedy=Help.COMPILE_TEXT(source="x"))
+        filled.find("returns", replace(identity, **change), remedy=Help.KEEP_AS_OTHER(source="x"))
     assert str(caught.value).startswith("returns was compiled")
-    assert worded(caught.value).endswith("Compile it: notes compile x")
+    assert worded(caught.value).endswith("To keep it: notes compile x --name NAME")
 
 
 def test_the_nearest_file_is_named(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:

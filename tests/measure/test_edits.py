@@ -17,6 +17,8 @@ from notes_cli.runtime.settings import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, with_values
 
+from ..refused import refused
+
 SAME = EditCase("Why?", 1.0, 0.0, True, "a", "a", 9)
 OTHER = replace(SAME, cosine=0.5, kl=1.0, decision="b", decoded=11)
 CHOICES = ["a", "b"]
@@ -79,5 +81,5 @@ def test_nothing_to_verify(workspace: Workspace, prompt: Prompt) -> None:
         (replace(prompt, values={"tier": "gold"}), ["Why?"], ["auto"], "the text says tier=gold already"),
         (prompt, ["Why?"], ["magic"], "no edit method 'magic'"),
     ):
-        with pytest.raises(NotesError, match=message):
+        with refused(NotesError, message):
             verify_edits(workspace, changed, questions, methods)

@@ -15,6 +15,8 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill, with_values
 
+from ..refused import refused
+
 GOOD = Case(
     *("Why?", (), 1.0, 0.0, True, "a", "a", 0.5, None, 0.9, "b"),
     spliced=3,
@@ -107,5 +109,5 @@ def test_field_questions(workspace: Workspace, skill: Skill) -> None:
 
 def test_nothing_to_ask(workspace: Workspace, skill: Skill) -> None:
     """No question: an error that says what to give."""
-    with pytest.raises(NotesError, match="--question"):
+    with refused(NotesError, "--question"):
         verify(workspace, [compile_skill(workspace, skill)], [], [])
