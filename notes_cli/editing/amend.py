@@ -36,7 +36,7 @@ def prepare(
         return Prepared()
     parts = stretches(segment, change)
     passed = len(segment.context) + sum(len(part.tokens) for part in parts)
-    with nullcontext() if dry else scratch() as notebook:
+    with nullcontext() if dry else scratch(passed) as notebook:
         if notebook is not None:
             check(notebook.context, method, session=session)
         blocks = _computed(segment, parts, notebook) if record.needs_blocks else ()

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from notes_cli.engine.notebook import Notebook, Progress
 from notes_cli.engine.segment import LayerRows, Tokens
 
-# Opens an empty notebook to compute rows in, beside those that are in use, and gives it back afterwards.
-Scratch = Callable[[], AbstractContextManager[Notebook]]
+# Opens an empty notebook to compute so many rows in, beside those that are in use, and gives it back afterwards.
+Scratch = Callable[[int], AbstractContextManager[Notebook]]
 
 
 def prefill(

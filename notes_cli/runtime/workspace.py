@@ -127,8 +127,9 @@ class Workspace:
                 yield context
 
     @contextmanager
-    def scratch(self) -> Iterator[Notebook]:
-        """An empty notebook to compute rows in, as `compiler` has them."""
+    def scratch(self, tokens: int = 0) -> Iterator[Notebook]:
+        """An empty notebook to compute `tokens` rows in, as `compiler` has them."""
+        self.make_room(tokens)
         with self.compiler() as context:
             notebook = Notebook(context)
             yield notebook
