@@ -171,7 +171,7 @@ def open_workspace(
     """The workspace that the model options describe, closed afterwards. Takes what it knows out of `given`; the rest is
     the command's. `session`: one that is gone on with, which remembers its model and cache types. `begins`: it need not
     be there yet."""
-    from notes_cli import output
+    from notes_cli import config, output
     from notes_cli.engine.context import ContextOptions
     from notes_cli.engine.process import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
@@ -206,6 +206,7 @@ def open_workspace(
             workspace = Workspace(
                 path,
                 options,
+                paths=config.paths(),
                 fixed_size=given["ctx_size"] is not None,
                 beyond_trained=given["beyond_trained"],
                 gpu_layers=given["gpu_layers"],

@@ -60,7 +60,7 @@ def library_folder() -> Path:
         folder = Path(root) / "lib"
         if any(folder.glob("*llama.*")):
             return folder
-    raise EngineError(f"the native library of notes is missing. {_MEND}")
+    raise EngineError("the native library of notes is missing", _MEND)
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:
@@ -70,21 +70,22 @@ def _load() -> tuple[Any, ctypes.CDLL]:
         package = importlib.import_module("llama_cpp")
         binding = importlib.import_module("llama_cpp.llama_cpp")
     except (OSError, RuntimeError, ImportError) as error:
-        raise EngineError(f"llama.cpp does not load: {error}. {_MEND}") from error
+        raise EngineError(f"llama.cpp does not load: {error}", _MEND) from error
     library: ctypes.CDLL = binding._lib
     if not hasattr(library, "notes_abi_version"):
         raise EngineError(
             f"llama_cpp runs on {library._name}, which has no notes hooks (LLAMA_CPP_LIB_PATH, or llama_cpp was "
-            "imported before notes). Unset it, import notes first"
+            "imported before notes)",
+            "Unset it, import notes first",
         )
     library.notes_upstream.restype = ctypes.c_char_p
     abi, upstream = library.notes_abi_version(), library.notes_upstream().decode()
     if abi != ABI_VERSION:
-        raise EngineError(f"the native library has interface {abi}, this notes needs {ABI_VERSION}. {_MEND}")
+        raise EngineError(f"the native library has interface {abi}, this notes needs {ABI_VERSION}", _MEND)
     if upstream != package.__version__:
         raise EngineError(
-            f"the native library is built from llama-cpp-python {upstream}, but {package.__version__} is installed. "
-            f"Run: pip install llama-cpp-python=={upstream}"
+            f"the native library is built from llama-cpp-python {upstream}, but {package.__version__} is installed",
+            f"Run: pip install llama-cpp-python=={upstream}",
         )
     return binding, library
 
@@ -116,7 +117,7 @@ _results: dict[str, Any] = {"notes_supports": ctypes.c_bool, "notes_can_move": c
 for _name, _types in _signatures.items():
     _function = getattr(_library, _name, None)
     if _function is None:
-        raise EngineError(f"the native library has no {_name}: it is older than this notes. {_MEND}")
+        raise EngineError(f"the native library has no {_name}: it is older than this notes", _MEND)
     _function.argtypes = _types
     _function.restype = _results.get(_name, ctypes.c_int32)
 _library.notes_error.restype = ctypes.c_char_p
