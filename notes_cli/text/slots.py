@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from notes_cli.errors import ModelError
 from notes_cli.text.messages import BETWEEN, Message, SkillPart, TextPart, ToolCall
 from notes_cli.text.template import ChatTemplate, Rendered
-from notes_cli.text.untrusted import between, marked, marker
+from notes_cli.text.untrusted import Way, between, marker
 
 _KEY = "notesKey"  # an argument's name
 
@@ -59,7 +59,8 @@ def cut(template: ChatTemplate, messages: Sequence[Message], *, later: bool = Fa
     call.
     """
     talk = [*(_TALK if later else ()), *messages]
-    rendered = template.render([*_rendered(talk, _form(template, talk))])
+    form = _form(template, talk)
+    rendered = template.render_marked(lambda way: [*_rendered(talk, form, way)])
     found = _slots(template, talk, rendered)
     return Slots(found.slots[3:], found.closing) if later else found
 
@@ -72,8 +73,7 @@ def cut_after_calls(template: ChatTemplate, messages: Sequence[Message], ends: S
     """
     called = replace(messages[0], parts=())
     talk = [*_TALK[:2], called, *messages[1:]]
-    form = _form(template, talk)
-    found = _slots(template, talk, template.render([*_rendered(talk, form, probing=True)]))
+    found = _slots(template, talk, template.render([*_rendered(talk, _form(template, talk), None)]))
     first, *others = found.slots[2:]
     last_call = marker(len(called.tool_calls) - 1, "call")
     rest = first.before.rpartition(last_call)[2]
@@ -104,7 +104,7 @@ def _form(template: ChatTemplate, talk: Sequence[Message]) -> _Form:
     hidden: list[str] = []
     for form in _FORMS:
         try:
-            shown = template.render([*_rendered(talk, form, probing=True)])
+            shown = template.render([*_rendered(talk, form, None)])
         except ModelError as error:
             fault = fault or error
             continue
@@ -117,8 +117,8 @@ def _form(template: ChatTemplate, talk: Sequence[Message]) -> _Form:
     raise ModelError(f"{template.name} does not show what tools were called (left out: {', '.join(hidden)})")
 
 
-def _rendered(talk: Sequence[Message], form: _Form, probing: bool = False) -> Iterator[Rendered]:
-    """The messages as templates take them. `probing`: with a marker as the only argument of each call."""
+def _rendered(talk: Sequence[Message], form: _Form, way: Way | None) -> Iterator[Rendered]:
+    """The messages as templates take them, the arguments of calls passed this way; None: each a marker."""
     calls = 0
     for number, message in enumerate(talk):
         rendered: dict[str, Any] = {"role": message.role, "content": _content(number, message)[0]}
@@ -126,9 +126,10 @@ def _rendered(talk: Sequence[Message], form: _Form, probing: bool = False) -> It
             rendered |= {"name": message.name, "tool_call_id": message.tool_call_id}
         if message.tool_calls:
             rendered["content"] = rendered["content"] if message.text else form.silence
-            given = [{_KEY: marker(calls + i, "call")} for i in range(len(message.tool_calls))]
-            arguments = given if probing else [marked(call.arguments) for call in message.tool_calls]
-            rendered["tool_calls"] = [_call(*pair, form) for pair in zip(message.tool_calls, arguments, strict=True)]
+            rendered["tool_calls"] = [
+                _call(call, way(call.arguments) if way else {_KEY: marker(number, "call")}, form)
+                for number, call in enumerate(message.tool_calls, calls)
+            ]
             calls += len(message.tool_calls)
         yield rendered
 

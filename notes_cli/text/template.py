@@ -8,7 +8,7 @@ through it, marked: untrusted.py.) It knows no tokens and no skills.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from notes_cli.errors import ModelError
 from notes_cli.text.messages import checked_tools
 from notes_cli.text.rendering import RenderError, render
-from notes_cli.text.untrusted import marked, marker
+from notes_cli.text.untrusted import Way, as_given, marked, marker, neutral, stretches, without_marks
 
 Rendered = Mapping[str, Any]  # a message as templates take it: role, content, and what tools need
 
@@ -66,6 +66,7 @@ class ChatTemplate:
         self.cue = ""  # stands behind the question
         self.reply = ""  # opens the answer, behind the template's own words
         self.earlier = self  # how the answers of earlier turns are opened
+        self._tools: Sequence[object] = []  # as they were given
 
     def with_options(self, options: Mapping[str, object]) -> ChatTemplate:
         """The same template with other variables."""
@@ -90,7 +91,8 @@ class ChatTemplate:
         """
         if not tools:
             return self
-        sound = [marked(tool) for tool in checked_tools(tools)]
+        given = [dict(tool) for tool in checked_tools(tools)]
+        sound = [marked(tool) for tool in given]
         named = {marker(number, "tool"): tool["function"]["name"] for number, tool in enumerate(sound)}
         probes = [
             tool | {"function": tool["function"] | {"name": mark}} for tool, mark in zip(sound, named, strict=True)
@@ -102,9 +104,14 @@ class ChatTemplate:
                 f"{self.name} does not tell the model of tools (left out: {', '.join(left_out)})",
                 "Describe them in the system text, or use a model that was trained to call tools",
             )
-        other = self.with_options({"tools": sound})
+        other = self._with_tools(given)
         if self.earlier is not self:
-            other.earlier = self.earlier.with_options({"tools": sound})
+            other.earlier = self.earlier._with_tools(given)
+        return other
+
+    def _with_tools(self, tools: Sequence[object], way: Way = marked) -> ChatTemplate:
+        other = self.with_options({"tools": [way(tool) for tool in tools]})
+        other._tools = tools
         return other
 
     def render(self, messages: Sequence[Rendered], add_generation_prompt: bool = True) -> str:
@@ -114,6 +121,23 @@ class ChatTemplate:
         """
         text = self._render(_folded(messages) if self.folds_system else messages, add_generation_prompt)
         return text + self.reply if add_generation_prompt else text
+
+    def render_marked(self, messages: Callable[[Way], Sequence[Rendered]]) -> str:
+        """The text of messages whose calls have marks in them, as the tools may (untrusted.py). `messages` gives them
+        with what users wrote passed one way or another.
+
+        Raise ModelError also where the marks change what is printed, and where what is printed outside of them goes by
+        what is inside.
+        """
+        text = self.render(messages(marked))
+        if marked(self._tools) == self._tools and messages(marked) == messages(as_given):
+            return text
+        given, other = (self._with_tools(self._tools, way).render(messages(way)) for way in (as_given, neutral))
+        found, expected = stretches(text), stretches(other)
+        own, others = ([part for part, own in each or () if own] for each in (found, expected))
+        if found is None or without_marks(text) != given or own != others:
+            raise ModelError(f"{self.name} takes apart what tools and calls say, so it cannot be told from its own")
+        return text
 
     def cut(self, messages: Sequence[Rendered], markers: Sequence[str]) -> list[str]:
         """Render messages whose contents hold the markers; return the template's texts before, between and

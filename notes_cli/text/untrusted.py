@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from notes_cli.errors import NotesError
@@ -21,7 +21,7 @@ OPEN, CLOSE = f"NOTES{_SECRET}open", f"NOTES{_SECRET}shut"
 MAX_DEPTH = 64
 
 # No vocabulary spells a control token without a bracket, a bar or a character of its own such as U+2581.
-_PLAIN = re.compile(r"[\w\s!-/:;=?@\\^_`~]*")
+_DOUBTFUL = re.compile(r"[^\w\s!-/:;=?@\\^_`~]")
 _MARKED = re.compile(f"({OPEN}|{CLOSE})")
 
 
@@ -30,22 +30,41 @@ def marker(number: int, kind: str = "text") -> str:
     return f"NOTES{_SECRET}{kind}{number:03d}x"
 
 
-def marked(value: Any, depth: int = 0) -> Any:
-    """A value such as JSON has, with marks around each string, also a key, that may spell a control token.
+Way = Callable[[Any], Any]  # how a value such as JSON has is passed to a template
+
+
+def as_given(value: Any) -> Any:
+    """The value itself."""
+    return value
+
+
+def marked(value: Any) -> Any:
+    """A value with marks around each string, also a key, that may spell a control token.
 
     Raise NotesError for what JSON does not have, and for more than MAX_DEPTH levels.
     """
+    return _passed(value, lambda text: text)
+
+
+def neutral(value: Any) -> Any:
+    """The same with nothing between the marks that may spell a control token."""
+    return _passed(value, lambda text: _DOUBTFUL.sub("_", text))
+
+
+def _passed(value: Any, said: Callable[[str], str], depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise NotesError(f"a tool's definition or arguments are nested more than {MAX_DEPTH} levels deep")
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
         check_unicode(value)
-        return value if _PLAIN.fullmatch(value) else between(value, OPEN, CLOSE)
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {marked(key, depth + 1): marked(one, depth + 1) for key, one in value.items()}
+        return between(said(value), OPEN, CLOSE) if _DOUBTFUL.search(value) else value
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise NotesError("a tool's definition or arguments have a key that is not a text, which JSON does not have")
+        return {_passed(key, said, depth + 1): _passed(one, said, depth + 1) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [marked(one, depth + 1) for one in value]
+        return [_passed(one, said, depth + 1) for one in value]
     raise NotesError(f"a tool's definition or arguments hold {type(value).__name__}, which JSON does not have")
 
 
@@ -62,6 +81,11 @@ def check_unicode(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise NotesError(f"{text[error.start]!a} in {text[:40]!a} is half a character of UTF-16") from None
+
+
+def without_marks(text: str) -> str:
+    """The text without marks."""
+    return _MARKED.sub("", text)
 
 
 def stretches(text: str) -> list[tuple[str, bool]] | None:

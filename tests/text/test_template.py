@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +11,14 @@ from notes_cli.text import rendering
 from notes_cli.text.template import ChatTemplate
 from notes_cli.text.untrusted import marker
 
+from .wild import DAY, WILD, plainly
+
 TALK = [
     {"role": "system", "content": "SYS"},
     {"role": "user", "content": "U1"},
     {"role": "assistant", "content": "A1"},
     {"role": "user", "content": "U2"},
 ]
-DAY = datetime(2026, 6, 1)
 
 
 @pytest.mark.parametrize(
@@ -128,19 +127,6 @@ def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
     """A model file is data from strangers; its template reaches nothing but the messages."""
     with pytest.raises(ModelError):
         ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}").render(TALK)
-
-
-WILD = sorted((Path(__file__).parents[2] / "build/zoo/llama.cpp/models/templates").glob("*.jinja"))
-
-
-def plainly(source: str, messages: list[dict[str, str]], prompt: bool) -> str | None:
-    """The text by Jinja alone, in this process and without bounds; None where the template refuses."""
-    known = {"tools": None, "documents": None, "bos_token": "<s>", "eos_token": "</s>"}
-    try:
-        template = rendering._template(source, DAY.isoformat())
-        return template.render(known, messages=messages, add_generation_prompt=prompt)
-    except Exception:
-        return None
 
 
 def test_all_templates_of_llama_cpp_render_as_ever() -> None:

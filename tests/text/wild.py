@@ -1,0 +1,23 @@
+"""The chat templates that llama.cpp comes with, and how Jinja alone renders them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from notes_cli.text import rendering
+
+DAY = datetime(2026, 6, 1)
+WILD = sorted((Path(__file__).parents[2] / "build/zoo/llama.cpp/models/templates").glob("*.jinja"))
+
+
+def plainly(source: str, messages: Sequence[dict[str, Any]], prompt: bool, tools: object = None) -> str | None:
+    """The text by Jinja alone, in this process and without bounds; None where the template refuses."""
+    known = {"tools": tools, "documents": None, "bos_token": "<s>", "eos_token": "</s>"}
+    try:
+        template = rendering._template(source, DAY.isoformat())
+        return template.render(known, messages=messages, add_generation_prompt=prompt)
+    except Exception:
+        return None
