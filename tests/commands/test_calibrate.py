@@ -80,7 +80,7 @@ def test_what_is_right_stays_so(
     assert f"a recompute decides by the field in 0 of {LEAST} cases" in done.out
     assert notes(*answer).out == "refused\n"
     told = notes(*ASK, "--explain").out
-    assert "method erratum: nothing was proven better" in told and "notes calibrate, 20" in told
+    assert "method erratum: nothing was proven better" in told and " (calibrate, 20" in told
 
 
 def test_what_is_proven_better_is_followed(
