@@ -99,7 +99,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """Raise NotesError for a setting that no command has: a typing error must not mean a default."""
+    """Raise NotesError for a setting that no command has: a typo must not silently mean the default."""
     if not settings:
         return
     commands = {name: importlib.import_module(f"notes_cli.commands.{name}").command for name in COMMANDS}
@@ -121,12 +121,12 @@ def _check_setting(key: object, known: Collection[str], where: str) -> None:
         import difflib
 
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Settings are called as the flags are, without --"
-        raise NotesError(f"there is no setting {key!r}{where} in config.yaml. {hint}")
+        hint = f"Did you mean {near[0]}?" if near else "Settings are named like the flags, without --"
+        raise NotesError(f"there is no setting {key!r}{where} in config.yaml", hint)
 
 
 def _keys(command: click.Command) -> set[str]:
-    """What settings of a command are called."""
+    """The names that settings of a command may have."""
     if isinstance(command, click.Group):
         return set().union(*map(_keys, command.commands.values()))
     options = [one for one in command.params if isinstance(one, click.Option)]
@@ -134,8 +134,8 @@ def _keys(command: click.Command) -> set[str]:
 
 
 def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings of config.yaml for one command, by parameter. A setting is called as its flag is: `ctx-size: 8192`;
-    what stands under the name of the command goes before what stands for all."""
+    """The settings of config.yaml for one command, by parameter. A setting is named like its flag: `ctx-size: 8192`;
+    one under the name of the command wins over one for all commands."""
     if isinstance(command, click.Group):
         return {sub: _defaults(part, config, name) for sub, part in command.commands.items()}
     own = config.get(name)
@@ -157,7 +157,7 @@ def _setting(option: click.Option, key: str, value: Any) -> Any:
     if not all(isinstance(one, str) for one in many):
         raise NotesError(f"{key} in config.yaml must be {'a list of values' if option.multiple else 'one value'}")
     if not all(many):
-        raise NotesError(f"{key} in config.yaml has no value. Give it one, or remove the line")
+        raise NotesError(f"{key} in config.yaml has no value", "Give it one, or remove the line")
     try:
         for one in many:
             option.type.convert(one, None, None)
@@ -220,7 +220,7 @@ def _interrupted() -> int:
 
 
 def _failed(error: Exception) -> int:
-    """Tell of an error: one line that says what, which value and what to do."""
+    """Print an error in one line that says what happened, with which value, and what to do; return the exit status."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         output.page(error.format_message())
         return USAGE

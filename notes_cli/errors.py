@@ -161,7 +161,7 @@ class UnsupportedError(EngineError):
 
 
 class OutdatedError(NotesError):
-    """A profile that an older notes wrote, by a rule that is not followed any more."""
+    """A profile that an older version wrote, by a rule that is not followed any more."""
 
 
 class OutputError(NotesError):

@@ -91,7 +91,7 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-# What names a flag or a command for other reasons: pip's, and sentences of sessions that an earlier notes has written.
+# What names a flag or a command for other reasons: pip's, and sentences that an earlier version wrote into sessions.
 NAMES_THEM = {"engine/native.py", "sessions/origin.py"}
 
 

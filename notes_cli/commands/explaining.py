@@ -81,7 +81,7 @@ def edited(origin: Origin) -> str:
 
 
 def entry_why(entry: Entry) -> str:
-    """How an entry of a session came about; in the words of an earlier notes where that wrote it."""
+    """How an entry of a session came about; in the words of an earlier version where that wrote it."""
     return entry.origin.sentence or (edited(entry.origin) if entry.kind == "edit" else why(entry.origin))
 
 

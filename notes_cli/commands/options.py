@@ -168,9 +168,9 @@ def answers_of(choices: str | None) -> list[str] | None:
 def open_workspace(
     *, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any
 ) -> Iterator[Workspace]:
-    """The workspace that the model options describe, closed afterwards. Takes what it knows out of `given`; the rest is
-    the command's. `session`: one that is gone on with, which remembers its model and cache types. `begins`: it need not
-    be there yet."""
+    """The workspace that the model options describe, closed afterwards. `given`: the values of the options by
+    parameter; those that are not about the model are ignored. `session`: the one to continue, which remembers its model
+    and cache types. `begins`: it need not exist yet. Raise what Workspace raises, and SessionError."""
     from notes_cli import config, output
     from notes_cli.engine.context import ContextOptions
     from notes_cli.engine.process import log
@@ -218,13 +218,13 @@ def open_workspace(
 
 
 def named(parameter: str) -> bool:
-    """Whether a parameter stands on the command line."""
+    """Whether a parameter was given on the command line."""
     source = click.get_current_context().get_parameter_source(parameter)
     return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _begun(session: str | None, begins: bool) -> Header | None:
-    """What a session was begun with, None if it `begins`. Raise SessionError for one that is not there."""
+    """What a session was begun with, None if it `begins` now. Raise SessionError for one that does not exist."""
     if session is None:
         return None
     from notes_cli import config
@@ -235,7 +235,7 @@ def _begun(session: str | None, begins: bool) -> Header | None:
 
 
 def _cache_types(begun: Header | None, given: Mapping[str, Any]) -> tuple[str, str]:
-    """Types of K and V: those that were named, else those of the session, else the settings or the default."""
+    """Types of K and V: those on the command line, else those of the session, else the settings or the default."""
     types = begun.cache.split("/") if begun else []
     if len(types) == 2 and set(types) <= set(KV_TYPES) and not (named("cache_type_k") or named("cache_type_v")):
         return types[0], types[1]
@@ -243,8 +243,8 @@ def _cache_types(begun: Header | None, given: Mapping[str, Any]) -> tuple[str, s
 
 
 def _model_path(begun: Header | None, session: str | None, given: Path | None, quiet: bool) -> Path:
-    """The model that was named, else the session's, else that of the settings, else the one that ships, of which people
-    are told. Raise SessionError where a session's is not there."""
+    """The model on the command line, else the session's, else that of the settings, else the one that ships, which a
+    line on stderr tells. Raise SessionError where a session's file is gone."""
     from notes_cli import config, output
     from notes_cli.errors import SessionError
 
@@ -259,7 +259,7 @@ def _model_path(begun: Header | None, session: str | None, given: Path | None, q
             path = given.expanduser()
         else:
             what = f"{begun.identity.model} {begun.identity.quantization} ({begun.model})"
-            raise SessionError(f"session {session} was begun with {what}, which is not there. Name its file: -m FILE")
+            raise SessionError(f"session {session} was begun with {what}, which is not there", "Name its file: -m FILE")
     assert path is not None
     if shipped and path == shipped and not quiet:
         output.say(

@@ -154,7 +154,7 @@ STALE, ERRATUM, SUFFIX, RECOMPUTE = Method("stale"), Method(), Method("suffix"),
 
 
 def record_of(text: str) -> Record | None:
-    """The record of a method as a ledger or a piece names it, None if another notes wrote it."""
+    """The record of a method as a ledger or a piece names it, None if another version wrote it."""
     return METHODS.get(text.partition("@")[0])
 
 

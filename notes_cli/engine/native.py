@@ -81,7 +81,7 @@ def _load() -> tuple[Any, ctypes.CDLL]:
     library.notes_upstream.restype = ctypes.c_char_p
     abi, upstream = library.notes_abi_version(), library.notes_upstream().decode()
     if abi != ABI_VERSION:
-        raise EngineError(f"the native library has interface {abi}, this notes needs {ABI_VERSION}", _MEND)
+        raise EngineError(f"the native library has interface {abi}, this version of notes needs {ABI_VERSION}", _MEND)
     if upstream != package.__version__:
         raise EngineError(
             f"the native library is built from llama-cpp-python {upstream}, but {package.__version__} is installed",
@@ -117,7 +117,7 @@ _results: dict[str, Any] = {"notes_supports": ctypes.c_bool, "notes_can_move": c
 for _name, _types in _signatures.items():
     _function = getattr(_library, _name, None)
     if _function is None:
-        raise EngineError(f"the native library has no {_name}: it is older than this notes", _MEND)
+        raise EngineError(f"the native library has no {_name}: it is older than this version of notes", _MEND)
     _function.argtypes = _types
     _function.restype = _results.get(_name, ctypes.c_int32)
 _library.notes_error.restype = ctypes.c_char_p

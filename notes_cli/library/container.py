@@ -200,7 +200,9 @@ def _saying(path: Path) -> Iterator[None]:
     except MemoryError as error:
         raise SegmentError(f"cannot read {path}: its rows do not fit into memory") from error
     except _NewerError as error:
-        raise SegmentError(f"{path} has segment format {error}, this notes reads {FORMAT}", "Update notes") from error
+        raise SegmentError(
+            f"{path} has segment format {error}, this version of notes reads {FORMAT}", "Update notes"
+        ) from error
     except _OtherKindError as error:
         raise DamagedError(f"{path} is a GGUF file but not a compiled segment", Help.LIST_SKILLS()) from error
     except ValueError as error:

@@ -16,7 +16,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.library.gguf import FormatError, Head
 
-FORMAT = 1  # changes when an older notes would read a newer file wrongly
+FORMAT = 1  # changes when an older version would read a newer file wrongly
 KIND = "segment"
 INFLUENCE = "notes.influence"
 POSITIONS = (1 << 31) - 1  # of tokens, as llama.cpp counts them

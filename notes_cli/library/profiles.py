@@ -20,7 +20,7 @@ from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.text.messages import PLACES
 
-FORMAT = 2  # changes when an older notes would read a newer profile wrongly; 1 chose by agreement, right or wrong
+FORMAT = 2  # changes when an older version would read a newer profile wrongly; 1 chose by agreement, right or wrong
 LONGEST_SEAM = 64
 WAYS = ("direct", "reasoned")
 
@@ -82,8 +82,8 @@ class Profiles:
         return path
 
     def find(self, identity: Identity, cache: str) -> Profile | None:
-        """The profile of this model in this cache, None without one. Raise OutdatedError for one of an older notes, and
-        NotesError for one that cannot be read, or is not this model's."""
+        """The profile of this model in this cache, None without one. Raise OutdatedError for one that an older version
+        wrote, and NotesError for one that cannot be read, or is not this model's."""
         path = self.path(identity, cache)
         profile = self.read(path) if path.exists() else None
         if profile is None:
@@ -96,17 +96,17 @@ class Profiles:
         return profile
 
     def read(self, path: Path) -> Profile:
-        """The profile in a file. Raise OutdatedError for one of an older notes, NotesError for one that cannot be
+        """The profile in a file. Raise OutdatedError for one of an older format, NotesError for one that cannot be
         read."""
         try:
             data = json.loads(path.read_bytes())
             version = _count(data, "format")
             if version > FORMAT:
-                raise NotesError(f"{path} has format {version}, this notes reads {FORMAT}", "Update notes")
+                raise NotesError(f"{path} has format {version}, this version of notes reads {FORMAT}", "Update notes")
             if version < FORMAT:
                 raise OutdatedError(
-                    f"{path} was written by an older notes, which chose by agreement with a recompute, right or wrong, "
-                    "and is not followed",
+                    f"{path} was written by an older version, which chose by agreement with a recompute, right or "
+                    "wrong, and is not followed",
                     _remedy(path),
                 )
             return _profile(data)

@@ -50,10 +50,10 @@ class Target:
 
 
 class Store(Protocol):
-    """Where a workspace has its compiled skills from, and where it keeps them: a library, or what takes its place.
+    """Where a workspace finds compiled skills, and keeps them: a library, or what takes its place.
 
-    Segments are files when they are read and written; where these are from, and go to, is the store's own affair. Each
-    of these may raise NotesError.
+    Segments are read and written as local files; where these come from and go to is up to the store. Every method may
+    raise NotesError.
     """
 
     def resolve(self, word: str) -> Target:
@@ -63,15 +63,16 @@ class Store(Protocol):
         """What is known of all segments, or of those of one name."""
 
     def path(self, name: str, identity: Identity) -> Path:
-        """The file of that name for that identity, whether it is there or not."""
+        """The file of that name for that identity, whether it exists or not."""
 
     def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
-        """The same, which is there: SegmentError says otherwise what differs, with `remedy`."""
+        """The same, if it exists. Raise SegmentError that says otherwise what differs, with `remedy`."""
 
     def compiling(
         self, name: str, identity: Identity, wait: float = -1, say: Say | None = None
     ) -> AbstractContextManager[Path]:
-        """Hold that file for writing. What is there when the block is left is kept."""
+        """Lock that file, yield its path, and keep what it holds when the block is left. `wait`: seconds for another
+        process, negative for ever; `say` is told when that takes a while."""
 
 
 class Library:
@@ -81,9 +82,10 @@ class Library:
         self.folder = folder
 
     def path(self, name: str, identity: Identity) -> Path:
-        """Where the segment of that name for that identity belongs, whether it is there or not.
+        """Where the segment of that name for that identity belongs, whether it exists or not.
 
-        Raise NotesError if the folder, or the file, may be of somebody else's making (private.py).
+        Raise SegmentError for what is no name, NotesError if somebody else may have made the folder or the file
+        (private.py).
         """
         if not names.is_name(name):
             raise SegmentError(f"{name!r} is no name of a skill", f"Use {names.RULE}")
@@ -219,8 +221,8 @@ class Library:
 
 
 def came_from(info: SegmentInfo, source: str) -> bool:
-    """Whether the segment's text came from this source: the same path, or another one of the same file. Of standard
-    input nothing is known twice, nor of files that do not say."""
+    """Whether the segment's text came from this source: the same path, or another one of the same file. False for
+    standard input, and for segments that do not say."""
     if info.source in ("", "-"):
         return False
     try:
@@ -231,7 +233,7 @@ def came_from(info: SegmentInfo, source: str) -> bool:
 
 def source_text(source: str) -> str:
     """A source for people."""
-    return {"": "an unknown place (an earlier notes compiled it)", "-": "standard input"}.get(source, source)
+    return {"": "an unknown place (an earlier version compiled it)", "-": "standard input"}.get(source, source)
 
 
 def _entry(name: str, path: Path) -> Entry:
@@ -257,7 +259,7 @@ def changes(
 ) -> list[str]:
     """What has changed since the segment was compiled, in words; empty if it is up to date.
 
-    `tokens` are those of `text`, `fields` (name, value, start, end) of each place (Skill.fields are such), `context`
+    `tokens` are those of `text`, `fields` (name, value, start, end) of each occurrence (as Skill.fields), `context`
     the tokens that would precede it now, `pinned` whether their rows would be kept, too, `influence` whether that of
     the fields is wanted, `blocks` where they would begin; None if any will do.
     """

@@ -88,7 +88,7 @@ def _profile(workspace: Workspace) -> Profile | None:
 
 
 def check_names(profile: Profile, path: Path) -> None:
-    """Raise NotesError for a method or a wording that there is not: the profile is another notes', or damaged."""
+    """Raise NotesError for a method or a wording that there is not: the profile is another version's, or damaged."""
     for way, name in profile.methods.items():
         try:
             Method.parse(name)

@@ -134,7 +134,7 @@ def _ledger(data: bytes) -> Ledger:
     try:
         return read_ledger(data)
     except NewerError as error:
-        raise ArchiveError(f"it has format {error}, this notes reads {FORMAT}") from error
+        raise ArchiveError(f"it has format {error}, this version of notes reads {FORMAT}") from error
     except LedgerError as error:
         raise ArchiveError("its ledger is damaged") from error
 

@@ -256,7 +256,7 @@ def _as_lines(patches: Sequence[Patch]) -> list[Line]:
 def _moved(line: Line) -> bool:
     """Whether it was an edit in place that put tokens in the place of more or fewer."""
     record = record_of(line["method"]) if line["op"] == "edit" else None
-    in_place = line["op"] == "edit" and (record is None or record.in_place)  # None: another notes', who knows
+    in_place = line["op"] == "edit" and (record is None or record.in_place)  # None: another version's, who knows
     return in_place and any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"])
 
 

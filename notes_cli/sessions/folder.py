@@ -125,7 +125,7 @@ class SessionFolder:
             self.header, self.lines, self.state, self.end = read_ledger(data)
         except NewerError as error:
             raise SessionError(
-                f"{self.ledger} has format {error}, this notes reads {FORMAT}", "Update notes"
+                f"{self.ledger} has format {error}, this version of notes reads {FORMAT}", "Update notes"
             ) from error
         except LedgerError as error:
             remedy = Help.REMOVE_SESSION(path=self.ledger, name=self.name)

@@ -14,7 +14,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.sessions.lines import Line, text_of
 from notes_cli.sessions.state import State, fold
 
-FORMAT = 2  # changes when an older notes would read a newer ledger wrongly
+FORMAT = 2  # changes when an older version would read a newer ledger wrongly
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 
 

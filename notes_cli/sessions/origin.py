@@ -1,4 +1,4 @@
-"""How a piece or an edit came about, as ledgers keep it: as data, and as a sentence where an earlier notes wrote one.
+"""How a piece or an edit came about, as ledgers keep it: as data, or as a sentence that an earlier version wrote.
 
 A sentence that is known is turned into the data that it was made of; the edge words the data.
 """
@@ -26,7 +26,7 @@ class Origin:
     selected: str = ""
     erratum: bool = False  # of an edit: an erratum is to be said before the next question
     contradicted: bool = False  # of an edit of the text: an erratum that was said earlier comes after it
-    sentence: str = ""  # in the words of an earlier notes
+    sentence: str = ""  # in the words of an earlier version
 
     @classmethod
     def of(cls, piece: Piece) -> Origin:
@@ -43,14 +43,14 @@ def as_line(origin: Origin) -> Line:
 
 
 def origin_of(line: Line) -> Origin:
-    """Read back what as_line wrote, or an earlier notes. Raise KeyError, TypeError or ValueError for anything else."""
+    """Read back what as_line, or an earlier version, wrote. Raise KeyError, TypeError or ValueError otherwise."""
     sentence = text_of(line, "why")
     if sentence:
         return Origin(**meant(sentence), sentence=sentence)
     found: dict[str, Any] = {key: text_of(line, key) for key in _TEXTS if key in line}
     found |= {key: number_of(line, key) for key in _NUMBERS if key in line}
     reason = text_of(line, "reason") if "reason" in line else ""
-    if reason in _REASONS:  # a newer notes may have others
+    if reason in _REASONS:  # a newer version may have others
         found["reason"] = Reason(reason)
     return Origin(**found, contradicted=line.get("contradicted") is True)
 
@@ -90,7 +90,7 @@ _PARTS: list[tuple[re.Pattern[str], dict[str, Any]]] = [
 
 
 def meant(sentence: str) -> dict[str, Any]:
-    """What a sentence of an earlier notes says, by the names of Origin; of parts that are not known, nothing."""
+    """What a sentence of an earlier version says, by the names of Origin; of parts that are not known, nothing."""
     refused = _REFUSED.fullmatch(sentence)
     if refused:
         return {"reason": Reason.REFUSED, **refused.groupdict()}

@@ -118,9 +118,9 @@ def test_a_profile_of_an_older_notes_is_told(notes: Notes, compiled: Path, home:
     path = home / "profiles" / f"{name}.json"
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
     asked = notes(*ASK, "-n", 2)
-    assert asked.code == 0 and f"warning: {path} was written by an older notes" in asked.err
+    assert asked.code == 0 and f"warning: {path} was written by an older version" in asked.err
     assert f"notes profile rm {name}" in asked.err
-    assert "older notes" in notes("profile", "ls", "--json").json[0]["problem"]
+    assert "older version" in notes("profile", "ls", "--json").json[0]["problem"]
     assert notes("profile", "rm", name).code == 0 and "warning" not in notes(*ASK, "-n", 2).err
 
 

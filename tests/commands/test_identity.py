@@ -211,7 +211,7 @@ def test_binding_and_library_are_of_one_version(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(EngineError, match=rf"{native.UPSTREAM}, but 0.0.1 is installed. Run: pip install"):
             native._load()
     monkeypatch.setattr(native, "ABI_VERSION", 99)
-    with pytest.raises(EngineError, match=r"has interface [0-9]+, this notes needs 99. Build it with"):
+    with pytest.raises(EngineError, match=r"has interface [0-9]+, this version of notes needs 99. Build it with"):
         native._load()
 
 

@@ -23,7 +23,7 @@ ASK = ("ask", "Why?", "-n", 2)
         ("ask: {tmep: 1}", "no setting 'tmep' for notes ask in config.yaml. Did you mean temp?"),
         ("ask: {cases: x}", "no setting 'cases' for notes ask in config.yaml"),
         ("sesion: {}", "no setting 'sesion' in config.yaml. Did you mean session?"),
-        ("frobnicate: 1", "Settings are called as the flags are"),
+        ("frobnicate: 1", "Settings are named like the flags"),
         ("verify: 1", "verify in config.yaml must hold settings of notes verify"),
     ],
 )

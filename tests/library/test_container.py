@@ -436,7 +436,7 @@ def test_a_newer_format_is_said(tmp_path: Path, make_segment: MakeSegment, monke
     with monkeypatch.context() as patch:
         patch.setattr(info, "FORMAT", 2)
         write_segment(tmp_path / "a.gguf", make_segment())
-    with pytest.raises(SegmentError, match="segment format 2, this notes reads 1"):
+    with pytest.raises(SegmentError, match="segment format 2, this version of notes reads 1"):
         open_segment(tmp_path / "a.gguf")
 
 

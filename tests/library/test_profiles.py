@@ -91,7 +91,7 @@ def test_a_newer_profile_is_refused(tmp_path: Path, profile: Profile) -> None:
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
-    with pytest.raises(NotesError, match="format 3, this notes reads 2"):
+    with pytest.raises(NotesError, match="format 3, this version of notes reads 2"):
         profiles.find(profile.identity, profile.cache)
 
 
@@ -141,7 +141,7 @@ def test_a_profile_of_an_older_notes(tmp_path: Path, profile: Profile) -> None:
     path = profiles.save(profile, "notes 0")
     old = {key: value for key, value in json.loads(path.read_text()).items() if key != "verdicts"}
     path.write_text(json.dumps({**old, "format": 1}))
-    with refused(OutdatedError, r"by an older notes.*notes calibrate"):
+    with refused(OutdatedError, r"by an older version.*notes calibrate"):
         profiles.find(profile.identity, profile.cache)
 
 

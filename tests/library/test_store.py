@@ -161,7 +161,7 @@ def test_a_library_that_others_can_write_in(filled: Library, identity: Identity,
 
 
 def test_a_library_that_others_can_only_read(filled: Library) -> None:
-    """As an earlier notes made it: nobody can have put anything there, and it is closed."""
+    """As an earlier version made it: nobody can have put anything there, and it is closed."""
     filled.folder.chmod(0o755)
     assert filled.names() == ["returns", "support"] and filled.folder.stat().st_mode & 0o777 == 0o700
 

@@ -193,7 +193,7 @@ def test_nothing_of_a_failed_restore_stays(make_workspace: MakeWorkspace, skill:
 def test_a_segment_kept_whole_that_could_be_moved_now(
     make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an older notes compiled before an architecture was verified: said by compile, and right until then."""
+    """What an older version compiled before an architecture was verified: said by compile, and right until then."""
     workspace = make_workspace("gpt2")
     path = compile_to_library(workspace, skill).path
     segment = workspace.open(path)
