@@ -51,7 +51,7 @@ def _case(entry: Any, number: int, path: Path) -> Case:
     try:
         return _read(entry, f"case-{number}", path.parent)
     except NotesError as error:
-        raise NotesError(f"{path}, case {number}: {error}") from error
+        raise NotesError(f"{path}, case {number}: {error.what}", error.remedy) from error
 
 
 def _read(entry: Any, name: str, folder: Path) -> Case:
@@ -59,12 +59,12 @@ def _read(entry: Any, name: str, folder: Path) -> Case:
         raise NotesError("it must be a mapping")
     unknown = sorted(set(entry) - KEYS)
     if unknown:
-        raise NotesError(f"{unknown[0]!r} is unknown. Known: {', '.join(sorted(KEYS))}")
+        raise NotesError(f"{unknown[0]!r} is unknown", f"Known: {', '.join(sorted(KEYS))}")
     skill = _skill(entry, name, folder)
     field, choices, right = _text(entry, "field"), _list(entry, "choices"), _list(entry, "right")
     value = clean_value(field, _text(entry, "value"))
     if field not in skill.values:
-        raise NotesError(f"its text has no field {field!r}. Its fields: {', '.join(skill.values) or 'none'}")
+        raise NotesError(f"its text has no field {field!r}", f"Its fields: {', '.join(skill.values) or 'none'}")
     if skill.values[field] == value:
         raise NotesError(f"{field} is {value} in the text already")
     if len(choices) < 2 or len(set(choices)) < len(choices) or not all(choices):

@@ -363,7 +363,7 @@ def _values(segment: Segment, field: str, value: str | None) -> tuple[str, str]:
     old = next((span.value for span in segment.fields if span.name == field), None)
     if old is None:
         known = ", ".join(dict.fromkeys(span.name for span in segment.fields)) or "none"
-        raise SkillError(f"{segment.name} has no field {field!r}. Its fields: {known}")
+        raise SkillError(f"{segment.name} has no field {field!r}", f"Its fields: {known}")
     return old, counterfactual(old) if value is None else clean_value(field, value)
 
 

@@ -57,7 +57,7 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     """
     text = text.strip()
     if not text:
-        raise SkillError("the erratum is empty. Write field=value, or the correction in your own words")
+        raise SkillError("the erratum is empty", "Write field=value, or the correction in your own words")
     name, equals, value = text.partition("=")
     name = field_name(name)
     if not equals or not (name in known_fields or is_name(name) or _qualifies(name, known_fields)):
@@ -65,7 +65,7 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     if name not in known_fields:
         if " " in name and not get_close_matches(name, known_fields, n=1, cutoff=0.8):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
-        raise SkillError(f"no spliced skill has a field {name!r}. Known fields: {listed(sorted(known_fields))}")
+        raise SkillError(f"no spliced skill has a field {name!r}", f"Known fields: {listed(sorted(known_fields))}")
     return Erratum(name, clean_value(name, value), text)
 
 
@@ -99,7 +99,7 @@ def word(erratum: Erratum, wording: str | None = None, wordings: Wordings | None
         return _fill(wordings.free, {"text": erratum.text})
     form = wordings.forms.get(wording or wordings.default)
     if form is None:
-        raise SkillError(f"no erratum wording {wording!r}. Known wordings: {', '.join(wordings.forms)}")
+        raise SkillError(f"no erratum wording {wording!r}", f"Known wordings: {', '.join(wordings.forms)}")
     field = erratum.field
     if erratum.skill:
         field = _fill(wordings.of, {"field": field, "skill": erratum.skill})

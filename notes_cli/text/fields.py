@@ -60,9 +60,9 @@ def clean_value(name: str, value: str) -> str:
     """The value without blanks around it. Raise SkillError if it is empty or of several lines."""
     value = value.strip()
     if not value:
-        raise SkillError(f"field {name!r} has no value. Give it one: {name}=VALUE")
+        raise SkillError(f"field {name!r} has no value", f"Give it one: {name}=VALUE")
     if len(value.splitlines()) > 1:
-        raise SkillError(f"the value of field {name!r} has more than one line. Write it on one line")
+        raise SkillError(f"the value of field {name!r} has more than one line", "Write it on one line")
     return value
 
 
@@ -149,8 +149,8 @@ def _left(unknown: Sequence[str], declared: Mapping[str, str], values: Mapping[s
         near = next((known for known in others if _is_typo(name, known, known in declared)), None)
         if near:
             raise SkillError(
-                f"{{{{{name}}}}} stands in the text, but no such field has a value. Did you mean {near!r}? "
-                f"Known fields: {listed(sorted(values))}. Write \\{{{{{name}}}}} if it is no field"
+                f"{{{{{name}}}}} is in the text, but no such field has a value. Did you mean {near!r}?",
+                f"Known fields: {listed(sorted(values))}. Write \\{{{{{name}}}}} if it is no field",
             )
     shown = listed([f"{{{{{name}}}}}" for name in unknown], most=3)
     stays = (

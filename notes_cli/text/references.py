@@ -67,7 +67,7 @@ class Known(Collection[str]):
         """
         found = self.find(reference)
         if not found:
-            raise SkillError(f"{whose} a field {reference!r}. Known fields: {listed(sorted(self))}")
+            raise SkillError(f"{whose} a field {reference!r}", f"Known fields: {listed(sorted(self))}")
         if len(found) > 1 and "." not in reference:
             which = listed([one.key for one in found])
             raise SkillError(

@@ -61,7 +61,7 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     """
     if str(source) == "-":
         if stdin is None:
-            raise SkillError("nothing to read on standard input. Pipe the text in, or name a file")
+            raise SkillError("nothing to read on standard input", "Pipe the text in, or name a file")
         return parse_skill(_decode(stdin.read(MAX_BYTES + 1), "-"), source="-", default="stdin", name=name)
     path = Path(source)
     if path.is_dir():
@@ -124,7 +124,7 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
     try:
         body, fields, more = find_fields(body, *_declared(header))
     except SkillError as error:
-        raise SkillError(f"{source}: {error}") from None
+        raise SkillError(f"{source}: {error.what}", error.remedy) from None
     warnings += [f"{source}: {warning}" for warning in more]
     return Skill(called, description, body, fields, source, tuple(warnings))
 
@@ -138,7 +138,7 @@ def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
     had = skill.values
     for name in values:
         if name not in had:
-            raise SkillError(f"{skill.name} has no field {name!r}. Its fields: {listed(list(had))}")
+            raise SkillError(f"{skill.name} has no field {name!r}", f"Its fields: {listed(list(had))}")
     new = had | {name: clean_value(name, value) for name, value in values.items()}
     text, fields = fill(skill.text, [Hole(found.start, found.end, found.name) for found in skill.fields], new)
     return replace(skill, text=text, fields=fields)
@@ -154,12 +154,12 @@ def _called(wanted: str, source: str) -> str:
 
 def _decode(data: bytes, source: str) -> str:
     if len(data) > MAX_BYTES:
-        raise SkillError(f"{source} is larger than {MAX_BYTES >> 20} MiB. Is it a text?")
+        raise SkillError(f"{source} is larger than {MAX_BYTES >> 20} MiB", "Is it a text?")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise SkillError(
-            f"{source} is not UTF-8 text: invalid byte at offset {error.start}. Convert it first"
+            f"{source} is not UTF-8 text: invalid byte at offset {error.start}", "Convert it first"
         ) from None
 
 
@@ -191,9 +191,9 @@ def _split(text: str, source: str) -> tuple[dict[str, Any], str]:
     """Front matter and body. All scalars stay as written: a date remains text, 012 remains 012."""
     match = FRONT_MATTER.match(text)
     if match is None:
-        raise SkillError(f"{source}: the front matter that line 1 opens is not closed. Add a line ---")
+        raise SkillError(f"{source}: the front matter that line 1 opens is not closed", "Add a line ---")
     if len(match["yaml"]) > MAX_HEADER:
-        raise SkillError(f"{source}: the front matter is longer than {MAX_HEADER >> 10} KiB. Move text below it")
+        raise SkillError(f"{source}: the front matter is longer than {MAX_HEADER >> 10} KiB", "Move text below it")
     try:
         header = parse_yaml("\n" + match["yaml"])  # the line above it counts
     except ValueError as error:
@@ -229,7 +229,7 @@ def _declared(header: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
                 f"field name {name[:80]!r} must be a word of letters, digits, _ and -, or a few such words"
             )
         if name in values:
-            raise SkillError(f"field {name!r} stands twice in the front matter. Keep one of them")
+            raise SkillError(f"field {name!r} is in the front matter twice", "Keep one of them")
         if isinstance(value, dict):
             value, hoist = _mapping(name, value)
             hoisted += [name] if hoist else []
@@ -245,10 +245,10 @@ def _mapping(name: str, given: dict[str, Any]) -> tuple[Any, bool]:
     """Value and `hoist` of a field that is written as `{value: ..., hoist: true}`."""
     for key in given:
         if key not in ("value", "hoist"):
-            raise SkillError(f"field {name!r} has an unknown key {key!r} in the front matter. Known: value, hoist")
+            raise SkillError(f"field {name!r} has an unknown key {key!r} in the front matter", "Known: value, hoist")
     hoist = given.get("hoist", "false")
     if hoist not in ("true", "false"):
         raise SkillError(f"hoist of field {name!r} must be true or false, not {hoist!r}")
     if "value" not in given:
-        raise SkillError(f"field {name!r} has no value in the front matter. Write {{value: ..., hoist: {hoist}}}")
+        raise SkillError(f"field {name!r} has no value in the front matter", f"Write {{value: ..., hoist: {hoist}}}")
     return given["value"], hoist == "true"

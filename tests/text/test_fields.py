@@ -230,7 +230,7 @@ def test_a_line_with_a_placeholder_is_one_span() -> None:
 def test_a_placeholder_that_is_nearly_a_field_is_a_typo(body: str, declared: dict[str, str]) -> None:
     """It must not reach the model; the line names the field, and how to say that it is meant so."""
     with pytest.raises(
-        SkillError, match=r"\{\{d\w+\}\} stands in the text.*Did you mean 'd.*Known fields: d"
+        SkillError, match=r"\{\{d\w+\}\} is in the text.*Did you mean 'd.*Known fields: d"
     ) as caught:
         find_fields(body, declared)
     assert r"Write \{{" in str(caught.value)

@@ -90,7 +90,7 @@ def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
         ("---\nfields: [a]\n---\nx", "fields in the front matter must be"),
         ("---\nfields:\n  a=b: 1\n---\nx", "field name 'a=b' must be a word"),
         ("---\nfields:\n  a.b: 1\n---\nx", "field name 'a.b' must be a word"),
-        ("---\nfields:\n  x y: 1\n  x  y: 2\n---\nx", "field 'x y' stands twice"),
+        ("---\nfields:\n  x y: 1\n  x  y: 2\n---\nx", "field 'x y' is in the front matter twice"),
         ("---\nfields: {" + ", ".join(f"f{i}: v" for i in range(1001)) + "}\n---\nx", "more than 1,000 fields"),
         ("---\nfields: {a: " + "v" * 1001 + "}\n---\nx", "is longer than 1,000 characters"),
         ("---\nfields:\n  a: {b: 1}\n---\nx", "field 'a' has an unknown key 'b' in the front"),
