@@ -3,6 +3,7 @@
 
 #include "notes_guard.h"
 #include "notes_kv.h"
+#include "notes_watch.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -131,12 +132,12 @@ int32_t notes_rewrite(llama_context * ctx, llama_seq_id seq, const llama_pos * p
     });
 }
 
-int32_t notes_append(llama_context * ctx, const llama_seq_id * seqs, const int32_t * n_tokens, int32_t n_seqs, const llama_token * tokens, notes_output output) {
-    if (!ctx || !seqs || !n_tokens || !tokens) {
+int32_t notes_append(llama_context * ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens) {
+    if (!ctx || !seqs || !n_tokens || !outputs || !tokens) {
         return null_argument();
     }
     return guarded([&] {
-        notes_kv::append(*ctx, seqs, n_tokens, n_seqs, tokens, output);
+        notes_kv::append(*ctx, seqs, n_tokens, outputs, n_seqs, tokens);
         return NOTES_OK;
     });
 }
@@ -149,4 +150,30 @@ int32_t notes_truncate(llama_context * ctx, llama_seq_id seq, llama_pos p0) {
         notes_kv::truncate(*ctx, seq, p0);
         return NOTES_OK;
     });
+}
+
+int32_t notes_share(llama_context * ctx, llama_seq_id from, llama_seq_id to, int32_t n) {
+    if (!ctx) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_kv::share(*ctx, from, to, n);
+        return NOTES_OK;
+    });
+}
+
+int32_t notes_used(llama_context * ctx) {
+    if (!ctx) {
+        return null_argument();
+    }
+    return guarded([&] {
+        return notes_kv::used(*ctx);
+    });
+}
+
+int32_t notes_watch(llama_context * ctx, int32_t fd) {
+    if (!ctx) {
+        return null_argument();
+    }
+    return notes_watch_set(ctx, fd) ? NOTES_OK : fail(NOTES_E_UNSUPPORTED, "computations cannot be stopped on this system");
 }

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define NOTES_ABI_VERSION 2
+#define NOTES_ABI_VERSION 3
 
 enum notes_status {
     NOTES_OK            =  0,
@@ -30,7 +30,7 @@ enum notes_status {
     NOTES_E_POSITION    = -4, // rows are where there must be none (splice), or missing where they must be (rewrite, read)
     NOTES_E_NOT_FINITE  = -5, // the rows hold NaN or infinity, or would where they go
     NOTES_E_DECODE      = -6, // llama.cpp failed: a decode, or memory that could not be had
-    NOTES_E_ABORTED     = -7, // the abort callback of the context stopped the computation
+    NOTES_E_ABORTED     = -7, // the computation was stopped: see notes_watch
 };
 
 enum notes_op {
@@ -43,7 +43,7 @@ enum notes_op {
 
 enum notes_output {
     NOTES_OUTPUT_NONE = 0,
-    NOTES_OUTPUT_LAST = 1, // logits of the last token of each sequence
+    NOTES_OUTPUT_LAST = 1, // logits of the last token (of a sequence)
     NOTES_OUTPUT_ALL  = 2, // logits of every token
 };
 
@@ -126,14 +126,27 @@ LLAMA_API int32_t notes_rewrite(struct llama_context * ctx, llama_seq_id seq, co
         const llama_token * tokens, int32_t n, enum notes_output output);
 
 // Decode tokens after the last row of each of `n_seqs` sequences: the first n_tokens[0] of `tokens` go to seqs[0], and
-// so on. Earlier rows are not touched. More tokens than n_batch are decoded in several batches, the last token of
-// every sequence in the last one. Logits, in the order of the tokens asked for: llama_get_logits_ith(ctx, -k).
+// so on; outputs[i] (enum notes_output) tells which logits are wanted of seqs[i]. Earlier rows are not touched. More
+// tokens than n_batch are decoded in several batches, the last token of every sequence in the last one. Logits, in the
+// order of the tokens asked for: llama_get_logits_ith(ctx, -k).
 LLAMA_API int32_t notes_append(struct llama_context * ctx, const llama_seq_id * seqs, const int32_t * n_tokens,
-        int32_t n_seqs, const llama_token * tokens, enum notes_output output);
+        const int32_t * outputs, int32_t n_seqs, const llama_token * tokens);
 
 // Drop the rows of `seq` from position `p0` on. Refused where the next token would look at rows of a sliding window that
 // are gone, and where recurrent state cannot go back.
 LLAMA_API int32_t notes_truncate(struct llama_context * ctx, llama_seq_id seq, llama_pos p0);
+
+// Let the empty sequence `to` have the first `n` rows of `from`, in the same cells: nothing is copied until one of the two
+// is rewritten. With recurrent layers `n` must be all of them. Sequences with caches of their own (not unified) are refused.
+LLAMA_API int32_t notes_share(struct llama_context * ctx, llama_seq_id from, llama_seq_id to, int32_t n);
+
+// Cells that hold a row of some sequence, in the cache that keeps all rows; shared ones count once. 0 where there is none.
+LLAMA_API int32_t notes_used(struct llama_context * ctx);
+
+// While the descriptor `fd` has something to read, every computation of the context stops with NOTES_E_ABORTED, at the
+// next node of its graph (a matrix product, an attention). -1: nothing stops it. NOTES_E_UNSUPPORTED where the system
+// cannot ask (Windows). Some backends look between graphs alone (CUDA).
+LLAMA_API int32_t notes_watch(struct llama_context * ctx, int32_t fd);
 
 #ifdef __cplusplus
 }

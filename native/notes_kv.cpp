@@ -688,7 +688,7 @@ static void decode(llama_context & ctx, const llama_batch_ext & batch) {
     switch (status) {
         case 0: return;
         case 1: throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(batch.tokens.size()) + " free cells in the K/V cache");
-        case 2: throw notes_failure(NOTES_E_ABORTED, "stopped by the abort callback");
+        case 2: throw notes_failure(NOTES_E_ABORTED, "the computation was stopped");
         default: throw notes_failure(NOTES_E_DECODE, "llama_decode failed with status " + std::to_string(status));
     }
 }
@@ -824,7 +824,7 @@ static llama_pos next_position(llama_context & ctx, const notes_memory & memory,
     return res;
 }
 
-void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, int32_t n_seqs, const llama_token * tokens, notes_output output) {
+void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens) {
     const std::string why = refusal(ctx, NOTES_APPEND);
     if (!why.empty()) {
         throw notes_failure(NOTES_E_UNSUPPORTED, why);
@@ -832,10 +832,11 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
     auto & memory = *ctx.get_memory();
     const notes_memory parts(ctx);
 
-    struct item { llama_seq_id seq; llama_pos pos; llama_token token; bool last; };
+    struct item { llama_seq_id seq; llama_pos pos; llama_token token; bool last; bool output; };
     std::vector<item> items;
     std::vector<std::pair<llama_seq_id, llama_pos>> starts;
     std::set<llama_seq_id> seen;
+    bool all = false; // logits of every token of a sequence are wanted
 
     for (int32_t s = 0; s < n_seqs; ++s) {
         if (seqs[s] < 0 || (uint32_t) seqs[s] >= ctx.n_seq_max() || !seen.insert(seqs[s]).second || n_tokens[s] <= 0) {
@@ -852,13 +853,15 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         }
         check_tokens(ctx, tokens, n_tokens[s]);
         starts.push_back({ seqs[s], p0 });
+        all |= outputs[s] == NOTES_OUTPUT_ALL;
         for (int32_t i = 0; i < n_tokens[s]; ++i, ++tokens) {
-            items.push_back({ seqs[s], p0 + i, *tokens, i == n_tokens[s] - 1 });
+            const bool last = i == n_tokens[s] - 1;
+            items.push_back({ seqs[s], p0 + i, *tokens, last, outputs[s] == NOTES_OUTPUT_ALL || (outputs[s] == NOTES_OUTPUT_LAST && last) });
         }
     }
 
     const size_t n_batch = ctx.n_batch();
-    if (items.empty() || (output == NOTES_OUTPUT_ALL && items.size() > n_batch) || (size_t) n_seqs > n_batch) {
+    if (items.empty() || (all && items.size() > n_batch) || (size_t) n_seqs > n_batch) {
         throw notes_failure(NOTES_E_ARGUMENT, "cannot append " + std::to_string(items.size()) + " tokens (logits of all of them: at most " + std::to_string(n_batch) + ")");
     }
     if (items.size() > n_batch) {
@@ -874,7 +877,7 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
 
             llama_batch_ext batch(&ctx);
             for (size_t i = i0; i < i1; ++i) {
-                add(batch, items[i].seq, items[i].pos, items[i].token, output == NOTES_OUTPUT_ALL || (output == NOTES_OUTPUT_LAST && items[i].last));
+                add(batch, items[i].seq, items[i].pos, items[i].token, items[i].output);
             }
             decode(ctx, batch);
             i0 = i1;
@@ -907,4 +910,45 @@ void notes_kv::truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0) {
     if (!ctx.get_memory()->seq_rm(seq, p0, -1)) {
         throw notes_failure(NOTES_E_UNSUPPORTED, "this model's memory cannot go back to position " + std::to_string(p0) + " (recurrent state)");
     }
+}
+
+void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, int32_t n) {
+    const std::string why = refusal(ctx, NOTES_APPEND);
+    if (!why.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, why);
+    }
+    check_seq(ctx, from);
+    check_seq(ctx, to);
+    const notes_memory parts(ctx);
+    for (const auto & cache : parts.caches) {
+        if (cache.kv->get_stream(from) != cache.kv->get_stream(to)) {
+            throw notes_failure(NOTES_E_UNSUPPORTED, "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)");
+        }
+        if (cache.kv->seq_pos_max(to) >= 0) {
+            throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds rows");
+        }
+    }
+    auto & memory = *ctx.get_memory();
+    if (memory.seq_pos_max(to) >= 0) {
+        throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds a state");
+    }
+    const llama_pos length = next_position(ctx, parts, from);
+    if (n < 0 || n > length || (parts.recurrent && n != length)) {
+        throw notes_failure(NOTES_E_POSITION, "cannot share " + std::to_string(n) + " of the " + std::to_string(length) + " positions of sequence " +
+                std::to_string(from) + (parts.recurrent ? ": recurrent state belongs to the last one" : ""));
+    }
+    if (n > 0) {
+        memory.seq_cp(from, to, 0, parts.recurrent ? -1 : n);
+    }
+}
+
+int32_t notes_kv::used(const llama_context & ctx) {
+    const notes_memory parts(ctx);
+    int32_t res = 0;
+    for (size_t c = 0; c < std::min<size_t>(parts.caches.size(), 1); ++c) {
+        for (const auto & cells : parts.caches[c].kv->v_cells) {
+            res += cells.get_used();
+        }
+    }
+    return res;
 }

@@ -40,8 +40,11 @@ struct notes_kv {
     void rewrite(llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output);
 
     // Any memory can append and truncate, if not everywhere.
-    static void append  (llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, int32_t n_seqs, const llama_token * tokens, notes_output output);
+    static void append  (llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens);
     static void truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0);
+    static void share   (llama_context & ctx, llama_seq_id from, llama_seq_id to, int32_t n);
+
+    static int32_t used(const llama_context & ctx);
 
 private:
     llama_context & ctx;

@@ -67,8 +67,10 @@ def make_workspace(make_model: Callable[..., Path], home: Path) -> Iterator[Make
     """Open a workspace on a tiny model of the given kind and settings; closed after the test."""
     opened: list[Workspace] = []
 
-    def make(kind: str = "llama", n_ctx: int = 1024, fixed_size: bool = False, **settings: object) -> Workspace:
-        options = ContextOptions(n_ctx=n_ctx, n_threads=1)
+    def make(
+        kind: str = "llama", n_ctx: int = 1024, fixed_size: bool = False, n_ubatch: int = 512, **settings: object
+    ) -> Workspace:
+        options = ContextOptions(n_ctx=n_ctx, n_ubatch=n_ubatch, n_threads=1)
         opened.append(Workspace(make_model(kind, **settings), options, fixed_size=fixed_size))
         return opened[-1]
 

@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,15 +18,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine import limits, native, process
+from notes_cli.engine import interrupts, limits, native, process
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import LayerRows, Tokens
+from notes_cli.engine.sequences import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
 THREAD_WEIGHTS = 16 << 20  # bytes that make a thread of its own worth while (docs/LOG.md)
+_MOST_SEQUENCES = 128  # that a context grows to by itself
+_STRIDE = 128  # tokens of a call that nothing stops
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
@@ -64,20 +67,25 @@ class ContextOptions:
 
 
 class Context:
-    """One llama_context. Use it from one thread at a time; close it before its model."""
+    """One llama_context, and who holds its sequences. Use it from one thread at a time; close it before its model."""
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
         """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
         self._handle: Any = None
-        self.cleared = 0  # times: rows from before are gone, whatever stands in their place
         self.unmovable: str | None = None  # why no rows may be moved, where that was measured (engine/rotation.py)
         self.model = model
-        self.options = options = options or ContextOptions()
+        self._listening = interrupts.Listening()
+        self._damaged = False  # a recurrent state may hold what is no number
+        self._open(options or ContextOptions())
+        self._pool = Pool(self._sequences, self._empty)
+
+    def _open(self, options: ContextOptions) -> None:
         _check(options)
+        model = self.model
         params = llama.llama_context_default_params()
         # Where the sequence cannot go back, a second one is there to be spoilt: see `ahead`.
         spare = model.recurrent and options.n_sequences == 1
-        self._sequences = params.n_seq_max = options.n_sequences + spare
+        sequences = params.n_seq_max = options.n_sequences + spare
         # llama.cpp keeps an output for each sequence and as many as a batch has tokens, or the context before it is
         # rounded up, and aborts where these are fewer (llama_context::output_reserve).
         params.n_ctx = max(options.n_ctx, params.n_seq_max) if options.n_ctx else 0
@@ -98,7 +106,8 @@ class Context:
         if options.yarn_attn_factor is not None:
             params.yarn_attn_factor = options.yarn_attn_factor
         bound = limits.trained(model, options)
-        if limits.learned(model) and options.n_ctx > model.n_ctx_train:
+        learned = limits.learned(model)
+        if learned and options.n_sequences == 1 and options.n_ctx > model.n_ctx_train:
             raise EngineError(
                 f"{model.name} learned a vector for each of {model.n_ctx_train:,} positions and has no more: a context "
                 f"of {options.n_ctx:,} tokens is not possible",
@@ -106,14 +115,23 @@ class Context:
             )
         limits.check_memory(model, options)
         with process.log.collected() as lines:
-            self._handle = llama.llama_init_from_model(model.handle, params)
-        if not self._handle:
+            handle = llama.llama_init_from_model(model.handle, params)
+        if not handle:
             reason = lines[-1].split(": ", 1)[-1].strip() if lines else "no reason given"
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
-        self.n_ctx = int(llama.llama_n_ctx_seq(self._handle))
-        self.n_batch = int(llama.llama_n_batch(self._handle))  # tokens of which all logits can be had at once
+        self._handle, self.options, self._sequences = handle, options, sequences
+        self._unified = bool(params.kv_unified) or sequences == 1
+        self.cells = int(llama.llama_n_ctx_seq(handle))  # tokens that all sequences, or each of them, can have
+        self.n_batch = int(llama.llama_n_batch(handle))  # tokens of one call, of which all logits can be had
+        self.n_ubatch = int(llama.llama_n_ubatch(handle))
+        self.n_ctx = self.cells  # tokens that one sequence can have
+        if learned:
+            self.n_ctx = min(self.n_ctx, model.n_ctx_train)
         if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to go beyond
             self.n_ctx = min(self.n_ctx, bound)
+        # A state that cannot go back is not stopped half way: such a model gets shorter batches instead.
+        watched = not model.recurrent and native.call("notes_watch", handle, interrupts.descriptor()) == native.OK
+        self.stride = self.n_batch if watched else min(self.n_batch, _STRIDE)  # tokens that nothing stops
 
     @property
     def handle(self) -> Any:
@@ -204,21 +222,146 @@ class Context:
             adapters="",  # a context with one does not read
         )
 
+    # Sequences.
+
+    def lease(self) -> Lease:
+        """An empty sequence. Where all are held, the context is made again with more of them (`resize`)."""
+        if self.model.recurrent and self._damaged and not self._pool.held:
+            self.clear()
+        number = self._free()
+        if number is None and self._pool.size < _MOST_SEQUENCES:
+            self.resize(n_sequences=min(_MOST_SEQUENCES, 2 * self._pool.size))
+            number = self._free()
+        if number is None:
+            raise EngineError(f"all {self._pool.size} sequences of the context are in use. Close a notebook")
+        return self._pool.take(number)
+
+    def _free(self) -> int | None:
+        """The first sequence that nobody holds, and that is empty: whoever goes by numbers holds none."""
+        return next((number for number in self._pool.free if not self.length(number)), None)
+
+    def share(self, sequence: int, length: int) -> Lease:
+        """An empty sequence that has the first `length` rows of this one, in the same cells: nothing is copied until
+        one of the two rewrites them. Of recurrent layers only all rows can be shared.
+
+        Raise UnsupportedError where sequences have caches of their own.
+        """
+        if not self._unified:
+            self.resize(n_sequences=2 * self._pool.size)
+        lease = self.lease()
+        try:
+            native.call("notes_share", self.handle, sequence, lease.id, length)
+        except BaseException:
+            lease.close()
+            raise
+        return lease
+
+    @property
+    def used(self) -> int:
+        """Cells that hold a row of some sequence, a shared one once. 0 where the model keeps no rows."""
+        self._pool.collect()
+        return native.call("notes_used", self.handle)
+
+    def room(self, sequence: int | None = None) -> int:
+        """How many tokens this sequence can still take; without one, a new sequence."""
+        left = self.n_ctx - (0 if sequence is None else self.length(sequence))
+        return min(left, self.cells - self.used) if self._unified else left
+
+    def _empty(self, number: int) -> None:
+        """Drop all rows of a sequence. The data of recurrent state goes with the last one: see `clear`."""
+        if self._handle is None:
+            return
+        if self.model.recurrent and not any(self.length(other) for other in range(self._sequences) if other != number):
+            llama.llama_memory_clear(self._memory, True)
+        else:
+            llama.llama_memory_seq_rm(self._memory, number, -1, -1)
+
+    def resize(self, *, n_ctx: int = 0, n_sequences: int = 0) -> None:
+        """Make the context again with at least so many tokens and sequences. Sequences that are held come along, their
+        rows bit for bit; what they shared, each has for itself afterwards.
+
+        Raise EngineError or UnsupportedError where that cannot be; then all is as it was.
+        """
+        old = self.options
+        sequences = max(n_sequences, old.n_sequences)
+        new = replace(
+            old,
+            n_ctx=max(n_ctx, old.n_ctx) if old.n_ctx else n_ctx,
+            n_sequences=sequences,
+            unified=old.unified or (sequences > 1 and old.n_sequences == 1),
+        )
+        rows = self._saved()
+        rotation = self._rotation if rows else ""
+        try:
+            self._reopen(new)
+            if rows and self._rotation != rotation:
+                raise UnsupportedError(
+                    f"{self.model.name} rotates its keys otherwise in a context of {new.n_ctx:,} tokens than in one of "
+                    f"{old.n_ctx:,}, so the rows of its sequences cannot be kept"
+                )
+        except EngineError:
+            self._reopen(old)
+            self._restore(rows)
+            raise
+        self._restore(rows)
+
+    def _reopen(self, options: ContextOptions) -> None:
+        reason = self.unmovable
+        self.close()
+        self.__dict__.pop("layers", None)
+        self.__dict__.pop("_rotation", None)
+        self._open(options)
+        self.unmovable, self._pool.size = reason, self._sequences
+
+    def _saved(self) -> list[tuple[int, Tokens, tuple[LayerRows, ...]]]:
+        """The rows of every held sequence, with its number and tokens."""
+        saved = []
+        for number in range(self._pool.size):
+            count = self.length(number)
+            if not count:
+                continue
+            tokens = self._pool.tokens(number)[:count]
+            reason = self.supports("read") or self.supports("restore")
+            if reason is None and len(tokens) < count:
+                reason = "it holds rows of tokens that are not known"
+            if reason:
+                raise UnsupportedError(f"the context cannot be made larger while sequence {number} has rows: {reason}")
+            rows = self.read(number, 0, count, base=0, dtype=self.lossless_type)
+            saved.append((number, np.array(tokens, np.int32), rows))
+        return saved
+
+    def _restore(self, saved: Iterable[tuple[int, Tokens, tuple[LayerRows, ...]]]) -> None:
+        for number, tokens, rows in saved:
+            self.splice(number, 0, tokens, rows, 0)
+
     # Rows. `sequence` is a sequence id; positions count from 0.
 
     def length(self, sequence: int) -> int:
         """Number of positions up to the last row of the sequence."""
         return int(llama.llama_memory_seq_pos_max(self._memory, self._known(sequence))) + 1
 
-    def append(self, tokens: dict[int, Tokens], output: Output = "last") -> None:
-        """Decode tokens after the last row of each sequence, all in one batch."""
+    def append(self, tokens: Mapping[int, Tokens], output: Output | Mapping[int, Output] = "last") -> None:
+        """Decode tokens after the last row of each sequence, all in one batch. `output`: which logits are wanted, of
+        all sequences or of each; `logits` counts them in the order of the tokens.
+
+        A signal that Python handles stops it, and what was appended is gone again: raise what the handler raises.
+        """
         sequences = _integers([self._known(sequence) for sequence in tokens], "a sequence")
         counts = _integers([len(part) for part in tokens.values()], "a count")
+        wanted = [_OUTPUT[output if isinstance(output, str) else output[sequence]] for sequence in tokens]
+        outputs = _integers(wanted, "an output")
         flat = np.concatenate([np.zeros(0, np.int32), *(_integers(part, "a token") for part in tokens.values())])
-        native.call(
-            *("notes_append", self.handle, _int32(sequences), _int32(counts), len(sequences), _int32(flat)),
-            _OUTPUT[output],
-        )
+        self._compute("notes_append", _int32(sequences), _int32(counts), _int32(outputs), len(sequences), _int32(flat))
+
+    def _compute(self, hook: str, *arguments: Any) -> None:
+        """Call a hook that computes, again where a signal has stopped it that its handler had no objection to."""
+        while True:
+            try:
+                with self._listening:
+                    native.call(hook, self.handle, *arguments)
+                return
+            except native.StoppedError:
+                continue
 
     def decode_at(self, sequence: int, position: int, tokens: Tokens) -> None:
         """Decode tokens from any position on, in a sequence that is empty. Raise EngineError if that fails."""
@@ -240,7 +383,7 @@ class Context:
         where, what = _integers(positions, "a position"), _integers(tokens, "a token")
         if len(where) != len(what):
             raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
-        native.call("notes_rewrite", self.handle, sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
+        self._compute("notes_rewrite", sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
 
     def splice(
         self,
@@ -298,25 +441,22 @@ class Context:
     @contextmanager
     def ahead(self, sequence: int) -> Iterator[int]:
         """A sequence that goes on from this one and is forgotten afterwards; this one is as it was."""
-        if not self.model.recurrent:
-            length = self.length(sequence)
+        length = self.length(sequence)
+        if self.model.recurrent:
+            with self.share(sequence, length) as other:
+                yield other.id
+        else:
             try:
                 yield sequence
             finally:
                 self.truncate(sequence, length)
-        elif self.options.n_sequences == 1:
-            llama.llama_memory_seq_cp(self._memory, sequence, sequence + 1, -1, -1)
-            try:
-                yield sequence + 1
-            finally:
-                llama.llama_memory_seq_rm(self._memory, sequence + 1, -1, -1)
-        else:
-            raise EngineError("this model's memory cannot go back, and the context has no sequence to spare")
 
     def clear(self) -> None:
-        """Forget all sequences. The data of recurrent state goes, too: NaN in it would outlive them."""
+        """Forget all sequences: nobody holds one any more. The data of recurrent state goes, too: NaN in it would
+        outlive them."""
         llama.llama_memory_clear(self._memory, self.model.recurrent)
-        self.cleared += 1
+        self._damaged = False
+        self._pool.clear()
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
         """Logits of an output of the last append or rewrite, [n_vocab], a copy."""
@@ -325,6 +465,7 @@ class Context:
             raise EngineError(f"there are no logits for output {index}")
         logits = np.array(np.ctypeslib.as_array(pointer, (self.model.n_vocab,)), np.float32)
         if np.isnan(logits).any():
+            self._damaged = True
             raise EngineError(f"{self.model.name} computes logits that are not numbers: its file or its K/V is damaged")
         return logits
 

@@ -6,12 +6,14 @@ writes is a habit of its tokenizer. Scores of the answers are then normalised am
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from notes_cli.engine.loop import Ahead, Task, run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.errors import NotesError
 
@@ -37,6 +39,11 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def decide(notebook: Notebook, choices: Sequence[str]) -> Decision:
     """Score each choice as the answer at the end of the notebook, which is left as it was."""
+    return run(deciding(notebook, choices))
+
+
+def deciding(notebook: Notebook, choices: Sequence[str]) -> Task[Decision]:
+    """The same as a task of a loop (engine/loop.py)."""
     check_choices(choices)
     model = notebook.context.model
     variants = {
@@ -45,9 +52,17 @@ def decide(notebook: Notebook, choices: Sequence[str]) -> Decision:
     every = {tokens for options in variants.values() for tokens in options}
     # "no" against "not sure": the shorter answer is only whole if the answer ends there.
     ending = any(a != b and b[: len(a)] == a for a in every for b in every)
-    first = log_softmax(notebook.logits())
+    (logits,) = yield [notebook]
+    first = log_softmax(logits)
+    looks = {
+        tokens: tokens if ending else tokens[:-1] for tokens in dict.fromkeys(chain.from_iterable(variants.values()))
+    }
+    ahead = [Ahead(notebook, tokens) for tokens in looks.values() if tokens]
+    rows = iter((yield ahead) if ahead else [])
+    following = {tokens: next(rows) if look else () for tokens, look in looks.items()}
+    ends = model.end_tokens if ending else []
     scores = {
-        choice: max(_score(notebook, tokens, first, ending) for tokens in options)
+        choice: max(_score(tokens, first, following[tokens], ends) for tokens in options)
         for choice, options in variants.items()
     }
     weights = np.exp(np.array(list(scores.values())) - max(scores.values()))
@@ -60,14 +75,11 @@ def check_choices(choices: Sequence[str]) -> None:
         raise NotesError(f"choices must be two or more different answers, got {','.join(choices)!r}")
 
 
-def _score(notebook: Notebook, tokens: Sequence[int], first: NDArray[np.float64], ending: bool) -> float:
-    """Log-probability of the tokens as the next ones; `ending`: and of the answer ending after them."""
-    total = float(first[tokens[0]])
-    ahead = tokens if ending else tokens[:-1]
-    if not ahead:
-        return total
-    rows = [log_softmax(row) for row in notebook.lookahead(ahead)]
-    total += sum(float(row[token]) for row, token in zip(rows, tokens[1:], strict=False))
-    if ending:
-        total += float(rows[-1][notebook.context.model.end_tokens].max())
-    return total
+def _score(
+    tokens: Sequence[int], first: NDArray[np.float64], ahead: Iterable[NDArray[np.float32]], ends: Sequence[int]
+) -> float:
+    """Log-probability of the tokens as the next ones: of the first by `first`, of the others by the logits after each
+    before it; with `ends`, and of the answer ending after them with one of these."""
+    rows = [log_softmax(row) for row in ahead]
+    total = float(first[tokens[0]]) + sum(float(row[token]) for row, token in zip(rows, tokens[1:], strict=False))
+    return total + float(rows[-1][ends].max()) if ends else total

@@ -16,13 +16,17 @@ from typing import Any
 import notes_cli
 from notes_cli.errors import EngineError, UnsupportedError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 _MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 
-OK, E_UNSUPPORTED = 0, -2
+OK, E_UNSUPPORTED, E_ABORTED = 0, -2, -7
 OPERATIONS = {"splice": 0, "rewrite": 1, "append": 2, "read": 3, "restore": 4}
 OUTPUT_NONE, OUTPUT_LAST, OUTPUT_ALL = 0, 1, 2
 PARTS = ("attention", "indexer", "state")
+
+
+class StoppedError(EngineError):
+    """A computation was stopped (engine/interrupts.py); the sequences are as they were before, if they can go back."""
 
 
 class Layer(ctypes.Structure):
@@ -109,8 +113,11 @@ _signatures: dict[str, list[Any]] = {
         *(ctypes.POINTER(Rows), ctypes.c_int32, ctypes.c_int32),
     ],
     "notes_rewrite": [ctypes.c_void_p, ctypes.c_int32, _int32_p, _int32_p, ctypes.c_int32, ctypes.c_int],
-    "notes_append": [ctypes.c_void_p, _int32_p, _int32_p, ctypes.c_int32, _int32_p, ctypes.c_int],
+    "notes_append": [ctypes.c_void_p, _int32_p, _int32_p, _int32_p, ctypes.c_int32, _int32_p],
     "notes_truncate": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32],
+    "notes_share": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
+    "notes_used": [ctypes.c_void_p],
+    "notes_watch": [ctypes.c_void_p, ctypes.c_int32],
     "notes_guard": [ctypes.c_char_p, ctypes.c_char_p],
 }
 _results: dict[str, Any] = {"notes_supports": ctypes.c_bool, "notes_can_move": ctypes.c_bool, "notes_guard": None}
@@ -150,6 +157,8 @@ def call(name: str, *arguments: Any) -> int:
     result = int(_hook(name, arguments))
     if result == E_UNSUPPORTED:
         raise UnsupportedError(last_error())
+    if result == E_ABORTED:
+        raise StoppedError(last_error())
     if result < OK:
         raise EngineError(last_error())
     return result

@@ -15,34 +15,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.context import Context
+from notes_cli.engine.decoding import decode
 from notes_cli.engine.patches import Patch, align, ascending, new_positions, patched, shifted
 from notes_cli.engine.pieces import How, Piece, Reason
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
+from notes_cli.engine.sequences import Lease
+from notes_cli.engine.writing import Writer
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
 Stopped = Literal["end", "limit", "context"]  # why an answer ends: by itself, cut at its limit, or by the context's end
 Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
-# Tokens decoded between two looks at the keyboard and the progress bar.
-_STRIDE = 128
-
 
 class Notebook:
-    """One sequence of a context. Positions are 0, 1, ..., in the order of the pieces."""
+    """One sequence of a context. Positions are 0, 1, ..., in the order of the pieces.
 
-    def __init__(self, context: Context, sequence: int = 0, *, dry: bool = False) -> None:
-        """`dry`: keep the ledger but compute nothing, to tell beforehand what would be done."""
+    Close it, or use it as a context manager, and its sequence is free for others.
+    """
+
+    def __init__(self, context: Context, lease: Lease | None = None, *, dry: bool = False) -> None:
+        """An empty notebook in a sequence of its own: `lease`, or one that the context has free. `dry`: keep the ledger
+        but compute nothing, to tell beforehand what would be done."""
         self.context = context
         self.dry = dry
-        self.sequence = sequence
         self.pieces: list[Piece] = []
         self.seconds = {"splice": 0.0, "decode": 0.0}
         self.stopped: Stopped = "end"  # why the last answer ends
-        self._tokens: list[int] = []
+        self._lease = None if dry else lease or context.lease()
+        self._tokens: list[int] = self._lease.tokens if self._lease else []
         self._done = 0  # tokens that have rows; the rest waits to be decoded
-        self._cleared = context.cleared  # when the first of them was computed
         self._logits: NDArray[np.float32] | None = None
+
+    @property
+    def sequence(self) -> int:
+        """The number of its sequence. Raise EngineError if that is not its own any more."""
+        if self._lease is None:
+            raise EngineError("a dry notebook has no sequence")
+        return self._lease.id
+
+    def close(self) -> None:
+        """Give its sequence back; the rows are gone."""
+        if self._lease is not None:
+            self._lease.close()
+
+    def __enter__(self) -> Notebook:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def tokens(self) -> Tokens:
@@ -53,10 +74,20 @@ class Notebook:
 
     @property
     def intact(self) -> bool:
-        """Whether the context still holds the rows of this notebook: nobody has cleared it, or changed the sequence."""
-        if not self._done:
-            self._cleared = self.context.cleared
-        return self._cleared == self.context.cleared and self.context.length(self.sequence) == self._done
+        """Whether the context still holds the rows of this notebook: it has not been closed, nor its rows changed by
+        anybody else."""
+        held = self._lease is not None and self._lease.held
+        return held and self.context.length(self.sequence) == self._done
+
+    def share(self) -> Notebook:
+        """A second notebook that goes on from here. It has the same rows in the same cells, until one of the two is
+        rewritten. Raise UnsupportedError where sequences cannot share."""
+        self.flush()
+        other = Notebook(self.context, None if self.dry else self.context.share(self.sequence, len(self)), dry=self.dry)
+        other._tokens += self._tokens
+        other._done, other._logits = self._done, self._logits
+        other.pieces = list(self.pieces)
+        return other
 
     def append(
         self,
@@ -135,28 +166,56 @@ class Notebook:
         self._done = len(self)
         self._logits = None
 
+    # Decoding. A loop asks a notebook what is pending, decodes it, perhaps with that of others, and tells it.
+
+    @property
+    def pending(self) -> Sequence[int]:
+        """The tokens that wait to be decoded."""
+        return self._tokens[self._done :]
+
+    def advance(self, count: int, logits: NDArray[np.float32] | None = None) -> None:
+        """The first `count` pending tokens have rows now; `logits` are those after the last of all tokens."""
+        self._done += count
+        self._logits = logits if self._done == len(self) else None
+
+    def failed(self) -> None:
+        """A decode has failed or was interrupted: what of it is there counts, the rest is still pending."""
+        self._done = min(len(self), self.context.length(self.sequence))
+        self._logits = None
+
+    def check_intact(self) -> None:
+        """Raise EngineError unless decoding can go on from the rows that there are."""
+        if not self.intact:
+            raise EngineError(
+                "the sequence of this notebook was closed, or changed by somebody else: assemble it again"
+            )
+
+    def ask(self) -> NDArray[np.float32] | None:
+        """The logits after the last token if they are there; else see to it that some token is pending whose decoding
+        gives them. Raise EngineError where the last token was spliced."""
+        if not self.pending and self._logits is None:
+            if self.dry or not self.pieces or self.pieces[-1].how == "spliced":
+                raise EngineError("a spliced row has no logits: append a token after it")
+            self._step_back()  # its row is there, its logits are not: after truncate, rewrite or an interrupt
+        return None if self.pending else self._logits
+
+    def _step_back(self) -> None:
+        """Have the last token decoded once more."""
+        self.check_intact()
+        self.context.truncate(self.sequence, len(self) - 1)
+        self._done = len(self) - 1
+
     def flush(self, progress: Progress | None = None) -> None:
         """Decode what waits. Interrupted or failed, the notebook keeps what has been decoded and the rest waits on."""
         if self.dry:
             self._done = len(self)
-        elif not self.intact:
-            raise EngineError("the sequence of this notebook was changed by somebody else: lay it out again")
-        first, total = self._done, len(self) - self._done
-        started = time.perf_counter()
-        try:
-            while self._done < len(self):
-                chunk = self._tokens[self._done : self._done + _STRIDE]
-                self.context.append({self.sequence: np.array(chunk, np.int32)})
-                self._done += len(chunk)
-                self._logits = self.context.logits() if self._done == len(self) else None
-                if progress:
-                    progress(self._done - first, total)
-        except BaseException:
-            if not self.dry:  # an interrupt comes after the call that it waited for: those rows are there
-                self._done = self.context.length(self.sequence)
-            raise
-        finally:
-            self.seconds["decode"] += time.perf_counter() - started
+            return
+        total = len(self.pending)
+        while self.pending:
+            decode([self], self.context.n_ubatch if progress else None)
+            if progress:
+                progress(total - len(self.pending), total)
+        self.check_intact()
 
     def rewrite(self, positions: list[int], tokens: Tokens) -> None:
         """Replace tokens inside the notebook and recompute their rows, and only theirs, in place."""
@@ -195,7 +254,8 @@ class Notebook:
             raise
         finally:
             self.seconds["decode"] += time.perf_counter() - started
-        self._tokens, self._logits = tokens, None
+        self._tokens[:] = tokens
+        self._logits = None
         self.pieces = [self._amended(piece, shift, places) for piece in self.pieces]
         return len(places)
 
@@ -244,12 +304,12 @@ class Notebook:
 
     def logits(self) -> NDArray[np.float32]:
         """Logits after the last token, [n_vocab]. The last token must have been decoded, not spliced."""
-        self.flush()
-        if self._logits is None and not self.dry and self.pieces and self.pieces[-1].how != "spliced":
-            self._step_back()  # its row is there, its logits are not: after truncate, rewrite or an interrupt
-        if self._logits is None:
-            raise EngineError("a spliced row has no logits: append a token after it")
-        return self._logits
+        found = self.ask()
+        while found is None:
+            decode([self])
+            found = self.ask()
+        self.check_intact()
+        return found
 
     def lookahead(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of these tokens if they came next, [len(tokens), n_vocab]; the notebook stays as it is."""
@@ -266,31 +326,11 @@ class Notebook:
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token, and
         where the context is full: `stopped` says why. Raise EngineError where there is no room for the first one."""
-        start, model = len(self), self.context.model
-        self.stopped = "limit"
-        for _ in range(limit):
-            token = sampler.next(self.logits())
-            if model.ends(token):
-                self.stopped = "end"
-                return
-            if len(self) == start:
-                self.append([token], "answer")
-            elif len(self) == self.context.n_ctx:
-                self.stopped = "context"
-                return
-            else:
-                self._tokens.append(token)
-                self.pieces[-1] = replace(self.pieces[-1], tokens=len(self) - start)
-            yield token
-            self.flush()
-        if limit and model.ends(int(self.logits().argmax())):
-            self.stopped = "end"  # it has said all
-
-    def _step_back(self) -> None:
-        """Decode the last token once more."""
-        self.context.truncate(self.sequence, len(self) - 1)
-        self._done = len(self) - 1
-        self.flush()
+        writer = Writer(self, sampler, limit)
+        while writer.goes_on:
+            token = writer.choose(self.logits())
+            if token is not None:
+                yield token
 
     @property
     def decoded(self) -> int:
@@ -301,12 +341,33 @@ class Notebook:
         """Tokens of all pieces that came about this way."""
         return sum(piece.tokens for piece in self.pieces if piece.how == how)
 
+    @property
+    def room(self) -> int:
+        """How many more tokens there is room for, those that are pending counted as there."""
+        if self.dry:
+            return self.context.n_ctx - len(self)
+        return self.context.room(self.sequence) - len(self.pending)
+
+    def continued(self, token: int) -> None:
+        """One more token of the last piece."""
+        self._tokens.append(token)
+        self._logits = None
+        last = self.pieces[-1]
+        self.pieces[-1] = last.resized(last.tokens + 1, last.rewritten)
+
     def _check_room(self, count: int) -> None:
-        if len(self) + count > self.context.n_ctx:
+        if count <= self.room:
+            return
+        size, total = self.context.n_ctx, len(self) + count
+        if total > size:
             raise EngineError(
-                f"the context is too small: {len(self) + count} tokens do not fit {self.context.n_ctx}",
-                Help.LARGER_CONTEXT(tokens=_next_size(len(self) + count)),
+                f"the context is too small: {total} tokens do not fit {size}",
+                Help.LARGER_CONTEXT(tokens=_next_size(total)),
             )
+        raise EngineError(
+            f"the context is full: {self.room} of its {self.context.cells} cells are free, {count} are needed",
+            Help.LARGER_CONTEXT(tokens=_next_size(self.context.cells + count - self.room)),
+        )
 
 
 def _next_size(tokens: int) -> int:

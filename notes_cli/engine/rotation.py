@@ -44,23 +44,24 @@ class RotationCheck:
         )
 
 
-def measure_rotation(context: Context) -> RotationCheck | None:
+def measure_rotation(context: Context, sequence: int) -> RotationCheck | None:
     """Decode a few tokens at the start and near the middle of the context, turn the latter back, and compare.
 
-    The context is empty before and afterwards. None where it moves no rows anyway, or has no room to move them in.
+    The sequence is empty before and afterwards. None where the context moves no rows anyway, or has no room to move
+    them in.
     """
     distance = _distance(context)
     if context.supports("splice") is not None or not distance:
         return None
     tokens = _tokens(context)
     try:
-        context.decode_at(0, 0, tokens)
-        here = context.read(0, 0, TOKENS, base=0, dtype="f32")
-        context.clear()
-        context.decode_at(0, distance, tokens)
-        there = context.read(0, distance, TOKENS, base=0, dtype="f32")
+        context.decode_at(sequence, 0, tokens)
+        here = context.read(sequence, 0, TOKENS, base=0, dtype="f32")
+        context.truncate(sequence, 0)
+        context.decode_at(sequence, distance, tokens)
+        there = context.read(sequence, distance, TOKENS, base=0, dtype="f32")
     finally:
-        context.clear()
+        context.truncate(sequence, 0)
     floats = (FLOATS * distance) ** 2
     found = []
     for one, other in zip(here, there, strict=True):

@@ -151,7 +151,7 @@ def _prompt(case: Case, segment: Segment) -> Prompt:
 def _influenced(workspace: Workspace, case: Case) -> Segment:
     """The case's skill with the influence of its field."""
     segment = compile_skill(workspace, case.skill)
-    with workspace.scratch() as notebook:
+    with workspace.scratch(len(segment.context) + len(segment) + 8) as notebook:  # another value may be longer
         return replace(segment, influence={case.field: influence(notebook, segment, case.field)})
 
 
@@ -197,12 +197,13 @@ def _decided(
     workspace: Workspace, prompt: Prompt, case: Case, *, splice: bool = True, seam: int = DEFAULT_SEAM
 ) -> _Found:
     started = time.perf_counter()
-    notebook = assemble(workspace, prompt, splice=splice, seam=seam, room=THINK if prompt.think else 0)
-    logits = notebook.logits()
-    decoded = notebook.decoded
-    if prompt.think:
-        thought = think(workspace, notebook, SamplerOptions(), THINK)
-        choice = decide_after(workspace, notebook, case.choices, thought).choice
-    else:
-        choice = decide(notebook, case.choices).choice
+    room = THINK if prompt.think else 0
+    with assemble(workspace, prompt, splice=splice, seam=seam, room=room) as notebook:
+        logits = notebook.logits()
+        decoded = notebook.decoded
+        if prompt.think:
+            thought = think(workspace, notebook, SamplerOptions(), THINK)
+            choice = decide_after(workspace, notebook, case.choices, thought).choice
+        else:
+            choice = decide(notebook, case.choices).choice
     return _Found(choice, logits, decoded, time.perf_counter() - started)

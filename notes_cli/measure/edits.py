@@ -118,9 +118,9 @@ def verify_edits(
 def _recomputed(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Reference:
-    notebook = assemble(workspace, replace(prompt, method=RECOMPUTE), splice=False, room=ANSWER)
-    notebook.flush(progress)
-    return notebook.logits(), decided(notebook, choices)[0]
+    with assemble(workspace, replace(prompt, method=RECOMPUTE), splice=False, room=ANSWER) as notebook:
+        notebook.flush(progress)
+        return notebook.logits(), decided(notebook, choices)[0]
 
 
 def _tried(
@@ -138,10 +138,11 @@ def _tried(
             notebook = assemble(workspace, replace(prompt, method=method), seam=seam, room=ANSWER)
         except NotesError as error:  # this model, or the way the skill was compiled, has other methods
             return Tried(str(method), refused=error)
-        notebook.flush(progress)
-        found = notebook.logits()
-        decoded = notebook.decoded
-        decision, _ = decided(notebook, choices)
+        with notebook:
+            notebook.flush(progress)
+            found = notebook.logits()
+            decoded = notebook.decoded
+            decision, _ = decided(notebook, choices)
         near = cosine(found, wanted), divergence(found, wanted), same_top(found, wanted)
         cases.append(EditCase(prompt.question, *near, decision, reference, decoded))
     return Tried(str(method), tuple(cases))

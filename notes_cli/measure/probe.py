@@ -20,7 +20,7 @@ from notes_cli.editing.change import Change, change, skill_of
 from notes_cli.editing.influence import counterfactual
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
-from notes_cli.engine.notebook import Notebook, Progress
+from notes_cli.engine.notebook import Progress
 from notes_cli.engine.patches import Patch, align
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
@@ -111,6 +111,7 @@ class Mixes:
         self.stale, self.fresh = _compiled(workspace, segment, field, self.new, compiling)
         others = [replace(other, fields=()) for other in before]  # of this field it is the probed skill's that changes
         self._prompt = Prompt(self.question, [*others, self.stale], system=system)
+        self.notebook = workspace.notebook()
         self._relay(self._prompt)
         self.decisions = self._decide(lambda: decide(self.notebook, choices).choice if choices else self._said())
         self.scores = self._score_of(False), self._score_of(True)
@@ -169,7 +170,8 @@ class Mixes:
         """Lay a whole prompt; what stands before and behind the skill is kept for all mixes."""
         # A mix may be longer than the prompt, and answers stand behind it while they are scored.
         room = self._longest + sum(max(0, patch.grows) for patch in self.change.patches)
-        self.notebook: Notebook = assemble(self._workspace, prompt, seam=0, room=room)
+        self.notebook.close()
+        self.notebook = assemble(self._workspace, prompt, seam=0, room=room)
         self._laid: list[bool] = []
         if prompt is self._prompt:
             mine = [piece for piece in self.notebook.pieces if piece.kind == "splice" and piece.name == self.stale.name]

@@ -120,7 +120,6 @@ def verify_session(
     if session.empty:
         raise NotesError(f"there is nothing to verify: session {session.stored.name} has no turn")
     workspace, state = session.workspace, session.state
-    workspace.make_room(len(state.tokens), 1 + ANSWER)  # for all that follows: a larger context would begin again
     follows = next_turn(workspace.template, [user_message("?")])
     ending = int(workspace.tokenize(follows[0])[0])  # what ends the last answer
     ours = [_end(session.notebook, ending)]
@@ -131,21 +130,21 @@ def verify_session(
         ours.append(_Found(logits, decided(notebook, choices)[0], tuple(map(int, tokens))))
         _back(workspace, notebook, len(state.tokens))
 
-    notebook = _prefilled(workspace, state, progress)
-    theirs = [_end(notebook, ending)]
-    layers = tuple(map(_error, rows, _rows(notebook)))
-    for found in ours[1:]:
-        if len(notebook) != len(state.tokens):
-            notebook = _prefilled(workspace, state, progress)
-        notebook.append(found.tokens)
-        theirs.append(_Found(notebook.logits(), decided(notebook, choices)[0]))
-        _back(workspace, notebook, len(state.tokens))
+    longest = max(len(found.tokens) for found in ours)
+    with _prefilled(workspace, state, longest + 1 + ANSWER, progress) as prefilled:
+        theirs = [_end(prefilled, ending)]
+        layers = tuple(map(_error, rows, _rows(prefilled)))
+        for found in ours[1:]:
+            with prefilled.share() as notebook:
+                notebook.append(found.tokens)
+                theirs.append(_Found(notebook.logits(), decided(notebook, choices)[0]))
     points = map(_point, [None, *questions], ours, theirs)
     edits = tuple(entry for entry in state.entries if entry.kind == "edit")
     return SessionReport(len(state.tokens), tuple(points), layers, edits, _causes(state))
 
 
-def _prefilled(workspace: Workspace, state: State, progress: Progress | None) -> Notebook:
+def _prefilled(workspace: Workspace, state: State, room: int, progress: Progress | None) -> Notebook:
+    workspace.make_room(len(state.tokens), room)
     notebook = workspace.notebook()
     notebook.append(state.tokens)
     notebook.flush(progress)

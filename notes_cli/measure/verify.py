@@ -204,23 +204,23 @@ def corrected_segment(segment: Segment, values: dict[str, str], workspace: Works
 def _measure(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, seam: int, progress: Progress | None
 ) -> Case:
-    spliced = assemble(workspace, prompt, seam=seam, room=ANSWER)
-    found = spliced.logits()
-    places = [(piece.position, min(piece.tokens, KEYS)) for piece in spliced.pieces if piece.moved]
-    count = spliced.count("spliced")
-    keys = _keys(spliced, places)
-    decision, _ = decided(spliced, choices)
+    with assemble(workspace, prompt, seam=seam, room=ANSWER) as spliced:
+        found = spliced.logits()
+        places = [(piece.position, min(piece.tokens, KEYS)) for piece in spliced.pieces if piece.moved]
+        count = spliced.count("spliced")
+        keys = _keys(spliced, places)
+        decision, _ = decided(spliced, choices)
 
-    control = assemble(workspace, prompt, seam=seam, rotate=False, room=ANSWER)
-    unrotated = control.logits()
-    control_keys = _keys(control, places)
-    control_decision, _ = decided(control, choices)
+    with assemble(workspace, prompt, seam=seam, rotate=False, room=ANSWER) as control:
+        unrotated = control.logits()
+        control_keys = _keys(control, places)
+        control_decision, _ = decided(control, choices)
 
-    reference = assemble(workspace, prompt, splice=False, room=ANSWER)
-    reference.flush(progress)
-    wanted = reference.logits()
-    right = _keys(reference, places)
-    reference_decision, margin = decided(reference, choices)
+    with assemble(workspace, prompt, splice=False, room=ANSWER) as reference:
+        reference.flush(progress)
+        wanted = reference.logits()
+        right = _keys(reference, places)
+        reference_decision, margin = decided(reference, choices)
 
     return Case(
         question=prompt.question,
@@ -274,9 +274,10 @@ def _corrected_decision(
         )
         for segment in prompt.segments
     ]
-    notebook = assemble(workspace, replace(prompt, segments=segments, errata=free), splice=False, room=ANSWER)
-    notebook.flush(progress)
-    return decided(notebook, choices)[0]
+    corrected = replace(prompt, segments=segments, errata=free)
+    with assemble(workspace, corrected, splice=False, room=ANSWER) as notebook:
+        notebook.flush(progress)
+        return decided(notebook, choices)[0]
 
 
 def decided(notebook: Notebook, choices: Sequence[str] | None) -> tuple[str, float | None]:

@@ -211,7 +211,6 @@ def assemble(
         for segment in prompt.segments:  # again: a larger context may rotate otherwise (LongRoPE)
             workspace.check(segment)
 
-    # Before the notebook: what is measured or computed apart may need its context.
     try:
         prepared = {
             name: prepare(workspace.scratch, by_name[name], changed, prompt.method, dry=dry)
@@ -221,20 +220,24 @@ def assemble(
         workspace.advise(error)
         raise
     notebook = workspace.notebook(dry=dry)
-    notebook.append(opening)
-    for chunk, ids in zip(chunks, tokens, strict=True):
-        if chunk.kind != "splice":
-            notebook.append(ids, chunk.kind, chunk.name)
-            continue
-        segment, changed = by_name[chunk.name], changes.get(chunk.name)
-        if not splice:
-            text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
-            notebook.append(text, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
-        elif changed:
-            place = partial(place_segment, seam=seam, rotate=rotate, strict=strict)
-            amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
-        else:
-            place_segment(notebook, segment, seam, rotate, strict)
+    try:
+        notebook.append(opening)
+        for chunk, ids in zip(chunks, tokens, strict=True):
+            if chunk.kind != "splice":
+                notebook.append(ids, chunk.kind, chunk.name)
+                continue
+            segment, changed = by_name[chunk.name], changes.get(chunk.name)
+            if not splice:
+                text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
+                notebook.append(text, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
+            elif changed:
+                place = partial(place_segment, seam=seam, rotate=rotate, strict=strict)
+                amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
+            else:
+                place_segment(notebook, segment, seam, rotate, strict)
+    except BaseException:
+        notebook.close()
+        raise
     return notebook
 
 

@@ -70,7 +70,8 @@ def compile_skill(
         tokens = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
         workspace.make_room(tokens + 8 * len(skill.fields))
     segment = plan(workspace, skill, blocks)
-    with workspace.scratch() as notebook:
+    longest = len(segment.context) + len(segment) + 8 * len(skill.fields)  # another value may be longer
+    with workspace.scratch(longest) as notebook:
         if segment.blocks:
             reused, moves = _reused(notebook.context, segment, known)
             segment = replace(segment, layers=_in_blocks(notebook, segment, reused, progress), moves=moves)

@@ -1,6 +1,6 @@
 """A workspace: one model, one context, its identity, its chat template and the user's library, opened as needed.
 
-Whatever runs a model starts from it. The context grows with the prompt unless its size was given.
+Whatever runs a model starts from it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _COMPILED = (
     *("n_ctx", "flash_attention", "type_k", "type_v"),
     *("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
 )
+SEQUENCES = 4  # that a context has to begin with
 
 
 class Workspace:
@@ -69,7 +70,7 @@ class Workspace:
 
         Raise ModelError for a model that cannot be loaded, EngineError for an n_ctx that was chosen beyond what it was
         trained for."""
-        self.options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
+        self._options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self.paths = paths or default_paths()
         self.library: Store = library or Library(self.paths.library)
         self._fixed_size = fixed_size
@@ -86,11 +87,11 @@ class Workspace:
             # The most tokens that a context may have, None for any number.
             self.longest = None if beyond_trained and not limits.learned(self.model) else trained
             if not self.options.n_ctx:
-                self.options = replace(self.options, n_ctx=trained or DEFAULT_CONTEXT)
+                self._options = replace(self._options, n_ctx=trained or DEFAULT_CONTEXT)
             elif fixed_size:
                 self._check_trained(self.options.n_ctx, "a context of {:,} tokens was asked for")
             elif self.longest is not None:
-                self.options = replace(self.options, n_ctx=min(self.options.n_ctx, self.longest))
+                self._options = replace(self._options, n_ctx=min(self.options.n_ctx, self.longest))
         except BaseException:
             self.model.close()
             raise
@@ -109,46 +110,63 @@ class Workspace:
 
     @property
     def context(self) -> Context:
+        """The one context. It hands out sequences, and grows with what is put into them, unless its size was given."""
         if self._context is None:
-            self._context = Context(self.model, self.options)
-            if self._log:
-                self._log(f"a context of {self._context.n_ctx:,} tokens: {limits.memory(self.model, self.options)}")
+            options = self.options
+            if options.n_sequences == 1 and not self.model.recurrent:  # each state takes memory, and grows on demand
+                options = replace(options, n_sequences=SEQUENCES, unified=True)
+            self._context = Context(self.model, options)
+            self._told()
         return self._context
 
-    @contextmanager
-    def compiler(self) -> Iterator[Context]:
-        """An empty context to compile in: rows are compiled in f16 or f32, also for a quantized cache."""
-        if self.context.compile_options == self.options:
-            self.context.clear()
-            yield self.context
-        else:
-            with Context(self.model, self.context.compile_options) as context:
-                context.unmovable = self.context.unmovable
-                yield context
+    def _told(self) -> None:
+        if self._log and self._context:
+            options = self._context.options
+            self._log(f"a context of {options.n_ctx:,} tokens: {limits.memory(self.model, options)}")
+
+    @property
+    def options(self) -> ContextOptions:
+        """How the context is made, as it is now."""
+        return self._context.options if self._context else self._options
 
     @contextmanager
     def scratch(self, tokens: int = 0) -> Iterator[Notebook]:
-        """An empty notebook to compute `tokens` rows in, as `compiler` has them."""
-        self.make_room(tokens)
-        with self.compiler() as context:
-            notebook = Notebook(context)
-            yield notebook
-            notebook.truncate(0)
+        """An empty notebook to compute `tokens` rows in, beside those that are in use: in f16 or f32, also where the
+        cache is quantized. It is given back afterwards."""
+        context = self.context
+        if context.compile_options == context.options and context.room() >= tokens:
+            with Notebook(context) as notebook:
+                yield notebook
+        else:
+            size = context.options.n_ctx  # not less: LongRoPE goes by it
+            if not self._fixed_size:
+                size = max(size, -(-tokens // 256) * 256)
+            options = replace(context.compile_options, n_ctx=size, n_sequences=1, unified=False)
+            with Context(self.model, options) as other:
+                other.unmovable = context.unmovable
+                yield Notebook(other)
 
-    def make_room(self, tokens: int, spare: int = 0) -> None:
-        """See to a context of at least so many tokens. One that holds rows is replaced by an empty one.
+    def make_room(self, tokens: int, spare: int = 0, held: int = 0) -> None:
+        """See to room for a sequence of so many tokens, of which it has `held` already. The context is made larger
+        where it must be; the sequences that are in use come along.
 
         `spare` tokens more are for an answer, as many as there is room for, at least one. Raise EngineError where that
         is more than the model was trained for.
         """
         self._check_trained(tokens + min(spare, 1), "{:,} tokens are to be read and written")
         wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
-        if wanted > self.options.n_ctx and not self._fixed_size:
-            if self._context is not None:
-                self._context.close()
-                self._context = None
-            size = -(-wanted // 256) * 256
-            self.options = replace(self.options, n_ctx=size if self.longest is None else min(size, self.longest))
+        beside = self._context.used if self._context else 0  # cells that are in use
+        size = max(wanted, beside + wanted - held)
+        if size <= self.options.n_ctx or self._fixed_size:
+            return
+        size = -(-size // 256) * 256
+        if self.longest is not None and not beside:
+            size = min(size, self.longest)
+        if self._context:
+            self._context.resize(n_ctx=size)
+            self._told()
+        else:
+            self._options = replace(self._options, n_ctx=size)
 
     def _check_trained(self, tokens: int, what: str) -> None:
         """Raise EngineError for more tokens than the model was trained for, RoPE scaling counted in."""
@@ -164,9 +182,7 @@ class Workspace:
         raise EngineError(why, Help.SCALE_ROPE(scale=scale) if scale else Help.BEYOND_TRAINED())
 
     def notebook(self, *, dry: bool = False) -> Notebook:
-        """An empty notebook in the context; what the context held is gone."""
-        if not dry:
-            self.context.clear()
+        """An empty notebook in a sequence of its own, beside those that are in use. Close it afterwards."""
         return Notebook(self.context, dry=dry)
 
     @property
@@ -208,15 +224,12 @@ class Workspace:
         return identity
 
     def measure_rotation(self) -> None:
-        """See, once an identity, whether keys turn as we think; if not, rows of it will not be moved.
-
-        What the context held is gone.
-        """
+        """See, once an identity, whether keys turn as we think; if not, rows of it will not be moved."""
         key = self._rotation_key(self.identity)
         if key in self._rotations:
             return
-        with self.compiler() as context:
-            self._rotations[key] = measure_rotation(context)
+        with self.scratch() as notebook:
+            self._rotations[key] = measure_rotation(notebook.context, notebook.sequence)
         keep_check(self._rotation_memory, key, self._rotations[key])
         _ = self.identity  # and with it what was found
 

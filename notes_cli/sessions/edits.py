@@ -182,7 +182,8 @@ class Editor:
         if method.record.in_place and any(patch.grows for patch in found.patches):
             self._check_moves(method)
         grown = max(0, len(found.tokens) - len(segment))
-        self._workspace.make_room(len(self._state.tokens) + grown + free_cells(segment, found, method))
+        cells = len(self._state.tokens) + grown + free_cells(segment, found, method)
+        self._workspace.make_room(cells, held=self._live.at_hand)
         if selects and selects.needs_pass(segment):
             segment = self._with_rows(segment)
         prepared = prepare(self._workspace.scratch, segment, found, method, session=True)
@@ -221,7 +222,7 @@ class Editor:
         if not out:
             return Compacted()
         patches = self._cuts(out)
-        self._workspace.make_room(len(self._state.tokens))
+        self._workspace.make_room(len(self._state.tokens), held=self._live.at_hand)
         with self._live.changing() as notebook:
             places = decode_from(notebook, patches)
         fields = tuple(entry.name for entry in out)

@@ -42,11 +42,17 @@ class Live:
     @property
     def notebook(self) -> Notebook:
         """The notebook as the ledger has it, put back from disk unless it is at hand."""
+        if self._notebook is None or not self.at_hand:
+            self.drop()
+            self._notebook = self._rows.restored()
+        return self._notebook
+
+    @property
+    def at_hand(self) -> int:
+        """How many tokens of the notebook have rows in the context; 0 where it would be put back from disk."""
         found = self._notebook
-        at_hand = found is not None and found.context is self.workspace.context
-        if found is None or not at_hand or not found.intact or found.tokens.tolist() != self.state.tokens:
-            found = self._notebook = self._rows.restored()
-        return found
+        same = found is not None and found.intact and found.tokens.tolist() == self.state.tokens
+        return len(self.state.tokens) if same else 0
 
     @property
     def held(self) -> Notebook:
@@ -56,10 +62,14 @@ class Live:
 
     def hold(self, notebook: Notebook) -> None:
         """From now on this is the session's notebook: it ends with what is about to be written down."""
+        if self._notebook is not notebook:
+            self.drop()
         self._notebook = notebook
 
     def drop(self) -> None:
         """The notebook is not what the ledger has: it is put back from disk when it is wanted again."""
+        if self._notebook is not None:
+            self._notebook.close()
         self._notebook = None
 
     @contextmanager

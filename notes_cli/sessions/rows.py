@@ -66,12 +66,16 @@ class Rows:
         self._workspace.make_room(count)
         self.check()  # a larger context may rotate otherwise (LongRoPE)
         notebook = self._workspace.notebook()
-        if self._header.pinned:
-            self._restore_pinned(notebook)
-        else:
-            opened: dict[str, Segment] = {}
-            for first in range(0, count, CHUNK):
-                notebook.splice(self._chunk(first, min(count, first + CHUNK), opened))
+        try:
+            if self._header.pinned:
+                self._restore_pinned(notebook)
+            else:
+                opened: dict[str, Segment] = {}
+                for first in range(0, count, CHUNK):
+                    notebook.splice(self._chunk(first, min(count, first + CHUNK), opened))
+        except BaseException:
+            notebook.close()
+            raise
         how = notebook.pieces[0].how if notebook.pieces else "decoded"
         notebook.pieces = [
             Piece(

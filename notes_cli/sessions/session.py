@@ -101,7 +101,7 @@ class Session:
         tokens = [
             skills[chunk.name].tokens if chunk.kind == "splice" else self.workspace.tokenize(chunk) for chunk in chunks
         ]
-        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room)
+        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._live.at_hand)
         for segment in segments:  # again: a larger context may rotate otherwise (LongRoPE)
             self.workspace.check(segment)
         notebook = self.notebook

@@ -241,7 +241,7 @@ def test_two_notebooks_in_one_context_do_not_share_logits(model: Model) -> None:
             return list(notebook.generate(sampler, 8))
 
     with context(model, "f32", n_sequences=2) as ctx, Sampler(SamplerOptions()) as sampler:
-        first, second = Notebook(ctx, 0), Notebook(ctx, 1)
+        first, second = Notebook(ctx), Notebook(ctx)
         first.append(SKILL)
         second.append(QUESTION)
         first.flush()
@@ -255,8 +255,11 @@ def test_a_sequence_changed_behind_a_notebook_is_noticed(model: Model) -> None:
         notebook = Notebook(ctx)
         notebook.append(SKILL)
         notebook.flush()
-        ctx.clear()
         notebook.append(QUESTION)
+        ctx.truncate(notebook.sequence, 3)
+        with pytest.raises(EngineError, match="changed by somebody else"):
+            notebook.flush()
+        ctx.clear()
         with pytest.raises(EngineError, match="changed by somebody else"):
             notebook.flush()
 

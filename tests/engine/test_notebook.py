@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,16 +32,15 @@ def context(make_model: Callable[..., Path]) -> Iterator[Context]:
 
 
 @pytest.fixture
-def notebook(context: Context) -> Notebook:
+def notebook(context: Context, segment: Segment) -> Notebook:
     """An empty one."""
-    context.clear()
     return Notebook(context)
 
 
 @pytest.fixture
-def segment(notebook: Notebook) -> Segment:
-    """SKILL compiled behind LEFT; the notebook is empty again."""
-    context = notebook.context
+def segment(context: Context) -> Segment:
+    """SKILL compiled after LEFT; the context is empty again."""
+    context.clear()
     context.append({0: np.concatenate([LEFT, SKILL])})
     rows = context.read(0, len(LEFT), len(SKILL), base=len(LEFT))
     context.clear()
@@ -206,8 +206,8 @@ def test_an_interrupt_after_decoding_does_not_decode_twice(notebook: Notebook, m
     """Ctrl-C is heard when llama.cpp returns: the rows are there then, and must not be put there again."""
     append = Context.append
 
-    def interrupted(self: Context, tokens: dict[int, np.ndarray]) -> None:
-        append(self, tokens)
+    def interrupted(self: Context, tokens: dict[int, np.ndarray], output: Any) -> None:
+        append(self, tokens, output)
         raise KeyboardInterrupt
 
     notebook.append([*LEFT, *ASK])
@@ -280,7 +280,8 @@ def test_rows_of_somebody_else_are_not_taken_for_ours(context: Context) -> None:
     other = Notebook(context)
     other.append(LEFT + 1)
     other.flush()
-    book.append(ASK)
     assert not book.intact and other.intact
-    with pytest.raises(EngineError, match="lay it out again"):
+    with pytest.raises(EngineError, match="its context was cleared"):
+        book.append(ASK)
+    with pytest.raises(EngineError, match="closed, or changed by somebody else"):
         book.logits()

@@ -31,7 +31,7 @@ def measured(model: Path | Model, n_ctx: int = 1024, **options: Any) -> Rotation
     loaded = model if isinstance(model, Model) else Model(model)
     try:
         with Context(loaded, ContextOptions(n_ctx=n_ctx, n_threads=1, **options)) as context:
-            turned = measure_rotation(context)
+            turned = measure_rotation(context, 0)
             assert context.length(0) == 0
             return turned
     finally:
@@ -156,7 +156,7 @@ def test_the_measurement_is_remembered(
 ) -> None:
     """Once an identity: not for the next skill, nor the next run; again with another rotation or another library."""
     calls: list[int] = []
-    monkeypatch.setattr(work, "measure_rotation", lambda context: calls.append(1) or measure_rotation(context))
+    monkeypatch.setattr(work, "measure_rotation", lambda *given: calls.append(1) or measure_rotation(*given))
     compile_to_library(workspace, skill)
     compile_to_library(workspace, skill, force=True)
     assert len(calls) == 1

@@ -105,10 +105,11 @@ def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pyte
     def spoilt(self: Rows) -> object:
         notebook = read(self)
         positions = list(range(5, 25))
-        notebook.context.rewrite(0, positions, np.full(len(positions), 65, np.int32))
+        notebook.context.rewrite(notebook.sequence, positions, np.full(len(positions), 65, np.int32))
         return notebook
 
     monkeypatch.setattr(Rows, "restored", spoilt)
+    session.notebook.close()  # it is put back from disk
     report = measured(session)
     assert max(report.largest.k, report.largest.v) > 0.5 and report.cosine < 0.999
 

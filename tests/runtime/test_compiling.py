@@ -54,12 +54,13 @@ def test_a_plan_is_the_segment_without_rows(workspace: Workspace, skill: Skill) 
         assert getattr(planned, part) == getattr(compiled, part)
 
 
-def test_progress_counts_to_the_end(workspace: Workspace) -> None:
-    """It rises to the number of tokens of the skill, in more than one step for a long one."""
+def test_progress_counts_to_the_end(make_workspace: MakeWorkspace) -> None:
+    """It rises to the number of tokens of the skill, a physical batch at a time."""
+    workspace = make_workspace(n_ubatch=128)
     seen: list[tuple[int, int]] = []
     long = Skill("long", "", "word " * 100, (), "-")
     compile_skill(workspace, long, lambda done, total: seen.append((done, total)))
-    assert [total for _, total in seen] == [500] * len(seen) and len(seen) > 2
+    assert [total for _, total in seen] == [500] * len(seen) and len(seen) == 4
     assert [done for done, _ in seen] == sorted(done for done, _ in seen) and seen[-1] == (500, 500)
 
 

@@ -45,6 +45,7 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 
 def recomputed(workspace: Workspace, tokens: Tokens, *steps: int) -> NDArray[np.float32]:
     """Logits after the tokens, decoded up to each of `steps` and then to the end: rounding goes by the batches."""
+    workspace.context.clear()  # in the same cells: rounding goes by these, too
     book = workspace.notebook()
     for part in np.split(tokens, steps):
         book.append(part)
@@ -134,11 +135,11 @@ def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Seg
     """Answers are scored ahead and forgotten: scores are those of a recompute, and going on gives the same logits."""
     prompt = Prompt("Why?", [segment], [ERRATUM])
     choices = ["yes", "no", "not sure"]
-    full = assemble(workspace, prompt, splice=False)
-    wanted = decide(full, choices).probabilities
+    with assemble(workspace, prompt, splice=False) as full:
+        wanted = decide(full, choices).probabilities
     book = assemble(workspace, prompt)
     assert decide(book, choices).probabilities == pytest.approx(wanted, rel=0.05, abs=0.01)
-    assert workspace.context.length(0) == len(book)
+    assert workspace.context.length(book.sequence) == len(book)
     book.append([65, 66])
     found = book.logits()
     np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment), len(book) - 2))

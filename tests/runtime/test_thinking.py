@@ -192,6 +192,7 @@ def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace
     thought = think(workspace, notebook, GREEDY, 1000)
     assert not thought.finished and len(thought.text) > 50
     assert len(notebook) <= notebook.context.n_ctx - ROOM + len(workspace.reasoning.closing)
+    notebook.close()
     empty = len(assemble(workspace, Prompt("x", think=True)))
     notebook = assemble(workspace, Prompt("x" * (notebook.context.n_ctx - empty - 5), think=True))
     with pytest.raises(EngineError, match="context is too small"):

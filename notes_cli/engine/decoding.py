@@ -1,0 +1,69 @@
+"""Decoding: one call of llama.cpp over what is pending in one or many notebooks of a context."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from notes_cli.engine.context import Output
+    from notes_cli.engine.notebook import Notebook
+
+Logits = NDArray[np.float32]
+
+
+def decode(
+    notebooks: Sequence[Notebook], limit: int | None = None, every: Collection[int] = ()
+) -> dict[int, list[Logits]]:
+    """Decode as much of what is pending as goes into one batch, at most `limit` tokens, of each notebook some; where
+    that is all, the notebook has its logits afterwards. Of the sequences in `every` return the logits after each token.
+
+    Interrupted or failed, each keeps what of it was decoded, and the rest is still pending.
+    """
+    context = notebooks[0].context
+    for notebook in notebooks:
+        notebook.check_intact()
+    size = min(context.stride, limit or context.stride)
+    shares = fair([len(notebook.pending) for notebook in notebooks], size)
+    parts = [(notebook, count) for notebook, count in zip(notebooks, shares, strict=True) if count]
+    outputs: dict[int, Output] = {}
+    for notebook, count in parts:
+        complete = count == len(notebook.pending)
+        outputs[notebook.sequence] = "all" if notebook.sequence in every else "last" if complete else "none"
+    started = time.perf_counter()
+    try:
+        context.append({book.sequence: np.array(book.pending[:count], np.int32) for book, count in parts}, outputs)
+    except BaseException:
+        for notebook in notebooks:  # an interrupt comes after the call that it waited for: those rows are there
+            notebook.failed()
+        raise
+    finally:
+        for notebook in notebooks:
+            notebook.seconds["decode"] += time.perf_counter() - started
+    for notebook, count in parts:
+        notebook.advance(count)
+    wanted = [{"none": 0, "last": 1, "all": count}[outputs[book.sequence]] for book, count in parts]
+    found: dict[int, list[Logits]] = {}
+    index = -sum(wanted)
+    for (notebook, _), number in zip(parts, wanted, strict=True):
+        logits = [context.logits(index + place) for place in range(number)]
+        index += number
+        if logits and not notebook.pending:
+            notebook.advance(0, logits[-1])
+        if notebook.sequence in every:
+            found[notebook.sequence] = logits
+    return found
+
+
+def fair(wanted: Sequence[int], size: int) -> list[int]:
+    """So many of each that all fit into `size`: the small ones whole, of the large ones the same."""
+    left, given = size, [0] * len(wanted)
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    for place, index in enumerate(order):
+        given[index] = min(wanted[index], left // (len(order) - place))
+        left -= given[index]
+    return given
