@@ -1,2 +1,1 @@
-"""Text before tokens: skill files, errata, chat templates, the order of a prompt. Pure: no model, no
-command line."""
+"""Text before it becomes tokens: skills, errata, chat templates, conversations. Pure: no model, no command line."""

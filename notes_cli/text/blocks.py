@@ -1,6 +1,6 @@
-"""Blocks: where a text may be cut into parts that are compiled apart, and which parts speak of each other.
+"""Blocks: where a text may be cut into parts that are compiled separately, and which parts refer to each other.
 
-A cut stands before a heading, a paragraph or a line, never inside of a code fence, and where a token begins.
+A cut is made before a heading, a paragraph or a line, never inside a code fence, and only where a token begins.
 Pure arithmetic over the bytes of each token, as in spans.py; it knows no tokenizer.
 """
 
@@ -16,7 +16,7 @@ from notes_cli.errors import SkillError
 from notes_cli.text.fields import fences, within
 from notes_cli.text.spans import byte_offsets
 
-Blocks = int | Literal["headings"]  # how many, or one a heading
+Blocks = int | Literal["headings"]  # how many, or one for each heading
 
 PLACES = {
     "headings": re.compile(r"^ {0,3}#{1,6}[ \t]+(?=\S)", re.M),
@@ -26,12 +26,12 @@ PLACES = {
 
 
 def block_starts(text: str, token_bytes: Sequence[bytes], blocks: Blocks) -> tuple[int, ...]:
-    """The first token of each block, from 0 on; nothing where it is one block.
+    """The first token of each block, beginning with 0; empty if there is only one block.
 
-    `token_bytes` holds the bytes of each token of the text, in order. A number of blocks gives parts of about as
-    many tokens each, cut between paragraphs if there are enough, else between lines; fewer where there are too
-    few. Raise SkillError for a text without headings where they were asked for, and for tokens that do not give
-    the text back.
+    `token_bytes` holds the bytes of each token of the text, in order. A number of blocks gives parts of about equal
+    length in tokens, cut between paragraphs if there are enough of them, else between lines; fewer parts if there are
+    too few places to cut. Raise SkillError if headings were asked for and there are none, and for tokens whose bytes
+    are not those of the text.
     """
     if blocks == 1:
         return ()
@@ -47,19 +47,19 @@ def block_starts(text: str, token_bytes: Sequence[bytes], blocks: Blocks) -> tup
     return (0, *_evenly(places, len(token_bytes), blocks)) if places else ()
 
 
-def references(texts: Sequence[str], stands: Mapping[str, set[int]]) -> list[str]:
-    """Warnings about blocks that name a field whose value stands in others.
+def references(texts: Sequence[str], blocks_of: Mapping[str, set[int]]) -> list[str]:
+    """Warnings about blocks that name a field whose value is in another block.
 
-    `texts` are those of the blocks; `stands` tells for each field in which of them its value is, counted from 0.
+    `texts` are those of the blocks; `blocks_of` has for each field the blocks with its value, counted from 0.
     """
-    parts = {name: set(_words(name)) for name in stands}
+    parts = {name: set(_words(name)) for name in blocks_of}
     found = []
     for number, text in enumerate(texts):
         words = set(_words(text))
-        for name in stands:
-            if number not in stands[name] and parts[name] <= words and _names(text, name):
+        for name in blocks_of:
+            if number not in blocks_of[name] and parts[name] <= words and _names(text, name):
                 found.append(
-                    f"block {number + 1} refers to {name}, which stands in {_blocks(stands[name])}: decisions may "
+                    f"block {number + 1} refers to {name}, whose value is in {_blocks(blocks_of[name])}: decisions may "
                     "suffer; keep them in one block"
                 )
     return found
@@ -70,18 +70,18 @@ def _words(text: str) -> list[str]:
 
 
 def _names(text: str, name: str) -> bool:
-    """Whether the text names the field, as a whole word; `ship_to` may be said `ship to`."""
-    spoken = re.sub(r"[_-]", "[ _-]", re.escape(name).replace(r"\-", "-"))
-    return re.search(rf"(?<![\w-]){spoken}(?![\w-])", text, re.I) is not None
+    """Whether the text names the field, as a whole word; `ship_to` may be written `ship to`."""
+    spelled = re.sub(r"[_-]", "[ _-]", re.escape(name).replace(r"\-", "-"))
+    return re.search(rf"(?<![\w-]){spelled}(?![\w-])", text, re.I) is not None
 
 
 def _blocks(numbers: set[int]) -> str:
-    said = [str(number + 1) for number in sorted(numbers)]
-    return f"block {said[0]}" if len(said) == 1 else f"blocks {', '.join(said[:-1])} and {said[-1]}"
+    shown = [str(number + 1) for number in sorted(numbers)]
+    return f"block {shown[0]}" if len(shown) == 1 else f"blocks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _places(text: str, kind: str) -> list[int]:
-    """Characters before which the text may be cut, its first one left out."""
+    """The characters before which the text may be cut; the first character of the text is none of them."""
     code = fences(text)
     found = PLACES[kind].finditer(text)
     places = [match.start() if kind == "headings" else match.start("place") for match in found]
@@ -89,10 +89,10 @@ def _places(text: str, kind: str) -> list[int]:
 
 
 def _at_tokens(text: str, token_bytes: Sequence[bytes], places: Sequence[int]) -> list[int]:
-    """The tokens that begin at these characters; a place inside of a token is dropped."""
+    """The tokens that begin at these characters; a place inside a token is dropped."""
     data, joined = text.encode(), b"".join(token_bytes)
-    if joined not in (data, b" " + data):  # SentencePiece puts a blank before the text
-        raise SkillError("the tokens of this model do not give the text back, so it cannot be cut into blocks")
+    if joined not in (data, b" " + data):  # SentencePiece puts a space before the text
+        raise SkillError("the bytes of this model's tokens are not those of the text, so it cannot be cut into blocks")
     shift = len(joined) - len(data)
     begins = [0, *accumulate(map(len, token_bytes))][:-1]  # where each token begins, in bytes
     found, at = [], byte_offsets(text)
@@ -105,12 +105,12 @@ def _at_tokens(text: str, token_bytes: Sequence[bytes], places: Sequence[int]) -
 
 
 def _evenly(places: Sequence[int], total: int, blocks: int) -> list[int]:
-    """Of ascending places, those that cut `total` tokens into parts as even as they allow, one after the other."""
+    """Of ascending places, those that cut `total` tokens into the most even parts, chosen one after the other."""
     cuts = min(blocks - 1, len(places))
     chosen: list[int] = []
     low = 0
     for number in range(1, cuts + 1):
-        high = len(places) - (cuts - number)  # as many must be left for those that follow
+        high = len(places) - (cuts - number)  # leave one for each cut that follows
         target = total * number / (cuts + 1)
         low = min(range(low, high), key=lambda index: abs(places[index] - target)) + 1
         chosen.append(places[low - 1])

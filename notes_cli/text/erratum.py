@@ -1,7 +1,7 @@
-"""Errata: short corrections, as `field=value` or in free words, and the wordings that a model reads.
+"""Errata: short corrections, as `field=value` or as free text, and the sentences that a model reads.
 
-The wordings stand in prompts/errata.yaml. Only {field}, {value}, {skill} and {text} are filled in, in one pass, so
-braces in a user's words stay what they are. Where an erratum is placed in a prompt is decided elsewhere.
+The wordings are in prompts/errata.yaml. Only {field}, {value}, {skill} and {text} are filled in, in one pass, so
+braces in a user's text are left alone. Where an erratum is placed in a prompt is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ SLOT = re.compile(r"\{(field|value|text|skill)\}")
 
 @dataclass(frozen=True, slots=True)
 class Erratum:
-    """A correction: of a field (`field` and `value`), or in free words (`text`)."""
+    """A correction: of a field (`field` and `value`), or as free text (`text`)."""
 
     field: str | None
     value: str | None
     text: str  # as the user wrote it
-    skill: str = ""  # whose field, where several skills have one of that name
+    skill: str = ""  # the skill that has the field, if several skills have one of that name
 
     @property
     def key(self) -> str:
-        """What the field is called; empty for free words."""
+        """The key of the field (references.py); empty for free text."""
         return f"{self.skill}.{self.field}" if self.skill else self.field or ""
 
 
 @dataclass(frozen=True, slots=True)
 class Wordings:
-    """How a correction is said: forms for a field, by name; which is the default; the form for free words."""
+    """How corrections are worded: the forms for a field, by name; the default one; the form for free text."""
 
     default: str
     forms: Mapping[str, str]
@@ -50,10 +50,10 @@ class Wordings:
 
 
 def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
-    """Read `field=value` or free words. `known_fields` are those of all spliced skills.
+    """Read `field=value` or free text. `known_fields` are those of all spliced skills.
 
-    Raise SkillError for an empty erratum, a value that is empty or has several lines, and for what looks like
-    `field=value` with a field that no skill has: several words do if they are nearly the name of one.
+    Raise SkillError for an empty erratum, for a value that is empty or has several lines, and for what looks like
+    `field=value` with a field that no skill has. Several words look like that only if they are nearly a field's name.
     """
     text = text.strip()
     if not text:
@@ -70,7 +70,7 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
 
 
 def _qualifies(name: str, known_fields: Collection[str]) -> bool:
-    """Whether `a.b` is meant for a field of a skill though there is none: one of the two is known, or `a` is all."""
+    """Whether an unknown `a.b` is meant as a field of a skill: `a` or `b` is known, or `a` is `*`."""
     skill, dot, field = name.rpartition(".")
     if not dot or " " in skill:
         return False
@@ -79,8 +79,8 @@ def _qualifies(name: str, known_fields: Collection[str]) -> bool:
 
 
 def read_errata(given: Iterable[str], known: Known) -> list[Erratum]:
-    """Errata as the user wrote them, of `*.field` one for each skill. Raise SkillError as `parse_erratum` does, and for
-    a field without a skill that several skills have."""
+    """Errata as the user wrote them; `*.field` gives one for each skill. Raise SkillError as `parse_erratum` does, and
+    for a field that several skills have if the skill is not named."""
     found: list[Erratum] = []
     for text in given:
         erratum = parse_erratum(text, known)
@@ -117,20 +117,20 @@ def load_wordings(path: Path) -> Wordings:
             str(data.get("of", OF)),
         )
     except (AttributeError, KeyError, TypeError):
-        raise NotesError(f"{path} must hold default, wordings and free") from None
+        raise NotesError(f"{path} must have default, wordings and free") from None
     if wordings.default not in wordings.forms or "{text}" not in wordings.free:
-        raise NotesError(f"{path}: default must name one of the wordings, and free must hold {{text}}")
+        raise NotesError(f"{path}: default must name one of the wordings, and free must contain {{text}}")
     if "{field}" not in wordings.of or "{skill}" not in wordings.of:
-        raise NotesError(f"{path}: of must hold {{field}} and {{skill}}")
+        raise NotesError(f"{path}: of must contain {{field}} and {{skill}}")
     for name, form in wordings.forms.items():
         if "{field}" not in form or "{value}" not in form:
-            raise NotesError(f"{path}: the wording {name!r} must hold {{field}} and {{value}}")
+            raise NotesError(f"{path}: the wording {name!r} must contain {{field}} and {{value}}")
     return wordings
 
 
 @cache
 def shipped_wordings() -> Wordings:
-    """The wordings that come with notes."""
+    """The wordings that ship with notes."""
     return load_wordings(resource("prompts") / "errata.yaml")
 
 

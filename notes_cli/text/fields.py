@@ -1,22 +1,22 @@
-"""Fields: named values in a text, and the characters where they stand.
+"""Fields: named values in a text, and the characters that hold them.
 
-A field stands in a text in three ways:
+A text can have a field in three ways:
 
 * `{{date}}`: replaced by the value that the front matter (or a line of the text) gives. Every occurrence is a
-  span. `\\{{date}}` stays as it is, without the backslash. So does a `{{name}}` that nothing gives a value, as in texts
-  about Jinja, Vue or Helm, with a warning; if it is nearly the name of a field, it is refused.
-* a line `date: 2026-06-01`: keys.py has what counts as one.
-* declared in the front matter only: the one place where the value stands in the text as a whole word. With
-  more than one such place the author must say which, by `{{date}}`.
+  span. `\\{{date}}` becomes `{{date}}` and is no field. A `{{name}}` without a value, as in texts about Jinja, Vue or
+  Helm, is left as it is, with a warning; if it is nearly the name of a field, it is refused.
+* a line `date: 2026-06-01`: keys.py defines what counts as one.
+* declared in the front matter only: the one place in the text that has the value as a whole word. If there is more
+  than one such place, the author must mark the right one with `{{date}}`.
 
-A field may be hoisted (`date: {value: 2026-06-01, hoist: true}` in the front matter): its value then stands on a
-line `date: 2026-06-01` at the end of the text, behind a blank line, and nowhere else. Lines that give it in the text
-are taken out, and every other place says its name instead: `[date]`. What a model concludes from it while reading then
-stands behind all the rest, so another value is a matter of the last few tokens: the edit method `suffix` decodes these
-alone and equals a recompute. Several hoisted fields have a line each, in the order of the front matter.
+A field may be hoisted (`date: {value: 2026-06-01, hoist: true}` in the front matter): its value is then on a line
+`date: 2026-06-01` at the end of the text, after an empty line, and nowhere else. Lines of the text that give the value
+are removed, and every other place has the field's name instead: `[date]`. No token but the last few then depends on the
+value: the edit method `suffix` decodes only these and equals a recompute. Several hoisted fields have a line each, in
+the order of the front matter.
 
-It knows no files and no front matter: it gets the body of a skill and the declared values. All of it takes time in
-proportion to the text.
+It knows no files and no front matter: it gets the body of a skill and the declared values. All of it takes time
+proportional to the length of the text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Span = tuple[int, int]  # characters [first, last)
 
 
 class Field(NamedTuple):
-    """One place where a field's value stands: characters [start, end) of the text."""
+    """One place that holds a field's value: characters [start, end) of the text."""
 
     name: str
     value: str
@@ -48,7 +48,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Characters [start, end) to be replaced by the value of `name`; without a name by `literal`."""
+    """Characters [start, end) to be replaced by the value of `name`, or by `literal` if there is no name."""
 
     start: int
     end: int
@@ -57,7 +57,7 @@ class Hole:
 
 
 def clean_value(name: str, value: str) -> str:
-    """The value without blanks around it. Raise SkillError if it is empty or of several lines."""
+    """The value without white space around it. Raise SkillError if it is empty or has several lines."""
     value = value.strip()
     if not value:
         raise SkillError(f"field {name!r} has no value", f"Give it one: {name}=VALUE")
@@ -67,10 +67,10 @@ def clean_value(name: str, value: str) -> str:
 
 
 def fill(text: str, holes: Iterable[Hole], values: Mapping[str, str]) -> tuple[str, tuple[Field, ...]]:
-    """Put values into holes that do not overlap. Return the new text and where each value stands in it."""
+    """Put values into holes that do not overlap. Return the new text and the place of each value in it."""
     parts: list[str] = []
     fields: list[Field] = []
-    done = length = 0  # characters read of the old text, written of the new
+    done = length = 0  # characters of the old text that were read, of the new one that were written
     for hole in sorted(holes, key=lambda hole: hole.start):
         value = values[hole.name] if hole.name else hole.literal
         length += hole.start - done
@@ -84,7 +84,7 @@ def fill(text: str, holes: Iterable[Hole], values: Mapping[str, str]) -> tuple[s
 
 
 def fences(text: str) -> list[Span]:
-    """The blocks of fenced code in a text, in their order. One that is not closed goes to the end."""
+    """The blocks of fenced code in a text, in order. One that is not closed goes on to the end of the text."""
     found: list[Span] = []
     mark, begun, first = "", 0, 0
     for line in text.split("\n"):
@@ -102,10 +102,10 @@ def fences(text: str) -> list[Span]:
 def find_fields(
     body: str, declared: Mapping[str, str], hoisted: Collection[str] = ()
 ) -> tuple[str, tuple[Field, ...], list[str]]:
-    """Find the fields of a skill's body and fill its placeholders. `hoisted`: those declared ones that go to its end.
+    """Find the fields of a skill's body and fill its placeholders. `hoisted`: the declared fields to move to its end.
 
-    Return the text, its fields in the order in which they stand, and warnings. Raise SkillError for a declared value
-    that another line contradicts, or one that stands nowhere, and for a placeholder that is a typo.
+    Return the text, its fields in the order of the text, and warnings. Raise SkillError for a declared value that a
+    line contradicts or that is nowhere in the text, and for a placeholder that is nearly the name of a field.
     """
     body, end = _hoist(body, declared, hoisted)
     lines, warnings = _line_fields(body, declared)
@@ -124,14 +124,14 @@ def find_fields(
     for name in declared:
         if name not in placed:
             only = _only_place(body, spans, name, declared[name])
-            # A line such as "deadline: 2026-06-01" gives way to the field that the author declared.
+            # A declared field takes the place of a line such as "deadline: 2026-06-01".
             first = bisect_right(holes, only.start, key=lambda hole: hole.end)
             last = bisect_left(holes, only.end, key=lambda hole: hole.start)
             for hole in holes[first:last]:
                 if hole.name in declared:
                     raise SkillError(
-                        f"the values of fields {hole.name!r} and {name!r} stand in one place of the text. "
-                        f"Write {{{{{hole.name}}}}} and {{{{{name}}}}} where they belong"
+                        f"the values of fields {hole.name!r} and {name!r} are in the same place of the text",
+                        f"Write {{{{{hole.name}}}}} and {{{{{name}}}}} where they belong",
                     )
             holes[first:last] = [only]
     text, fields = fill(body, [*holes, *marks], values)
@@ -139,7 +139,8 @@ def find_fields(
 
 
 def _left(unknown: Sequence[str], declared: Mapping[str, str], values: Mapping[str, str]) -> str:
-    """The warning about placeholders that stay as they are. Raise SkillError for one that is a typo."""
+    """The warning about placeholders that stay as they are. Raise SkillError for one that is
+    nearly the name of a field."""
     near_to: dict[str, list[str]] = {}
     for known in values:
         for part in _shortened(known):
@@ -150,7 +151,7 @@ def _left(unknown: Sequence[str], declared: Mapping[str, str], values: Mapping[s
         if near:
             raise SkillError(
                 f"{{{{{name}}}}} is in the text, but no such field has a value. Did you mean {near!r}?",
-                f"Known fields: {listed(sorted(values))}. Write \\{{{{{name}}}}} if it is no field",
+                f"Known fields: {listed(sorted(values))}. Write \\{{{{{name}}}}} if it is not a field",
             )
     shown = listed([f"{{{{{name}}}}}" for name in unknown], most=3)
     stays = (
@@ -158,12 +159,12 @@ def _left(unknown: Sequence[str], declared: Mapping[str, str], values: Mapping[s
         if len(unknown) == 1
         else "stay as they are: no such field has a value"
     )
-    return f"{shown} {stays}. Declare it under `fields:`, or write \\{{{{{unknown[0]}}}}} where it is meant so"
+    return f"{shown} {stays}. Declare it under `fields:`, or write \\{{{{{unknown[0]}}}}} if it is meant literally"
 
 
 def _is_typo(name: str, known: str, declared: bool) -> bool:
-    """Whether a name is another one with one letter changed or two exchanged; of a declared one also with one too many
-    or too few. Names of three letters and less are often near to others."""
+    """Whether a name is another one with one letter changed or two neighbours exchanged; for a declared one also with a
+    letter more or less. Names of up to three letters are not compared: they are often close to others."""
     if min(len(name), len(known)) < 4:
         return False
     if len(name) == len(known):
@@ -177,7 +178,7 @@ def _is_typo(name: str, known: str, declared: bool) -> bool:
 
 
 def _shortened(name: str) -> set[str]:
-    """A name, and all that it is without one of its letters: two names that differ by one share one of these."""
+    """A name, and each form of it with one letter left out: two names that differ by one letter share one of these."""
     return {name, *(name[:index] + name[index + 1 :] for index in range(len(name)))}
 
 
@@ -212,13 +213,13 @@ def _hoist(body: str, declared: Mapping[str, str], hoisted: Collection[str]) -> 
 
 
 def _marked(body: str, declared: Mapping[str, str], hoisted: Collection[str]) -> str:
-    """The body with a placeholder where a hoisted value stands, if neither a line nor a placeholder says where that
-    is. It need not stand anywhere."""
-    said = {field_name(match[2]) for match in PLACEHOLDER.finditer(body) if not match[1]}
-    said |= {line.name for line in key_lines(body)}
+    """The body with a placeholder in the place of each hoisted value, if neither a line nor a placeholder shows where
+    that is. The value need not be in the text."""
+    named = {field_name(match[2]) for match in PLACEHOLDER.finditer(body) if not match[1]}
+    named |= {line.name for line in key_lines(body)}
     taken, holes = _mark_spans(body), []
     for name in hoisted:
-        if name not in said and _places(body, taken, declared[name]):
+        if name not in named and _places(body, taken, declared[name]):
             only = _only_place(body, taken, name, declared[name])
             insort(taken, (only.start, only.end))
             holes.append(Hole(only.start, only.end, "", f"{{{{{name}}}}}"))
@@ -226,13 +227,13 @@ def _marked(body: str, declared: Mapping[str, str], hoisted: Collection[str]) ->
 
 
 def _gives(text: str, name: str, value: str) -> bool:
-    """Whether what stands behind `name:` is its value, or its placeholder."""
+    """Whether the text after `name:` is its value, or its placeholder."""
     mark = PLACEHOLDER.fullmatch(text)
     return text == value or (mark is not None and not mark[1] and field_name(mark[2]) == name)
 
 
 def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list[Hole]], list[str]]:
-    """Values of `key: value` lines, by name, and warnings. A name with several values is no field."""
+    """Values of `key: value` lines, by name, and warnings. A name with several values is not a field."""
     code, lines = fences(body), key_lines(body)
     names = {line.name for line in lines} | declared.keys()
     found: dict[str, list[Hole]] = {}
@@ -245,11 +246,11 @@ def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list
         if name in declared and values != {declared[name]}:
             other = sorted(values - {declared[name]})[0]
             raise SkillError(
-                f"the front matter says {name} is {_start(declared[name])!r}, a line of the text says {other!r}. "
-                "Keep one of them"
+                f"the front matter says {name} is {_start(declared[name])!r}, but a line of the text says {other!r}",
+                "Keep one of them",
             )
         if len(values) > 1:
-            warnings.append(f"{name!r} stands with {len(values)} different values, so it is not taken as a field")
+            warnings.append(f"{name!r} has {len(values)} different values in the text, so it is not taken as a field")
             del found[name]
     return found, warnings
 
@@ -259,12 +260,12 @@ def _marks_in(line: KeyLine) -> Iterator[re.Match[str]]:
 
 
 def _is_mark(match: re.Match[str], names: Collection[str]) -> bool:
-    """Whether it could be a placeholder: of one of the names, or of any that is one plain word."""
+    """Whether it could be a placeholder: it has one of the names, or is a single plain word."""
     return field_name(match[2]) in names or SLUG.fullmatch(match[2]) is not None
 
 
 def _placeholder(match: re.Match[str], hoisted: Collection[str]) -> Hole:
-    """The hole of a placeholder. Where its value does not stand here but at the end, its name does."""
+    """The hole of a placeholder. It gets the name of the field if the value is hoisted, else the value."""
     if match[1] is not None:
         return Hole(*match.span(), "", match[0][1:])
     name = field_name(match[2])
@@ -276,13 +277,13 @@ def _mark_spans(body: str) -> list[Span]:
 
 
 def within(spans: Sequence[Span], position: int) -> bool:
-    """Whether one of the spans, which are in order, holds the position."""
+    """Whether the position is in one of the spans, which are in order."""
     index = bisect_right(spans, position, key=lambda span: span[0]) - 1
     return index >= 0 and position < spans[index][1]
 
 
 def _places(body: str, marks: Sequence[Span], value: str) -> list[Span]:
-    """Where the value stands as a whole word, and not in a placeholder."""
+    """Where the text has the value as a whole word, and not in a placeholder."""
     literal = re.escape(value)  # first in the pattern, so that it is searched for as such
     found = [match.span() for match in re.finditer(rf"{literal}(?<![\w-]{literal})(?![\w-])", body)]
 
@@ -294,13 +295,13 @@ def _places(body: str, marks: Sequence[Span], value: str) -> list[Span]:
 
 
 def _only_place(body: str, marks: Sequence[Span], name: str, value: str) -> Hole:
-    """Where a declared value stands, as a whole word. Raise SkillError unless that is one place."""
+    """The one place that has a declared value as a whole word. Raise SkillError unless there is exactly one."""
     places = _places(body, marks, value)
     if len(places) != 1:
         often = f"{len(places)} times" if places else "nowhere"
         raise SkillError(
-            f"field {name!r} is declared, but its value {_start(value)!r} stands {often} in the text. "
-            f"Write {{{{{name}}}}} where it belongs"
+            f"field {name!r} is declared, but its value {_start(value)!r} occurs {often} in the text",
+            f"Write {{{{{name}}}}} where it belongs",
         )
     return Hole(*places[0], name)
 

@@ -1,12 +1,13 @@
 """Keys: which lines of a text give a field a value.
 
-The plain form is FIELD_LINE: one word of ASCII letters, a colon, a value. A key may also be written as people write, in
-any script: `Delivery time: 3 days`, `Rückgabefrist: 30 Tage`, with the colon of Chinese, too. Many lines of prose look
-like that, so such a line counts only if the key reads as a name and the value as no sentence, and if it stands apart:
-among other such lines, between empty lines, under a heading, or as an item of a list. Several words, or a script
-without capitals, need one thing more: a digit in the value, or another such line beside it.
+The plain form is FIELD_LINE: one word of ASCII letters, a colon, a value. A key may also be written in natural words of
+any script: `Delivery time: 3 days`, `Rückgabefrist: 30 Tage`, also with the Chinese colon. Many lines of prose look
+like that, so such a line counts only if the key reads like a name, the value does not read like a sentence, and the
+line is set apart: next to other such lines, between empty lines, under a heading, or as an item of a list. A key of
+several words, or in a script without capitals, needs one thing more: a digit in the value, or another such line next
+to it.
 
-It knows lines; what comes of them is the business of fields.py.
+It finds lines; fields.py makes fields of them.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from notes_cli.documents import read_yaml
 
 FIELD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
-# A key of one word or slug, a colon with a blank after it (so no URL and no time of day), and a value of at
-# most 80 characters on the same line that does not end as a sentence does ("Note: ask first." is not a
-# field). The line may be a list item; indented by four or more it is Markdown code.
+# A key of one word or slug, a colon with a space after it (so no URL and no time of day), and a value of at
+# most 80 characters on the same line that does not end like a sentence ("Note: ask first." is not a
+# field). The line may be a list item; indented by four or more spaces it is Markdown code.
 FIELD_LINE = re.compile(
     r"^ {0,3}(?:[-*+] )?(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63}):[ \t]+"
     r"(?P<value>\S(?:[^\n]{0,78}[^\s.!?:;,])?)[ \t]*$",
     re.M,
 )
-# The same with any key, and with the punctuation of Chinese and Japanese: its colon (FF1A) needs no blank.
-STOPS = r"\u3002\uff01\uff1f\uff1b\uff0c\u3001"  # that of sentences
+# The same with any key, and with the punctuation of Chinese and Japanese: its colon (FF1A) needs no space after it.
+STOPS = r"\u3002\uff01\uff1f\uff1b\uff0c\u3001"  # punctuation of sentences
 KEY_LINE = re.compile(
     r"^ {0,3}(?:[-*+] )?(?P<key>[^\s:\uff1a=][^\n:\uff1a=]{0,63})(?::[ \t]+|\uff1a[ \t]*)"
     rf"(?P<value>[^\s:\uff1a](?:[^\n]{{0,78}}[^\s.!?:;,\uff1a{STOPS}\u2026{{[(\\])?)[ \t]*$",
     re.M,
 )
-APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may stand beside a key: nothing, a heading, a rule
+APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule
 ITEM = re.compile(r" {0,3}[-*+] ")
-SENTENCE = re.compile(rf"[{STOPS}]|[.!?;]\s+\S*[A-Z]|//")  # what no such value holds
+SENTENCE = re.compile(rf"[{STOPS}]|[.!?;]\s+\S*[A-Z]|//")  # what such a value never has
 MAX_WORDS = 4
-MAX_UNCASED = 10  # characters of a word in a script without capitals, which may also be without blanks
+MAX_UNCASED = 10  # characters of a word in a script without capitals, which may also have no spaces
 
 
 class KeyLine(NamedTuple):
@@ -56,12 +57,12 @@ class KeyLine(NamedTuple):
 
 
 def field_name(text: str) -> str:
-    """A name as it is compared: blanks as one, and letters with their marks as one character."""
+    """A name in the form in which names are compared: single spaces, and letters with their marks as one character."""
     return unicodedata.normalize("NFC", " ".join(text.split()))
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can name a field: up to 64 letters, digits and what joins them, the first of them a letter."""
+    """Whether a text can name a field: up to 64 letters, digits and what joins them, beginning with a letter."""
     return (
         0 < len(text) <= 64
         and text == field_name(text)
@@ -71,7 +72,7 @@ def is_name(text: str) -> bool:
 
 
 def key_lines(text: str) -> list[KeyLine]:
-    """The lines of a text that give a field a value, in their order. Code is not looked for."""
+    """The lines of a text that give a field a value, in order. Fenced code is not left out."""
     plain = {match.start(): _line(match) for match in FIELD_LINE.finditer(text)}
     others = {
         match.start(): match
@@ -86,11 +87,11 @@ def key_lines(text: str) -> list[KeyLine]:
     for number, (first, line) in enumerate(lines):
         if first not in others:
             continue
-        beside = [lines[near] for near in (number - 1, number + 1) if 0 <= near < len(lines)]
-        among = any(near in plain or near in others for near, _ in beside)
+        neighbours = [lines[near] for near in (number - 1, number + 1) if 0 <= near < len(lines)]
+        among = any(near in plain or near in others for near, _ in neighbours)
         apart = all(
             near in plain or near in others or APART.fullmatch(other) or (ITEM.match(other) and ITEM.match(line))
-            for near, other in beside
+            for near, other in neighbours
         )
         match = others[first]
         if apart and (among or _is_word(match["key"]) or any(char.isdigit() for char in match["value"])):
@@ -126,13 +127,13 @@ def _reads_as_name(key: str) -> bool:
 
 @cache
 def _words(kind: str) -> frozenset[str]:
-    """What no name begins or ends with (leads), and what is nowhere in one (verbs), by prompts/keys.yaml."""
+    """Words that no name begins or ends with (leads), and words that no name has (verbs), from prompts/keys.yaml."""
     table = read_yaml(resource("prompts") / "keys.yaml")
     return frozenset(word for words in table[kind].values() for word in words.split())
 
 
 def _is_word(key: str) -> bool:
-    """One word of a script that has capitals: such a key needs no more evidence than an English one."""
+    """Whether it is one word of a script that has capitals: such a key needs no more evidence than an English one."""
     return " " not in key and _has_case(key)
 
 
@@ -141,6 +142,6 @@ def _has_case(word: str) -> bool:
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:
-    """Names for a message of one line; `none` without any."""
+    """Names for a message of one line; `none` if there are none."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more

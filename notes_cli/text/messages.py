@@ -1,8 +1,7 @@
 """Conversations as data: messages made of parts, tool calls and their results, the tools a model may call.
 
-The shape is the one that chat templates know: a role a message, tool definitions as JSON schemas. What a skill's part
-stands for (tokens that were compiled) comes from elsewhere; here it is a name. Another kind of part is a class here and
-a case in prompt.py.
+The form is that of chat templates: each message has a role, tools are JSON schemas. A skill is only named here; its
+tokens come from a segment. Another kind of part needs a class here and a case in prompt.py.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from notes_cli.text.untrusted import check_unicode
 ROLES = ("system", "user", "assistant", "tool")
 PLACES = ("early", "late")  # of skills and errata: in the system message, or right before the question
 BETWEEN = "\n\n"  # the parts of one message
-NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # of tools and their calls: templates print them as they are
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # of tools, and ids of calls: templates print them as they are
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Words of a user, a tool or the model."""
+    """Text of a user, a tool or the model."""
 
     text: str
 
@@ -37,7 +36,7 @@ class SkillPart:
 
 @dataclass(frozen=True, slots=True)
 class ErratumPart:
-    """A correction of what was said before it."""
+    """A correction of something that comes before it."""
 
     sentence: str
 
@@ -47,7 +46,7 @@ Part = TextPart | SkillPart | ErratumPart
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What an assistant asks a tool for. `arguments` are such as JSON has; `id` is what the result refers to."""
+    """An assistant's call of a tool. `arguments` are JSON values by name; the result refers to the call by its `id`."""
 
     id: str
     name: str
@@ -56,13 +55,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. An assistant's may call tools; a tool's answers one call, by its id, and names the tool."""
+    """One message. The assistant's may call tools; a tool's is the result of one call."""
 
     role: str
     parts: tuple[Part, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
-    name: str = ""  # of the tool; taken from the call where it is empty
+    name: str = ""  # of the tool; taken from the call if it is empty
 
     @property
     def text(self) -> str:
@@ -71,7 +70,7 @@ class Message:
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing: no part but blank texts."""
+        """Whether it has nothing but blank texts."""
         return all(isinstance(part, TextPart) and not part.text.strip() for part in self.parts)
 
 
@@ -80,7 +79,7 @@ class Conversation:
     """Messages up to the one to be answered, and the tools that may be called.
 
     `tools` are functions as OpenAI's and Hugging Face's interfaces take them, with or without the outer
-    `{"type": "function", "function": ...}`. Raise NotesError for what no model could answer.
+    `{"type": "function", "function": ...}`. Raise NotesError for a conversation that no model could answer.
     """
 
     messages: tuple[Message, ...]
@@ -130,15 +129,15 @@ def asking(
 
 
 def checked(messages: Iterable[Message], before: str = "") -> tuple[Message, ...]:
-    """The messages, the name of its tool in each result; a system message that says nothing is left out.
+    """The messages, with the name of the tool in each result, and without a blank system message.
 
-    `before` is the role of the message that they follow, if they go on with a conversation.
+    `before` is the role of the message that they follow, if they continue a conversation.
 
     Raise NotesError for an unknown role, a role in the wrong place, a part that a role cannot have, calls and results
-    that do not belong together, and a skill that comes twice.
+    that do not match, and a skill that is there twice.
     """
     found: list[Message] = []
-    waiting: dict[str, str] = {}  # tools that were called and have not answered, by the call's id
+    waiting: dict[str, str] = {}  # the tools of calls without a result yet, by the id of the call
     skills: set[str] = set()
     for number, message in enumerate(messages, 1):
         _check_role(number, message, found[-1].role if found else before)
@@ -186,7 +185,7 @@ def _check_role(number: int, message: Message, before: str) -> None:
 
 
 def _calls(number: int, message: Message) -> tuple[ToolCall, ...]:
-    """Its calls. Raise NotesError for a name that a template cannot print as it is, and for an id that comes twice."""
+    """Its calls. Raise NotesError for a name or an id that is not plain, and for an id that is there twice."""
     ids = [call.id for call in message.tool_calls]
     for call in message.tool_calls:
         for what, name in (("id", call.id), ("name", call.name)):
@@ -197,13 +196,13 @@ def _calls(number: int, message: Message) -> tuple[ToolCall, ...]:
         if ids.count(call.id) > 1:
             raise NotesError(f"message {number} has two tool calls of the id {call.id!r}")
         if not isinstance(call.arguments, Mapping):
-            raise NotesError(f"message {number}: the arguments of {call.name} must be an object, name by name")
+            raise NotesError(f"message {number}: the arguments of {call.name} must be an object")
     return message.tool_calls
 
 
 def checked_tools(tools: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Tool definitions, each `{"type": "function", "function": {...}}`. Raise NotesError for one without a sound name,
-    and for a name that comes twice."""
+    """Tool definitions, each `{"type": "function", "function": {...}}`. Raise NotesError for one without a plain name,
+    and for a name that is there twice."""
     found: dict[str, Mapping[str, Any]] = {}
     for number, tool in enumerate(tools, 1):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None

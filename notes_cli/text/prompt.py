@@ -8,8 +8,8 @@ It knows neither tokens nor K/V: a splice is only named. The form is exact, for 
 notes was trained on it, and because a recompute must see the very tokens of a splice.
 
 The answers of earlier turns follow the generation prompt that they were written after, so a conversation that is built
-from its messages has the form of one that grew. Calls of tools and their results have the form that the template gives
-them.
+from its messages equals one that grew turn by turn. Calls of tools and their results have the form that the template
+gives them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Chunk:
 def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
     """The chunks of a prompt, up to where the model's answer begins.
 
-    Texts are stripped, but for answers and results of tools: they are what the model, or the tool, said. Raise
-    NotesError for tools that are not sound, and ModelError if the model's template has no place for what is said.
+    Texts are stripped, except answers and results of tools. Raise NotesError for tools that are not valid, and
+    ModelError if the model's template has no place for a message, a tool or a call.
     """
     template = template.with_tools(conversation.tools)
     chunks: list[Chunk] = []
@@ -76,10 +76,10 @@ def next_turn(
 ) -> list[Chunk]:
     """The chunks after the model's answer: its end, and the messages that follow, up to the next answer.
 
-    `messages` are a user message, or, where the model called tools, its message with the calls and the result of each.
-    Of the former nothing is repeated: what the model wrote is in the notebook. `ends` are the texts of the tokens that
-    end an answer, if the template's end-of-sequence is not the only one. Raise NotesError and ModelError as `build`
-    does, and NotesError for messages that do not follow an answer.
+    `messages` is a user message, or, if the model called tools, its message with the calls, then the result of each.
+    The calls are not repeated: what the model wrote is in the notebook. `ends` are the texts of the tokens that end an
+    answer, if there are others than the end-of-sequence token. Raise NotesError and ModelError as `build` does, and
+    NotesError for messages that cannot follow an answer.
     """
     given = checked(messages, before="user")
     if given[-1].role == "assistant":
@@ -87,13 +87,13 @@ def next_turn(
     template = template.with_tools(tools)
     if given[0].role == "assistant":
         if not given[0].tool_calls or any(message.role == "assistant" for message in given[1:]):
-            raise NotesError("what follows an answer is a user message, or the calls in it with their results")
+            raise NotesError("an answer can only be followed by a user message, or by its calls with their results")
         return _chunks(template, cut_after_calls(template, given, ends or [template.eos]))
     return _chunks(template, cut(template, given, later=True))
 
 
 def left_context(template: ChatTemplate) -> str:
-    """The text before a skill that comes first in the system message: what a skill is compiled after."""
+    """The text before a skill that comes first in the system message: skills are compiled after it."""
     return template.cut([_message("system", 0), _message("user", 1)], [marker(0), marker(1)])[0]
 
 
@@ -112,14 +112,14 @@ def _chunks(template: ChatTemplate, found: Slots) -> list[Chunk]:
     asked = max((i for i, slot in enumerate(found.slots) if slot.message.role == "user"), default=-1)
     for number, slot in enumerate(found.slots):
         opening = _own(template, slot.before)
-        said = _said(slot, template.cue if number == asked else "")
+        content = _content(slot, template.cue if number == asked else "")
         if slot.calls:
             chunks += [Chunk("call", opening)] if opening else []
-        elif said and said[0].kind in ("question", "result"):
-            said[0] = replace(said[0], runs=(*opening, *said[0].runs))
+        elif content and content[0].kind in ("question", "result"):
+            content[0] = replace(content[0], runs=(*opening, *content[0].runs))
         else:
             chunks += [Chunk("text", opening)] if opening else []
-        chunks += said
+        chunks += content
     closing = _own(template, found.closing)
     if chunks and chunks[-1].kind in ("question", "result"):
         chunks[-1] = replace(chunks[-1], runs=(*chunks[-1].runs, *closing))
@@ -129,19 +129,19 @@ def _chunks(template: ChatTemplate, found: Slots) -> list[Chunk]:
 
 
 def _own(template: ChatTemplate, text: str) -> tuple[Run, ...]:
-    """The runs of what the template printed: all its own but for what was marked in calls and definitions of tools."""
+    """The runs of what the template printed: its own words, except for marked strings of tools and calls."""
     found = stretches(text)
     if found is None:
-        raise ModelError(f"{template.name} takes apart what is said in tools and calls")
+        raise ModelError(f"{template.name} takes apart the strings of tools and calls")
     return _runs(*(Run(stretch, own) for stretch, own in found))
 
 
-def _said(slot: Slot, cue: str) -> list[Chunk]:
+def _content(slot: Slot, cue: str) -> list[Chunk]:
     """The content of one message: its parts, with empty lines between."""
     message = slot.message
     if slot.result is not None:
         return [Chunk("result", _runs(Run(slot.result, False)))]
-    if message.role == "assistant":  # beside its calls
+    if message.role == "assistant":  # next to its calls
         return _text(Run(message.text, False))
     chunks: list[Chunk] = []
     for number, part in enumerate(message.parts, 1):
@@ -155,7 +155,7 @@ def _said(slot: Slot, cue: str) -> list[Chunk]:
                 chunks.append(Chunk("result", _runs(Run(between + part.text, False))))
             case TextPart() if message.role == "user" and number == len(message.parts):
                 asked = part.text.strip()
-                asked += "" if asked.endswith(cue.strip()) else cue  # some say it themselves
+                asked += "" if asked.endswith(cue.strip()) else cue  # the user may have written it already
                 chunks.append(Chunk("question", _runs(Run(between + asked, False))))
             case TextPart() if part.text.strip():
                 chunks += _text(Run(between + part.text.strip(), False))
@@ -172,7 +172,7 @@ def _text(run: Run) -> list[Chunk]:
 
 
 def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """The chunks with neighbouring texts made one: what is not cut by a splice is tokenised together."""
+    """The chunks with neighbouring texts joined: what no splice separates is tokenised together."""
     joined: list[Chunk] = []
     for chunk in chunks:
         if joined and chunk.kind == joined[-1].kind == "text":

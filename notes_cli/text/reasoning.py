@@ -1,7 +1,7 @@
-"""Reasoning: how a model thinks before it answers. What differs between models stands in prompts/reasoning.yaml.
+"""Reasoning: how a model thinks before it answers. What differs between models is in prompts/reasoning.yaml.
 
 Most put their chain of thought between marks, which their chat template knows; others are asked for it by a cue
-behind the question. It knows texts only: no tokens, no sampling.
+after the question. It knows texts only: no tokens, no sampling.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from notes_cli.text.template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How one model thinks. `open` and `close` are empty where it knows no marks; then there is a `cue`."""
+    """How one model thinks. `open` and `close` are empty if it knows no marks; then there is a `cue`."""
 
     name: str = ""
     known: Sequence[str] = ()  # texts of its chat template that tell it from others
     open: str = ""
     close: str = ""
     answer: str = ""  # between the chain and the answer
-    direct: str = ""  # opens an answer without a chain, where the template does not
-    end: str = ""  # stands behind the answer
+    direct: str = ""  # opens an answer without a chain, if the template does not
+    end: str = ""  # follows the answer
     thinking: Mapping[str, object] = field(default_factory=dict)  # variables of the template
     otherwise: Mapping[str, object] = field(default_factory=dict)
     cue: str = ""
@@ -50,7 +50,7 @@ class Reasoning:
 
     @property
     def closing(self) -> str:
-        """What ends a chain that does not end by itself, up to where the answer begins."""
+        """The text that ends a chain which did not end by itself, up to where the answer begins."""
         return self.close + self.answer
 
     def opened(self, text: str) -> bool:
@@ -58,23 +58,23 @@ class Reasoning:
         return bool(self.open) and text.rfind(self.open.strip()) > text.rfind(self.close.strip())
 
     def found(self, chain: str) -> re.Match[str] | None:
-        """The answer that the chain itself ends with, as group 1."""
+        """The answer at the end of the chain itself, as group 1."""
         if self.inside is None:
             return None
         return next(reversed([*self.inside.finditer(chain)]), None)
 
 
 class Until:
-    """A text as it comes, up to a mark: what may be the mark's beginning is held back."""
+    """A text that comes in parts, up to a mark: what may be the beginning of the mark is held back."""
 
     def __init__(self, mark: str) -> None:
         self.found = False
-        self.rest = ""  # what came behind the mark
+        self.rest = ""  # what came after the mark
         self._mark = mark.strip()
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What surely stands before the mark."""
+        """What is certainly before the mark."""
         if self.found or not self._mark:
             self.rest += text if self.found else ""
             return "" if self.found else text
@@ -87,17 +87,17 @@ class Until:
         return before[: len(before) - kept]
 
     def flush(self) -> str:
-        """What was held back, once no more comes."""
+        """What was held back, when nothing more comes."""
         held, self._held = self._held, ""
         return held
 
 
 class Begins:
-    """A text as it comes: does it begin with the mark? Until that is known it is held back."""
+    """A text that comes in parts: does it begin with a mark? It is held back until that is known."""
 
     def __init__(self, mark: str) -> None:
         self.found = False
-        self.rest = ""  # what came behind the mark
+        self.rest = ""  # what came after the mark
         self._mark = mark.strip()
         self._waits = bool(self._mark)
         self._held = ""
@@ -115,13 +115,13 @@ class Begins:
         return "" if self._waits else self.flush()
 
     def flush(self) -> str:
-        """What was held back, once no more comes."""
+        """What was held back, when nothing more comes."""
         held, self._held = self._held, ""
         return held
 
 
 def reasoning_of(source: str, name: str, table: Table | None = None) -> Reasoning:
-    """How the model of that chat template and name thinks."""
+    """How the model with that chat template and name thinks."""
     table = table or shipped_table()
     for entry in table.marks:
         texts = [text in source for text in entry.known or (entry.open.strip(), entry.close.strip())]
@@ -132,7 +132,7 @@ def reasoning_of(source: str, name: str, table: Table | None = None) -> Reasonin
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What prompts/reasoning.yaml holds: models with marks, models with a cue; the last cue is for all others."""
+    """The content of prompts/reasoning.yaml: models with marks, models with a cue; the last cue is for all others."""
 
     marks: Sequence[Reasoning]
     cues: Sequence[Reasoning]
@@ -140,12 +140,12 @@ class Table:
 
 @cache
 def shipped_table() -> Table:
-    """The table that comes with notes."""
+    """The table that ships with notes."""
     return load_table(resource("prompts") / "reasoning.yaml")
 
 
 def load_table(path: Path) -> Table:
-    """Read a file of that form. Raise NotesError for one that is not."""
+    """Read a file of that form. Raise NotesError if it is not."""
     data = read_yaml(path, Typed)
     try:
         switches = data["switches"]

@@ -1,7 +1,7 @@
-"""References: what `date`, `returns.date` and `*.date` stand for where several skills have fields.
+"""References: which fields `date`, `returns.date` and `*.date` mean when several skills have fields.
 
-A field that one skill has is called by its name alone; one that several have by skill and name. That is its key, as
-ledgers and messages call it. It knows names only.
+The key of a field is its name if only one skill has such a field, else the skill and the name. Ledgers and messages use
+keys. It knows names only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Reference(NamedTuple):
 
     skill: str
     field: str
-    key: str  # what it is called: `date`, or `returns.date` where other skills have one, too
+    key: str  # `date`, or `returns.date` if other skills have a field of that name, too
 
     @property
     def shared(self) -> bool:
@@ -29,7 +29,7 @@ class Reference(NamedTuple):
 
 
 class Known(Collection[str]):
-    """The fields of some skills. What is `in` it is a reference to one or more of them; iterating gives the keys."""
+    """The fields of some skills. A reference to one or more of them is `in` it; iterating gives the keys."""
 
     def __init__(self, skills: Iterable[tuple[str, Iterable[str]]]) -> None:
         """`skills`: the name of each, and those of its fields."""
@@ -53,21 +53,22 @@ class Known(Collection[str]):
         return field if len(self._owners.get(field, ())) < 2 else f"{skill}.{field}"
 
     def find(self, reference: str) -> list[Reference]:
-        """All fields that a reference may mean: one without a skill those of every skill that has it."""
+        """All fields that a reference may mean; without a skill, that field of every skill that has it."""
         skill, dot, field = reference.rpartition(".")
         field, skill = field_name(field), skill.strip()
         owners = self._owners.get(field, {})
         named = owners if not dot or skill == ALL else [skill] if skill in owners else ()
         return [Reference(owner, field, self.key(owner, field)) for owner in named]
 
-    def resolve(self, reference: str, whose: str = "no spliced skill has") -> list[Reference]:
-        """The fields that a reference stands for: one, or with `*.` all of that name.
+    def resolve(self, reference: str, subject: str = "no spliced skill has") -> list[Reference]:
+        """The fields that a reference means: one, or with `*.` all of that name.
 
-        Raise SkillError for a field that no skill has, naming the known, and for one that several have, naming each.
+        Raise SkillError for a field that no skill has, with the known ones, and for one that several have, with each.
+        `subject` is how the former begins.
         """
         found = self.find(reference)
         if not found:
-            raise SkillError(f"{whose} a field {reference!r}", f"Known fields: {listed(sorted(self))}")
+            raise SkillError(f"{subject} a field {reference!r}", f"Known fields: {listed(sorted(self))}")
         if len(found) > 1 and "." not in reference:
             which = listed([one.key for one in found])
             raise SkillError(

@@ -1,9 +1,10 @@
-"""Rendering Jinja in a process of its own, within bounds of time, memory and length.
+"""Rendering Jinja in a separate process, within limits of time, memory and length.
 
-A chat template is a program that comes with a model, so it may be anybody's. Jinja's sandbox keeps it from reaching
-anything; it does not keep `10**(10**7)`, nested loops or a list of lists of lists from taking all time and memory that
-there is, some of it in one instruction that nothing interrupts. So a child renders: the system holds it to its bounds,
-and ends it beyond them. It is started with the first template and serves all that follow, a line of JSON each way.
+A chat template is a program that comes with a model, so anybody may have written it. Jinja's sandbox keeps it from
+reaching anything; it does not keep `10**(10**7)`, nested loops or a list of lists of lists from using up all time and
+memory, some of it in one instruction that cannot be interrupted. So a child process renders: the system enforces its
+limits, and ends it beyond them. It is started with the first template and serves all that follow, one line of JSON each
+way.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jinja2
 
-SECONDS = 2  # of processor time, for one text; llama.cpp's own templates take milliseconds
-PATIENCE = 120  # seconds that pass meanwhile, on a machine however busy
-MEMORY = 512 << 20  # bytes that the child may have in all
+SECONDS = 2  # of processor time for one text; the templates that ship with llama.cpp take milliseconds
+PATIENCE = 120  # seconds of the clock for one text, however busy the machine is
+MEMORY = 512 << 20  # bytes of address space that the child may have
 MAX_SOURCE = 1 << 20  # characters of a template
 MAX_TEXT = 4 << 20  # characters of what it renders
 _CHILD = "import sys; sys.path[:] = {!r}; from notes_cli.text.rendering import serve; serve()"
 
 
 class RenderError(Exception):
-    """A template that cannot be read, that fails, or that takes too much; the message is a clause of one line."""
+    """A template that cannot be read, fails, or exceeds the limits; the message is a clause of one line."""
 
 
 def render(source: str, variables: Mapping[str, Any], now: datetime | None = None) -> str:
-    """The text of a template. `variables` are such as JSON has; `now`: what it prints as the date, else that of today.
+    """The text that a template renders. `variables` are values that JSON has; `now` is the date to print, else today.
 
     Raise RenderError.
     """
@@ -56,24 +57,24 @@ def render(source: str, variables: Mapping[str, Any], now: datetime | None = Non
 
 _lock = threading.Lock()
 _child: subprocess.Popen[bytes] | None = None
-_owner = 0  # the process that started it: after a fork it is another's
+_owner = 0  # the process that started it: after a fork the child is the parent's
 
 
 def start_rendering() -> None:
-    """Start the child without waiting for it. Where that fails, `render` says so."""
+    """Start the child without waiting for it. If that fails, `render` reports it."""
     with _lock, contextlib.suppress(RenderError):
         _started()
 
 
 def _started() -> subprocess.Popen[bytes]:
-    """The child, which is started if there is none. Raise RenderError where the system has no process for it."""
+    """The child, which is started if there is none. Raise RenderError if it cannot be started."""
     global _child, _owner
     if _child is not None and _owner == os.getpid() and _child.poll() is None:
         return _child
     command = [sys.executable, "-I", "-c", _CHILD.format(sys.path)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     try:
-        # A session of its own: Ctrl-C is for the parent, which ends it.
+        # In its own session: Ctrl-C is sent to the parent only, which ends the child.
         _child = subprocess.Popen(command, **pipes, start_new_session=True)
     except OSError as error:
         raise RenderError(f"cannot be rendered: {sys.executable} does not start ({error.strerror})") from error
@@ -88,11 +89,11 @@ def _ask(request: bytes) -> dict[str, str]:
     late.daemon = True
     late.start()
     try:
-        with contextlib.suppress(BrokenPipeError):  # then there is no line either
+        with contextlib.suppress(BrokenPipeError):  # then there is no line to read either
             child.stdin.write(request)
             child.stdin.flush()
         line = child.stdout.readline()
-    except BaseException:  # an interrupt: the line that is still to come must not be taken for that of the next
+    except BaseException:  # an interrupt: the line that is still to come must not be taken for the next reply
         _end(child)
         raise
     finally:
@@ -104,7 +105,7 @@ def _ask(request: bytes) -> dict[str, str]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:
-    """End the child; its status, or less than 0 the signal that ended it before."""
+    """End the child and return its status; below 0 it is the signal that had ended it."""
     global _child
     _child = None
     assert child.stdin is not None and child.stdout is not None
@@ -122,7 +123,7 @@ def _why(status: int) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
         return f"it takes more than {SECONDS} seconds"
     if status == -getattr(signal, "SIGKILL", 0):
-        return f"it takes more than {PATIENCE} seconds, or more memory than there is"
+        return f"it takes more than {PATIENCE} seconds, or more memory than the system has"
     return f"the process that renders it ended ({signal.Signals(-status).name if status < 0 else f'status {status}'})"
 
 
@@ -136,7 +137,7 @@ def _stop() -> None:
 
 
 def serve() -> None:
-    """Answer until the parent is gone."""
+    """Answer requests until the parent is gone."""
     grant = _bounds()
     for line in sys.stdin.buffer:
         grant()
@@ -151,13 +152,13 @@ def serve() -> None:
 
 
 def _bounds() -> Callable[[], None]:
-    """Bound the memory of this process; return what grants SECONDS more of the processor."""
+    """Limit the memory of this process; return the function that grants it SECONDS more of processor time."""
     try:
         import resource
-    except ImportError:  # Windows: the parent's patience is the bound
+    except ImportError:  # Windows: only PATIENCE limits it
         return lambda: None
     for kind, bound in (("RLIMIT_AS", MEMORY), ("RLIMIT_CORE", 0)):
-        with contextlib.suppress(ValueError, OSError):  # a Mac has no bound of memory
+        with contextlib.suppress(ValueError, OSError):  # macOS cannot limit the memory
             resource.setrlimit(getattr(resource, kind), (bound, resource.getrlimit(getattr(resource, kind))[1]))
     most = resource.getrlimit(resource.RLIMIT_CPU)[1]
 
@@ -173,22 +174,22 @@ def _reply(request: dict[str, Any]) -> dict[str, str]:
         template = _template(request["source"], request["now"])
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # jinja2's, or Python's of what Jinja made of it
+    except Exception as error:  # of jinja2, or of Python about the code that jinja2 made
         return {"error": f"cannot be read: {_line(error)}"}
     try:
         text = template.render(request["variables"])
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # it is a program of others: whatever it raises is its own error
+    except Exception as error:  # the template is a program of others: whatever it raises is its own error
         return {"error": f"failed: {_line(error)}"}
     if len(text) > MAX_TEXT:
-        return {"error": f"failed: it makes more than {MAX_TEXT:,} characters"}
+        return {"error": f"failed: it renders more than {MAX_TEXT:,} characters"}
     return {"text": text}
 
 
 @lru_cache(maxsize=8)
 def _template(source: str, now: str | None) -> jinja2.Template:
-    """The template, with what llama.cpp and Hugging Face give to it."""
+    """The template, with the functions that llama.cpp and Hugging Face provide."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension
@@ -196,7 +197,7 @@ def _template(source: str, now: str | None) -> jinja2.Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}`: marks what a model said, for training. Here its body is simply shown."""
+        """`{% generation %}`: marks the text of a model, for training. Here its body is rendered as it is."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance variable)
 
@@ -220,7 +221,7 @@ def _template(source: str, now: str | None) -> jinja2.Template:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    """Jinja's own tojson escapes HTML, which models were not trained on."""
+    """As Jinja's own, which escapes HTML, but models were not trained on that."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
 
 

@@ -1,8 +1,7 @@
 """Skills: reading a text file, a SKILL.md with YAML front matter, a folder that holds one, or standard input.
 
-The reader is lenient where a skill is still usable (an odd name, no description) and says so in
-`Skill.warnings`; it refuses what it would have to guess. Where fields stand is the business of fields.py.
-It knows no tokens.
+The reader is lenient where a skill is still usable (an odd name, no description) and warns in `Skill.warnings`; it
+refuses what it would have to guess. fields.py finds the fields. It knows no tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from notes_cli.text import names
 from notes_cli.text.fields import Field, Hole, clean_value, fences, fill, find_fields, within
 from notes_cli.text.keys import FIELD_NAME, field_name, is_name, listed
 
-MAX_BYTES = 64 << 20  # far beyond any context; a model file named by mistake is refused, not read
-MAX_HEADER = 64 << 10  # characters of front matter, which are read slowly
-MAX_FIELDS = 1000  # that the front matter declares: each is looked for in the text
+MAX_BYTES = 64 << 20  # far more than any context holds; a model file given by mistake is refused, not read
+MAX_HEADER = 64 << 10  # characters of front matter, because reading YAML is slow
+MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the text
 MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
-# Files that a text names: [text](target), and what stands in the folders of Agent Skills.
+# Files that a text refers to: [text](target), and paths into the usual folders of Agent Skills.
 LINK = re.compile(
     r"\[[^\]\n]{0,200}\]\([ \t]*<?(?P<target>[^()\s<>]{1,200})"
     r"|(?<![\w./-])(?P<path>(?:references|scripts|assets)/[\w./-]{1,200})"
@@ -37,7 +36,7 @@ __all__ = ["Field", "Skill", "load_skill", "parse_skill", "skill_sources", "with
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """A text to compile. `fields` has one entry for each place where a value stands, in order."""
+    """A text to compile. `fields` has one entry for each place that holds a value, in order."""
 
     name: str
     description: str
@@ -55,8 +54,8 @@ class Skill:
 def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO | None = None) -> Skill:
     """Read a skill from a file, a folder with SKILL.md, or "-" (then from `stdin`).
 
-    `name` wins over the name in the front matter, that over the folder (for SKILL.md) and the file's stem.
-    Raise SkillError in one line if it cannot be read, is not UTF-8, is empty, or has broken front matter or
+    The name is `name`, else that of the front matter, else that of the folder (for SKILL.md) or the file's stem.
+    Raise SkillError in one line if the file cannot be read, is not UTF-8, is empty, or has broken front matter or
     fields.
     """
     if str(source) == "-":
@@ -86,9 +85,9 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
 
 
 def skill_sources(word: str) -> list[str]:
-    """What a word of the user names: itself, or each skill in a folder of skills, by name.
+    """The sources that a word of the user means: itself, or each skill in a folder of skills, sorted by name.
 
-    Raise SkillError for a folder that neither is a skill nor holds one.
+    Raise SkillError for a folder that is no skill and contains none.
     """
     folder = Path(word)
     if word == "-" or not folder.is_dir() or _file_in(folder):
@@ -98,12 +97,12 @@ def skill_sources(word: str) -> list[str]:
     except OSError as error:
         raise SkillError(f"cannot read {folder}: {reason(error)}") from error
     if not found:
-        raise SkillError(f"the folder {folder} holds no SKILL.md, and no folder with one")
+        raise SkillError(f"the folder {folder} has no SKILL.md, and no folder with one")
     return found
 
 
 def parse_skill(text: str, *, source: str, default: str, name: str | None = None) -> Skill:
-    """Make a skill of the text of a file. `default` is its name where the front matter has none."""
+    """Make a skill from the text of a file. `default` is its name if the front matter has none."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     header: dict[str, Any] = {}
     warnings: list[str] = []
@@ -113,11 +112,11 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
             warnings.append(f"{source}: no description in the front matter")
     body = text.strip()
     if not body:
-        raise SkillError(f"{source} has no text. A skill needs something to say")
+        raise SkillError(f"{source} has no text", "A skill needs something to say")
     wanted = name or _string(header, "name", source) or default
     called = _called(wanted, source)
-    if called != names.typed(wanted.lower()):  # that a name is in small letters surprises nobody
-        warnings.append(f"{source}: the name {wanted!r} is not of {names.RULE}; it becomes {called!r}")
+    if called != names.typed(wanted.lower()):  # a change to lower case needs no warning
+        warnings.append(f"{source}: the name {wanted!r} may only have {names.RULE}; it becomes {called!r}")
     description = " ".join(_string(header, "description", source).split())
     if len(description) > MAX_DESCRIPTION:
         warnings.append(f"{source}: the description is longer than {MAX_DESCRIPTION} characters")
@@ -130,10 +129,9 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
 
 
 def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
-    """The corrected skill: new values at every place of their fields, all spans moved. The old skill is
-    unchanged.
+    """The corrected skill: new values in every place of their fields, and spans to match. The old one is not changed.
 
-    Raise SkillError for a field that the skill does not have, and for an empty value or one of several lines.
+    Raise SkillError for a field that the skill does not have, and for a value that is empty or has several lines.
     """
     had = skill.values
     for name in values:
@@ -145,7 +143,7 @@ def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
 
 
 def _called(wanted: str, source: str) -> str:
-    """The name of a skill. Raise SkillError where nothing of the word can be one."""
+    """The name of a skill. Raise SkillError if no part of the word can be one."""
     name = names.name_of(wanted)
     if not name:
         raise SkillError(f"{source}: the name {wanted!r} has no letter and no digit", Help.OTHER_NAME())
@@ -158,15 +156,14 @@ def _decode(data: bytes, source: str) -> str:
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise SkillError(
-            f"{source} is not UTF-8 text: invalid byte at offset {error.start}", "Convert it first"
-        ) from None
+        what = f"{source} is not UTF-8 text: invalid byte at offset {error.start}"
+        raise SkillError(what, "Convert it first") from None
 
 
 def _skill_file(folder: Path) -> Path:
     path = _file_in(folder)
     if path is None:
-        raise SkillError(f"the folder {folder} holds no SKILL.md")
+        raise SkillError(f"the folder {folder} has no SKILL.md")
     return path
 
 
@@ -175,8 +172,7 @@ def _file_in(folder: Path) -> Path | None:
 
 
 def _linked(text: str, folder: Path) -> list[str]:
-    """The files beside a skill that its text refers to: those of links, and of `scripts/x` and the like if they are
-    there."""
+    """The files beside a skill that its text refers to: targets of links, and paths like `scripts/x` if they exist."""
     code, found = fences(text), []
     for match in LINK.finditer(text):
         target = (match["target"] or "").partition("#")[0]
@@ -188,19 +184,19 @@ def _linked(text: str, folder: Path) -> list[str]:
 
 
 def _split(text: str, source: str) -> tuple[dict[str, Any], str]:
-    """Front matter and body. All scalars stay as written: a date remains text, 012 remains 012."""
+    """Front matter and body. All scalars stay as they are written: a date is a text, and 012 is 012."""
     match = FRONT_MATTER.match(text)
     if match is None:
         raise SkillError(f"{source}: the front matter that line 1 opens is not closed", "Add a line ---")
     if len(match["yaml"]) > MAX_HEADER:
         raise SkillError(f"{source}: the front matter is longer than {MAX_HEADER >> 10} KiB", "Move text below it")
     try:
-        header = parse_yaml("\n" + match["yaml"])  # the line above it counts
+        header = parse_yaml("\n" + match["yaml"])  # the line of --- counts in line numbers
     except ValueError as error:
         raise SkillError(f"{source}: the front matter is not valid YAML: {error}") from error
     header = {} if header in (None, "") else header
     if not isinstance(header, dict):
-        raise SkillError(f"{source}: the front matter must hold `key: value` lines")
+        raise SkillError(f"{source}: the front matter must consist of `key: value` lines")
     return header, text[match.end() :]
 
 
@@ -212,7 +208,7 @@ def _string(header: dict[str, Any], key: str, source: str) -> str:
 
 
 def _declared(header: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The values under `fields:` in the front matter, and which of the fields are hoisted."""
+    """The values under `fields:` in the front matter, and the names of the hoisted fields."""
     declared = header.get("fields", "")
     if declared == "":
         return {}, []
@@ -242,7 +238,7 @@ def _declared(header: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
 
 
 def _mapping(name: str, given: dict[str, Any]) -> tuple[Any, bool]:
-    """Value and `hoist` of a field that is written as `{value: ..., hoist: true}`."""
+    """The value and `hoist` of a field that is written as `{value: ..., hoist: true}`."""
     for key in given:
         if key not in ("value", "hoist"):
             raise SkillError(f"field {name!r} has an unknown key {key!r} in the front matter", "Known: value, hoist")

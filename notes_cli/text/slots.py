@@ -1,8 +1,8 @@
-"""Messages in the shape that chat templates take, and the slots that their texts have in what a template renders.
+"""Messages in the form that chat templates take, and the slots of their texts in what a template renders.
 
-A marker takes the place of each text. Two things are different. The result of a tool is printed by the template, which
-may encode it, so it is passed with a marker at either end. And there is no form of calls that all templates take, so
-the first one is used that shows each call.
+A marker takes the place of each text. Two things are different. A template may encode the result of a tool, so the text
+itself is passed, with a marker at each end. And there is no form of calls that all templates take, so the first form is
+used with which the template shows every call.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Slots(NamedTuple):
 class _Form(NamedTuple):
     """A form of calls."""
 
-    silence: str | None  # the content of a message that calls and says nothing
+    no_text: str | None  # the content of a message that has calls but no text
     as_text: bool  # the arguments as a JSON text, else as an object
 
 
 _FORMS = (_Form("", False), _Form("", True), _Form(None, False), _Form(None, True))
-_TALK = (  # what comes before messages that go on with a conversation
+_TALK = (  # comes before messages that continue a conversation
     Message("system", (TextPart("s"),)),
     Message("user", (TextPart("u"),)),
     Message("assistant", (TextPart("a"),)),
@@ -53,10 +53,9 @@ _TALK = (  # what comes before messages that go on with a conversation
 
 
 def cut(template: ChatTemplate, messages: Sequence[Message], *, later: bool = False) -> Slots:
-    """The slots of these messages, up to the model's answer. `later`: they follow an answer that is one text.
+    """The slots of these messages, up to the model's answer. `later`: they follow an answer without calls.
 
-    Raise ModelError if the template fails, if it drops, changes, repeats or reorders what is said, or leaves out a
-    call.
+    Raise ModelError if the template fails, if it drops, changes, repeats or reorders a text, or leaves out a call.
     """
     talk = [*(_TALK if later else ()), *messages]
     form = _form(template, talk)
@@ -68,8 +67,8 @@ def cut(template: ChatTemplate, messages: Sequence[Message], *, later: bool = Fa
 def cut_after_calls(template: ChatTemplate, messages: Sequence[Message], ends: Sequence[str]) -> Slots:
     """The slots after a message that calls tools (the first one, which the model wrote), from where the model stopped.
 
-    `ends` are the texts of the tokens that end an answer: where a call ends otherwise than a text, the model stopped at
-    the first of them. Raise ModelError as `cut` does, and where that is not to be seen.
+    `ends` are the texts of the tokens that end an answer: if a message with calls does not end like one without, the
+    model stopped at the first of them. Raise ModelError as `cut` does, and if there is none of them.
     """
     called = replace(messages[0], parts=())
     talk = [*_TALK[:2], called, *messages[1:]]
@@ -82,7 +81,7 @@ def cut_after_calls(template: ChatTemplate, messages: Sequence[Message], ends: S
 
 
 def _from_end(template: ChatTemplate, rest: str, messages: Sequence[Message], ends: Sequence[str]) -> str:
-    """Of the text after a call, that from where the model stopped."""
+    """The part of the text after a call that begins where the model stopped."""
     try:
         after_text = cut(template, messages, later=True).slots[0].before
     except ModelError:
@@ -96,7 +95,7 @@ def _from_end(template: ChatTemplate, rest: str, messages: Sequence[Message], en
 
 
 def _form(template: ChatTemplate, talk: Sequence[Message]) -> _Form:
-    """The first form of calls that shows each of them. Raise ModelError where none does."""
+    """The first form with which the template shows every call. Raise ModelError if there is none."""
     calls = [call.name for message in talk for call in message.tool_calls]
     if not calls:
         return _FORMS[0]
@@ -125,7 +124,7 @@ def _rendered(talk: Sequence[Message], form: _Form, way: Way | None) -> Iterator
         if message.role == "tool":
             rendered |= {"name": message.name, "tool_call_id": message.tool_call_id}
         if message.tool_calls:
-            rendered["content"] = rendered["content"] if message.text else form.silence
+            rendered["content"] = rendered["content"] if message.text else form.no_text
             rendered["tool_calls"] = [
                 _call(call, way(call.arguments) if way else {_KEY: marker(number, "call")}, form)
                 for number, call in enumerate(message.tool_calls, calls)
@@ -146,15 +145,14 @@ def _content(number: int, message: Message) -> tuple[str, list[str]]:
         return mark, [mark]
     parts = [part for part in message.parts if not isinstance(part, SkillPart)]
     if len(parts) < len(message.parts):
-        mark += '"'  # a template that encodes it changes that: then no skill can be there
+        mark += '"'  # a template that encodes results changes this mark: no skill can be put there
         return mark, [mark]
     texts = [part.text if isinstance(part, TextPart) else part.sentence for part in parts]
     return between(BETWEEN.join(texts), mark, end), [mark, end]
 
 
 def _slots(template: ChatTemplate, talk: Sequence[Message], rendered: str) -> Slots:
-    """The rendered text cut at the contents. What a message says beside its calls is missing where a template drops
-    it, as some are made to."""
+    """The rendered text, cut at the contents. That of a message with calls may be missing: some templates drop it."""
     marks = [_content(number, message)[1] for number, message in enumerate(talk)]
     for number, message in enumerate(talk):
         if message.tool_calls and not (message.text and marks[number][0] in rendered):

@@ -1,8 +1,8 @@
-"""Chat templates: messages rendered as the model was trained on them, and cut where our own texts are put.
+"""Chat templates: messages rendered in the form that the model was trained on, and cut where texts belong.
 
-`cut` renders markers in the place of texts and cuts the result at them: what is left is the template's own. So no text
-of a user ever passes through Jinja, is trimmed by it, or is mistaken for a special token. (The strings of tools do pass
-through it, marked: untrusted.py.) It knows no tokens and no skills.
+`cut` renders markers in the place of texts and cuts the result at them: what remains is the template's own. So no text
+of a user passes through Jinja, is trimmed by it, or is mistaken for a special token. (The strings of tools do pass
+through it, between marks: untrusted.py.) It knows no tokens and no skills.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from notes_cli.text.untrusted import Way, as_given, marked, marker, neutral, str
 
 Rendered = Mapping[str, Any]  # a message as templates take it: role, content, and what tools need
 
-# For a model without a template: a base model, which knows no roles, reads a short text that asks for an
-# answer.
+# For a model without a template: a base model, which knows no roles, gets a short text that asks for an answer.
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}"
     "{% if m.role == 'system' %}{{ m.content + '\n\n' }}"
@@ -29,7 +28,7 @@ PLAIN = (
     "{% else %}{{ 'Answer: ' + m.content + '\n\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"
 )
-JOIN = "\n\n"  # between system content and question where a template has no system role
+JOIN = "\n\n"  # between system content and question if a template has no system role
 
 
 class ChatTemplate:
@@ -37,9 +36,9 @@ class ChatTemplate:
 
     `source` is the Jinja text, empty for a model without one (then PLAIN); `bos` and `eos` are the texts of
     those tokens; `options` are variables a template may know (such as enable_thinking); `now` fixes the
-    date that some templates print; `name` is what errors call it.
+    date that some templates print; `name` is used in errors.
 
-    What renders raises ModelError, in one line, where the source is not valid Jinja, fails, or takes more than
+    Methods that render raise ModelError, in one line, if the source is not valid Jinja, fails, or takes more than
     rendering.py allows.
     """
 
@@ -63,9 +62,9 @@ class ChatTemplate:
             "bos_token": bos,
             "eos_token": eos,
         }
-        self.cue = ""  # stands behind the question
-        self.reply = ""  # opens the answer, behind the template's own words
-        self.earlier = self  # how the answers of earlier turns are opened
+        self.cue = ""  # follows the question
+        self.reply = ""  # opens the answer, after the template's own words
+        self.earlier = self  # the template for earlier turns, whose answers are opened in another way
         self._tools: Sequence[object] = []  # as they were given
 
     def with_options(self, options: Mapping[str, object]) -> ChatTemplate:
@@ -77,25 +76,25 @@ class ChatTemplate:
         return other
 
     def with_words(self, reply: str, cue: str = "", earlier: ChatTemplate | None = None) -> ChatTemplate:
-        """The same template with words of ours behind the question and before the answer; `earlier` is that
-        of earlier turns."""
+        """The same template with our words after the question and before the answer; `earlier` is that of earlier
+        turns."""
         other = copy.copy(self)
         other.cue, other.reply = cue, reply
         other.earlier = earlier or other
         return other
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """The same template, which tells the model of these tools (as Conversation takes them).
+        """The same template with definitions of these tools, in the form that Conversation takes.
 
-        Raise NotesError for tools that are not sound, and ModelError for a template that leaves one out.
+        Raise NotesError for tools that are not valid, and ModelError if the template leaves one out.
         """
         if not tools:
             return self
         given = [dict(tool) for tool in checked_tools(tools)]
-        sound = [marked(tool) for tool in given]
-        named = {marker(number, "tool"): tool["function"]["name"] for number, tool in enumerate(sound)}
+        safe = [marked(tool) for tool in given]
+        named = {marker(number, "tool"): tool["function"]["name"] for number, tool in enumerate(safe)}
         probes = [
-            tool | {"function": tool["function"] | {"name": mark}} for tool, mark in zip(sound, named, strict=True)
+            tool | {"function": tool["function"] | {"name": mark}} for tool, mark in zip(safe, named, strict=True)
         ]
         shown = self.with_options({"tools": probes})._render([{"role": "user", "content": marker(0)}], True)
         left_out = [name for mark, name in named.items() if mark not in shown]
@@ -123,11 +122,11 @@ class ChatTemplate:
         return text + self.reply if add_generation_prompt else text
 
     def render_marked(self, messages: Callable[[Way], Sequence[Rendered]]) -> str:
-        """The text of messages whose calls have marks in them, as the tools may (untrusted.py). `messages` gives them
-        with what users wrote passed one way or another.
+        """The text of messages, with marks around strings of tools and calls (untrusted.py). `messages` makes the
+        messages, with such strings passed in one of three ways.
 
-        Raise ModelError also where the marks change what is printed, and where what is printed outside of them goes by
-        what is inside.
+        Raise ModelError also if the marks change what the template prints, or if what it prints outside of them depends
+        on the text inside.
         """
         text = self.render(messages(marked))
         if marked(self._tools) == self._tools and messages(marked) == messages(as_given):
@@ -136,12 +135,13 @@ class ChatTemplate:
         found, expected = stretches(text), stretches(other)
         own, others = ([part for part, own in each or () if own] for each in (found, expected))
         if found is None or without_marks(text) != given or own != others:
-            raise ModelError(f"{self.name} takes apart what tools and calls say, so it cannot be told from its own")
+            raise ModelError(
+                f"{self.name} takes apart the strings of tools and calls, so they cannot be told from its own words"
+            )
         return text
 
     def cut(self, messages: Sequence[Rendered], markers: Sequence[str]) -> list[str]:
-        """Render messages whose contents hold the markers; return the template's texts before, between and
-        after them.
+        """Render messages whose contents are the markers; return the template's texts before, between and after them.
 
         The result has one entry more than `markers`. Raise ModelError if the template drops, changes,
         repeats or reorders a marker.
@@ -150,11 +150,10 @@ class ChatTemplate:
 
     @cached_property
     def folds_system(self) -> bool:
-        """Whether system content must go into the first user message, because the template has no place for
-        it.
+        """Whether system content must be put into the first user message, because the template has no place for it.
 
-        That is so if it raises or drops the content, and also if it moves it away from the head of the
-        conversation (as some Mistral templates do after the first turn): a spliced skill stays where it is.
+        So it is if the template fails or drops the content, and also if it moves it away from the beginning of the
+        conversation (as some Mistral templates do after the first turn): a spliced skill must stay where it is.
         """
         contents = [marker(i) for i in range(4)]
         roles = ("system", "user", "assistant", "user")
@@ -162,7 +161,7 @@ class ChatTemplate:
         try:
             self.cut_text(self._render(messages, True), contents)
         except ModelError:
-            # Only a fault of the system message is mended by folding it: any other is raised from here.
+            # Folding can only help if the system message is at fault: any other error is raised from here.
             self.cut_text(self._render(_folded(messages), True), contents)
             return True
         return False
@@ -175,7 +174,7 @@ class ChatTemplate:
             raise ModelError(f"{self.name} {error}") from error
 
     def cut_text(self, rendered: str, markers: Sequence[str]) -> list[str]:
-        """What `cut` returns, of a text that was rendered already."""
+        """As `cut`, for a text that is rendered already."""
         chunks: list[str] = []
         rest = rendered
         for mark in markers:
@@ -188,7 +187,7 @@ class ChatTemplate:
 
 
 def _folded(messages: Sequence[Rendered]) -> Sequence[Rendered]:
-    """The messages with the content of a leading system message at the head of the first user message."""
+    """The messages with the content of a leading system message at the beginning of the first user message."""
     if not messages or messages[0]["role"] != "system":
         return messages
     head, *rest = messages

@@ -1,9 +1,9 @@
-"""Text of users inside values that a template prints itself: marked on the way in, found again in what it renders.
+"""Strings of users in values that a template prints itself: marked before rendering, and found again after it.
 
-Tool definitions and the arguments of calls are JSON, and each template prints it in its own way, so their strings pass
-through the template. Those that may spell a control token (`<|im_end|>` in a description) are put between two marks,
-which come out around them however they are printed; all others are left as they are, so that a template can compare
-them, and they are tokenised with the words around them, as the model was trained on them.
+Tool definitions and the arguments of calls are JSON, and each template prints them in its own way, so their strings
+must pass through the template. Those that may spell a control token (`<|im_end|>` in a description) are put between two
+marks, which are around them in the rendered text, too. All others are passed as they are: a template can compare them,
+and they are tokenised together with the words around them, as the model was trained.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 
 from notes_cli.errors import NotesError
 
-# Nobody can write a mark who does not know it. Letters and digits only: no template takes it apart or escapes it.
+# A secret, so that nobody can write a mark. Letters and digits only, so that no template escapes it or takes it apart.
 _SECRET = secrets.token_hex(6)
 OPEN, CLOSE = f"NOTES{_SECRET}open", f"NOTES{_SECRET}shut"
 MAX_DEPTH = 64
 
-# No vocabulary spells a control token without a bracket, a bar or a character of its own such as U+2581.
+# Vocabularies spell control tokens with brackets, bars or unusual characters such as U+2581.
 _DOUBTFUL = re.compile(r"[^\w\s!-/:;=?@\\^_`~]")
 _MARKED = re.compile(f"({OPEN}|{CLOSE})")
 
 
 def marker(number: int, kind: str = "text") -> str:
-    """Stands for a text inside a message, or for another kind of thing."""
+    """What takes the place of a text, or of another kind of value, while a template renders."""
     return f"NOTES{_SECRET}{kind}{number:03d}x"
 
 
-Way = Callable[[Any], Any]  # how a value such as JSON has is passed to a template
+Way = Callable[[Any], Any]  # how a JSON value is passed to a template
 
 
 def as_given(value: Any) -> Any:
@@ -39,7 +39,7 @@ def as_given(value: Any) -> Any:
 
 
 def marked(value: Any) -> Any:
-    """A value with marks around each string, also a key, that may spell a control token.
+    """A JSON value with marks around each string, also each key, that may spell a control token.
 
     Raise NotesError for what JSON does not have, and for more than MAX_DEPTH levels.
     """
@@ -47,7 +47,7 @@ def marked(value: Any) -> Any:
 
 
 def neutral(value: Any) -> Any:
-    """The same with nothing between the marks that may spell a control token."""
+    """As `marked`, with _ in the place of each character that a control token may be spelled with."""
     return _passed(value, lambda text: _DOUBTFUL.sub("_", text))
 
 
@@ -69,18 +69,18 @@ def _passed(value: Any, said: Callable[[str], str], depth: int = 0) -> Any:
 
 
 def between(text: str, first: str, last: str) -> str:
-    """The text between two marks; blanks at its ends stay outside, where a template may trim them."""
+    """The text between two marks; white space at its ends stays outside, where a template may trim it."""
     core = text.strip()
     before, _, after = text.partition(core) if core else ("", "", text)
     return f"{before}{first}{core}{last}{after}"
 
 
 def check_unicode(text: str) -> None:
-    """Raise NotesError for half a character, which JSON can spell and no tokenizer can read."""
+    """Raise NotesError for half a surrogate pair, which JSON can spell and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise NotesError(f"{text[error.start]!a} in {text[:40]!a} is half a character of UTF-16") from None
+        raise NotesError(f"{text[error.start]!a} in {text[:40]!a} is half of a UTF-16 surrogate pair") from None
 
 
 def without_marks(text: str) -> str:
@@ -89,7 +89,7 @@ def without_marks(text: str) -> str:
 
 
 def stretches(text: str) -> list[tuple[str, bool]] | None:
-    """A rendered text without the marks: (stretch, whether it is the template's); None if marks were taken apart."""
+    """A rendered text without the marks, as (stretch, whether the template wrote it); None if marks do not match."""
     found: list[tuple[str, bool]] = []
     own = True
     for part in _MARKED.split(text):

@@ -154,7 +154,7 @@ def test_in_blocks(notes: Notes, skill: Path) -> None:
     skill.write_text("# One\n\ndate: 2026-06-01\n\n# Two\n\nBefore the date.\n\n# Three\n\nElse not.\n")
     first = notes("compile", skill, "--blocks", "headings")
     assert first.code == 0 and "(it has not been compiled yet; 3 of 3 blocks compiled)" in first.err
-    assert "warning: block 2 refers to date, which stands in block 1" in first.err
+    assert "warning: block 2 refers to date, whose value is in block 1" in first.err
     assert open_segment(Path(first.out.strip())).blocks == (0, 25, 50)
     assert "(up to date, in blocks)" in notes("compile", skill, "--blocks", "headings").err
     skill.write_text(skill.read_text().replace("Else", "Or else"))
@@ -271,7 +271,7 @@ def test_braces_of_others_are_compiled_as_they_are(notes: Notes, skill: Path) ->
     skill.write_text("tier: gold\nWrite {{name}} and {{ .Values.x }} there.")
     outcome = notes("compile", skill)
     assert outcome.code == 0 and "{{name}} stays as it is: no such field has a value" in outcome.err
-    assert r"write \{{name}} where it is meant so" in outcome.err
+    assert r"write \{{name}} if it is meant literally" in outcome.err
     assert peek(Path(outcome.out.strip())).text == skill.read_text()
 
 

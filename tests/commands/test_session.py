@@ -107,7 +107,10 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
         (("session", "import", "/dev/null", "--name", "new"), "it ends too early. Nothing was changed"),
         (("session", "import", "/dev/zero", "--name", "new"), "does not begin with ledger.jsonl. Nothing was changed"),
         (("session", "import", "/dev/zero", "--name", "A b"), "is not a valid session name"),
-        (("session", "import", "x.tar"), "small letters, and single -. Give it another: --name NAME"),
+        (
+            ("session", "import", "x.tar"),
+            "of any script, and single -. Give it another: --name NAME",
+        ),
         (("verify", "--session", "nothing"), "there is no session 'nothing'"),
         (("edit", "mien", "--field", "tier=a"), "there is no session 'mien'. Did you mean mine?"),
         (("ask", "x", "--session", "../x"), "is not a valid session name"),

@@ -114,7 +114,7 @@ def test_names_in_any_script(library: Library, identity: Identity, make_segment:
     assert library.names() == ["rückgabe", "方針", "規則"]
     target = library.resolve("r\u0075\u0308ckgabe")
     assert (target.kind, target.name) == ("name", "rückgabe")
-    with pytest.raises(SegmentError, match="Windows keeps the name nul"), library.compiling("nul", identity):
+    with pytest.raises(SegmentError, match="Windows reserves the name nul"), library.compiling("nul", identity):
         pass
 
 
@@ -124,7 +124,7 @@ def test_names_that_a_file_system_may_take_for_one(
     """The second is refused before anything is written, with what to do."""
     write_segment(library.path("maße", identity), make_segment(name="maße"))
     with (
-        refused(SegmentError, r"there is maße already.*: --name NAME"),
+        refused(SegmentError, r"there is already maße.*: --name NAME"),
         library.compiling("masse", identity),
     ):
         pass

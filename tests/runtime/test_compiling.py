@@ -198,7 +198,7 @@ def test_other_blocks_are_a_change(
 
 def test_what_is_said_of_blocks(workspace: Workspace) -> None:
     """Parts that speak of a field of another one, and that there are fewer than were asked for."""
-    refers = "block 3 refers to date, which stands in block 1: decisions may suffer; keep them in one block"
+    refers = "block 3 refers to date, whose value is in block 1: decisions may suffer; keep them in one block"
     assert block_warnings(workspace, of(*PARTS), "headings") == [refers]
     assert block_warnings(workspace, of("a\n\nb"), 3) == ["2 blocks, not 3: there is no other line to cut the text at"]
     assert block_warnings(workspace, of("a"), 3) == ["1 block, not 3: there is no other line to cut the text at"]

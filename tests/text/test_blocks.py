@@ -1,4 +1,4 @@
-"""Where a text is cut into blocks, and which of them speak of each other."""
+"""Where a text is cut into blocks, and which of them refer to each other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parts(text: str, blocks: Blocks, tokens: list[bytes] | None = None) -> list[
 
 
 def test_before_each_heading() -> None:
-    """What stands before the first one is a block; a comment in code is no heading."""
+    """The text before the first one is a block; a comment in code is not a heading."""
     found = parts(TEXT, "headings")
     assert [part.split("\n")[0] for part in found] == ["Intro.", "# One", "  ## Two"]
     assert "".join(found) == TEXT
@@ -48,13 +48,13 @@ def test_before_each_heading() -> None:
 
 @pytest.mark.parametrize("text", ["# Only one\n\ntext", "no heading"])
 def test_without_headings(text: str) -> None:
-    """There is nothing to cut at: a number may be given."""
+    """There is nothing to cut at: the message offers a number instead."""
     with pytest.raises(SkillError, match="no headings to cut it at"):
         block_starts(text, letters(text), "headings")
 
 
 def test_between_paragraphs_if_there_are_enough_else_between_lines() -> None:
-    """Paragraphs stay whole as long as that gives the blocks that were asked for, and code always does."""
+    """Paragraphs are not cut if there are enough of them for the blocks, and code never is."""
     assert parts("a\nb\n\nc\nd", 2) == ["a\nb\n\n", "c\nd"]
     assert parts("a\nb\n\nc\nd", 3) == ["a\n", "b\n\n", "c\nd"]
     assert parts("a\n \n \nb", 2) == ["a\n \n \n", "b"]
@@ -62,7 +62,7 @@ def test_between_paragraphs_if_there_are_enough_else_between_lines() -> None:
 
 
 def test_parts_are_even() -> None:
-    """Of many places those near to equal parts are taken."""
+    """Of many places, those that give nearly equal parts are taken."""
     text = "\n\n".join(["four"] * 16)
     assert {len(part) for part in parts(text, 4)} == {22, 24}
     assert [len(part) for part in parts("x" * 50 + "\n1\n2\n3", 3)] == [51, 2, 3]
@@ -74,11 +74,11 @@ def test_fewer_than_asked_for(text: str, asked: int, found: int) -> None:
     assert len(parts(text, asked)) == found
 
 
-def test_a_place_inside_of_a_token_is_dropped() -> None:
-    """A cut stands where a token begins; SentencePiece's blank before the text is none of it."""
+def test_a_place_inside_a_token_is_dropped() -> None:
+    """A cut is made where a token begins; SentencePiece's space before the text does not count."""
     assert parts("ab\ncd\nef", 3, [b"ab\nc", b"d\n", b"ef"]) == ["ab\ncd\n", "ef"]
     assert block_starts("ab\ncd", [b" ab", b"\n", b"cd"], 2) == (0, 2)
-    with pytest.raises(SkillError, match="do not give the text back"):
+    with pytest.raises(SkillError, match="are not those of the text"):
         block_starts("ab", [b"x"], 2)
 
 
@@ -88,7 +88,7 @@ def test_a_place_inside_of_a_token_is_dropped() -> None:
     blocks=st.integers(2, 64),
 )
 def test_any_text_is_cut_where_tokens_begin(lines: list[str], cuts: set[int], blocks: int) -> None:
-    """Whatever the text and its tokens: blocks give it back, are never more than asked for, and none is empty."""
+    """Whatever the text and its tokens: joined, the blocks are the text; none is empty, and none is one too many."""
     data = "\n".join(["x", *lines]).encode()
     ends = [*sorted(cut for cut in cuts if cut < len(data)), len(data)]
     tokens = [data[first:last] for first, last in pairwise([0, *ends])]
@@ -100,12 +100,12 @@ def test_any_text_is_cut_where_tokens_begin(lines: list[str], cuts: set[int], bl
 
 
 def test_blocks_that_refer_to_each_other() -> None:
-    """A field named as a whole word where its value does not stand; the block of its value may name it."""
+    """A warning for a field that a block without its value names, as a whole word."""
     texts = ["date: 1\nthe date", "If the Date is over.", "update, up-to-date, dates", "ship to: see date"]
-    stands = {"date": {0}, "ship_to": {0, 2}}
-    assert references(texts, stands) == [
-        "block 2 refers to date, which stands in block 1: decisions may suffer; keep them in one block",
-        "block 4 refers to date, which stands in block 1: decisions may suffer; keep them in one block",
-        "block 4 refers to ship_to, which stands in blocks 1 and 3: decisions may suffer; keep them in one block",
+    blocks_of = {"date": {0}, "ship_to": {0, 2}}
+    assert references(texts, blocks_of) == [
+        "block 2 refers to date, whose value is in block 1: decisions may suffer; keep them in one block",
+        "block 4 refers to date, whose value is in block 1: decisions may suffer; keep them in one block",
+        "block 4 refers to ship_to, whose value is in blocks 1 and 3: decisions may suffer; keep them in one block",
     ]
     assert references(texts[:1], {"date": {0}}) == []

@@ -1,4 +1,4 @@
-"""Errata: what is a field, what is free text, and how both are worded."""
+"""Errata: what is a field, what is free text, and the wording of both."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_a_known_field() -> None:
 
 @pytest.mark.parametrize("text", ["The shop moved.", "We now say x=1 everywhere.", "1+1=2"])
 def test_free_text(text: str) -> None:
-    """Words with an equals sign in them are still words."""
+    """A sentence with an equals sign in it is still a sentence."""
     assert parse_erratum(text, KNOWN) == Erratum(None, None, text)
 
 
 def test_names_as_people_write_them() -> None:
-    """Several words and any script; several words that are nearly a name are a typo, all others are words."""
+    """Several words and any script; words that are nearly a name are a typo, all others are free text."""
     known = {"Delivery time", "日期", "Größe"}
     for text, name in [("Delivery  time = 5", "Delivery time"), ("日期=5", "日期"), ("Gro\u0308\u00dfe=5", "Größe")]:
         assert parse_erratum(text, known) == Erratum(name, "5", text)
@@ -46,7 +46,7 @@ def test_an_unknown_field_names_the_known() -> None:
 
 @pytest.mark.parametrize("text", ["", "  ", "date=", "date= ", "date=a\nb"])
 def test_empty_and_many_lined_values_are_refused(text: str) -> None:
-    """A correction says something, and a value is one line."""
+    """A correction is not empty, and a value is one line."""
     with pytest.raises(SkillError):
         parse_erratum(text, KNOWN)
 
@@ -66,7 +66,7 @@ TWO = Known([("returns", ["date", "tier"]), ("support", ["date"])])
     ],
 )
 def test_whose_field_it_is(text: str, skills: list[str]) -> None:
-    """A skill is named where several have the field, and only there."""
+    """The skill is named if several have the field, and only then."""
     errata = read_errata([text], TWO)
     assert [erratum.skill for erratum in errata] == skills
     for erratum in errata:
@@ -85,13 +85,13 @@ def test_whose_field_it_is(text: str, skills: list[str]) -> None:
     ],
 )
 def test_a_field_of_several_skills_is_not_guessed(text: str, says: str) -> None:
-    """The line names what can be written instead."""
+    """The message lists what can be written instead."""
     with pytest.raises(SkillError, match=says):
         read_errata([text], TWO)
 
 
 def test_dots_in_words() -> None:
-    """A dot alone makes no reference."""
+    """A dot alone does not make a reference."""
     for text in ("see config.yaml=yes", "See a.b: x=1", "Version 1.2 = old"):
         assert read_errata([text], TWO) == [Erratum(None, None, text)]
 
@@ -105,7 +105,7 @@ def test_the_default_wording() -> None:
 
 
 def test_braces_of_a_user_stay() -> None:
-    """Nothing in a value is filled in again."""
+    """Values are not filled in again."""
     assert word(Erratum("date", "{field}{0}{text}", ""), "line") == "Correction. date: {field}{0}{text}"
     assert word(Erratum(None, None, "{text} {value}")) == "Correction: {text} {value}"
 
@@ -121,10 +121,10 @@ def test_an_unknown_wording_names_the_known() -> None:
     ("text", "message"),
     [
         ("a: [", "not valid YAML"),
-        ("a: 1", "must hold default, wordings and free"),
+        ("a: 1", "must have default, wordings and free"),
         ("default: x\nwordings: {y: '{field} {value}'}\nfree: '{text}'", "default must name"),
-        ("default: x\nwordings: {x: '{field}'}\nfree: '{text}'", "'x' must hold"),
-        ("default: x\nwordings: {x: '{field} {value}'}\nfree: '{text}'\nof: '{field}'", "of must hold"),
+        ("default: x\nwordings: {x: '{field}'}\nfree: '{text}'", "'x' must contain"),
+        ("default: x\nwordings: {x: '{field} {value}'}\nfree: '{text}'\nof: '{field}'", "of must contain"),
     ],
 )
 def test_a_broken_wordings_file_is_said(tmp_path: Path, text: str, message: str) -> None:

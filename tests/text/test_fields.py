@@ -1,4 +1,4 @@
-"""Where fields stand in a text, and what moves when a value changes."""
+"""Where a text has its fields, and what moves when a value changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notes_cli.text.spans import token_spans
 
 
 def spans(text: str, fields: tuple[Field, ...]) -> dict[str, list[str]]:
-    """What stands at the spans of each field."""
+    """The text at the spans of each field."""
     found: dict[str, list[str]] = {}
     for field in fields:
         found.setdefault(field.name, []).append(text[field.start : field.end])
@@ -199,7 +199,7 @@ def test_fenced_code_holds_no_fields() -> None:
 
 
 def test_every_placeholder_becomes_a_span() -> None:
-    """{{date}} is replaced wherever it stands, and each place is known."""
+    """{{date}} is replaced wherever it is, and each place is known."""
     text, fields, _ = find_fields("Before {{date}} yes, after {{ date }} no.", {"date": "2026-06-01"})
     assert text == "Before 2026-06-01 yes, after 2026-06-01 no."
     assert spans(text, fields) == {"date": ["2026-06-01", "2026-06-01"]}
@@ -229,9 +229,7 @@ def test_a_line_with_a_placeholder_is_one_span() -> None:
 )
 def test_a_placeholder_that_is_nearly_a_field_is_a_typo(body: str, declared: dict[str, str]) -> None:
     """It must not reach the model; the line names the field, and how to say that it is meant so."""
-    with pytest.raises(
-        SkillError, match=r"\{\{d\w+\}\} is in the text.*Did you mean 'd.*Known fields: d"
-    ) as caught:
+    with pytest.raises(SkillError, match=r"\{\{d\w+\}\} is in the text.*Did you mean 'd.*Known fields: d") as caught:
         find_fields(body, declared)
     assert r"Write \{{" in str(caught.value)
 
@@ -247,7 +245,7 @@ def test_a_placeholder_that_is_nearly_a_field_is_a_typo(body: str, declared: dic
     ],
 )
 def test_the_braces_of_others_stay(body: str) -> None:
-    """Jinja, Vue, Helm and Handlebars in a skill are text; what is left is said in one line, with the escape."""
+    """Jinja, Vue, Helm and Handlebars in a skill are text; one warning lists what is left, and how to escape it."""
     text, fields, warnings = find_fields(body, {})
     assert text == body and all(text[field.start : field.end] == field.value for field in fields)
     assert len(warnings) <= 1
@@ -257,7 +255,7 @@ def test_the_braces_of_others_stay(body: str) -> None:
 
 
 def test_many_braces_are_one_line() -> None:
-    """The first are named, the rest counted; an escaped one is said nothing of."""
+    """The first are named, the rest counted; an escaped one is not mentioned."""
     _, _, (warning,) = find_fields("{{a}} {{b}} {{a}} {{c}} {{d}} {{e}}", {})
     assert warning.startswith("{{a}}, {{b}}, {{c}} and 2 more stay as they are: no such field has a value.")
     assert find_fields(r"\{{a}}", {}) == ("{{a}}", (), [])
@@ -269,7 +267,7 @@ def test_a_backslash_keeps_braces() -> None:
 
 
 def test_a_declared_value_is_found_where_it_stands() -> None:
-    """Front matter alone is enough if the value stands once in the text, as a whole word."""
+    """Front matter alone is enough if the text has the value once, as a whole word."""
     _, fields, _ = find_fields("Pay 120 euros, not 1200.", {"amount": "120"})
     assert fields == (Field("amount", "120", 4, 7),)
 
@@ -282,14 +280,14 @@ def test_a_declared_value_in_no_clear_place_is_refused(body: str, times: str) ->
 
 
 def test_a_declared_field_wins_over_a_line_of_another_name() -> None:
-    """The author said what `deadline: 2026-06-01` is called."""
+    """The author gave `deadline: 2026-06-01` another name."""
     text, fields, _ = find_fields("deadline: 2026-06-01", {"date": "2026-06-01"})
     assert spans(text, fields) == {"date": ["2026-06-01"]}
 
 
 def test_a_line_that_contradicts_the_front_matter_is_refused() -> None:
     """Two values for one field are an error, not a choice."""
-    with pytest.raises(SkillError, match="front matter says date is '1', a line of the text says '2'"):
+    with pytest.raises(SkillError, match="front matter says date is '1', but a line of the text says '2'"):
         find_fields("date: 2", {"date": "1"})
 
 
@@ -297,7 +295,7 @@ def test_a_key_with_two_values_is_no_field() -> None:
     """A list of records is not a field; the warning says so."""
     text, fields, warnings = find_fields("status: a\nstatus: b\nplan: c", {})
     assert spans(text, fields) == {"plan": ["c"]}
-    assert "'status' stands with 2 different values" in warnings[0]
+    assert "'status' has 2 different values in the text" in warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +306,7 @@ def test_a_key_with_two_values_is_no_field() -> None:
         ("date: 1 June\ndate: 1 June\nuntil: {{date}}", "until: [date]\n\ndate: 1 June"),  # and no field `until`
         ("Until 1 June it is free.", "Until [date] it is free.\n\ndate: 1 June"),  # its only place
         ("deadline: 1 June", "deadline: [date]\n\ndate: 1 June"),
-        ("Ask for it.", "Ask for it.\n\ndate: 1 June"),  # it need not stand in the text
+        ("Ask for it.", "Ask for it.\n\ndate: 1 June"),  # it need not be in the text
         (r"Write \{{date}}, {{date}}", "Write {{date}}, [date]\n\ndate: 1 June"),
         ("```\ndate: 1 June\n```\n{{date}}", "```\ndate: 1 June\n```\n[date]\n\ndate: 1 June"),  # an example
         ("date: 1 June", "date: 1 June"),  # there is nothing else
@@ -330,7 +328,7 @@ def test_hoisted_fields_have_a_line_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"), [("date: 2", "front matter says date is '1'"), ("1 or 1", "stands 2 times in the text")]
+    ("body", "says"), [("date: 2", "front matter says date is '1'"), ("1 or 1", "occurs 2 times in the text")]
 )
 def test_hoisting_does_not_guess(body: str, says: str) -> None:
     """A line that contradicts the value, and two places that may be it, are refused as for any field."""
@@ -358,7 +356,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_siz
 
 @given(parts=st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=6), tail=WORDS)
 def test_spans_hold_their_values_after_filling(parts: list[tuple[str, str, str]], tail: str) -> None:
-    """Whatever stands around, each span holds its value and nothing else of the text changes."""
+    """Whatever is around them, each span holds its value, and nothing else of the text changes."""
     text, expected, holes, values = "", "", [], {}
     for number, (before, old, new) in enumerate(parts):
         name = f"f{number}"

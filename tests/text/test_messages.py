@@ -27,7 +27,7 @@ RESULT = Message("tool", (TextPart("R"),), tool_call_id="1")
 
 
 def test_a_question_is_messages() -> None:
-    """What can be asked for by name, as messages: early in the system message, late before the question."""
+    """What `asking` takes, as messages: early in the system message, late before the question."""
     turns = [("Q1?", " A1")]
     early = asking("Q?", system="S", skills=["a"], errata=["E."], turns=turns)
     said = (SkillPart("a"), ErratumPart("E."))
@@ -58,7 +58,7 @@ def test_what_can_be_answered(messages: tuple[Message, ...]) -> None:
 
 
 def test_a_system_message_that_says_nothing() -> None:
-    """Left out: the default of the template stays."""
+    """It is left out, so that the default of the template stays."""
     assert Conversation((Message("system", (TextPart(" "),)), USER)).messages == (USER,)
     skill = Message("system", (TextPart(" "), SkillPart("a")))
     assert Conversation((skill, USER)).messages == (skill, USER)
@@ -95,7 +95,7 @@ def test_a_system_message_that_says_nothing() -> None:
             (Message("system", (SkillPart("a"),)), user_message("Q?", skills=["a"])),
             "the same skill is spliced twice: a",
         ),
-        ((user_message("\ud800"),), "is half a character of UTF-16"),
+        ((user_message("\ud800"),), "is half of a UTF-16 surrogate pair"),
         (
             (USER, Message("assistant", (), (ToolCall("1", "<|im_end|>"),)), RESULT),
             "message 2: the name of a tool call must be letters, digits, .* not '<|im_end|>'",
@@ -109,7 +109,7 @@ def test_a_system_message_that_says_nothing() -> None:
     ],
 )
 def test_what_cannot_be_answered(messages: tuple[Message, ...], says: str) -> None:
-    """One line that says which message, and why."""
+    """One line that names the message and the reason."""
     with pytest.raises(NotesError, match=says.replace("|", r"\|").replace("?", r"\?")) as caught:
         Conversation(messages)
     assert "\n" not in str(caught.value)
@@ -133,6 +133,6 @@ def test_tools_as_others_give_them() -> None:
     ],
 )
 def test_tools_that_are_none(tools: tuple[Mapping[str, Any], ...], says: str) -> None:
-    """Said when the conversation is made, not by a template."""
+    """Refused when the conversation is made, not by a template."""
     with pytest.raises(NotesError, match=says):
         Conversation((USER,), tools)

@@ -42,7 +42,7 @@ def test_both_forms_of_a_letter_are_one_name() -> None:
 
 @pytest.mark.parametrize("char", ["x", "規", "\U00020000", "u\u0308\u0323", "नि"])
 def test_a_long_name_is_cut_between_letters(char: str) -> None:
-    """With what stands before and after it in a file's name it has at most 255 bytes; no mark loses its letter."""
+    """A file's name with it has at most 255 bytes; no mark is cut off its letter."""
     name = name_of(char * 100)
     assert len(name) <= MAX_NAME and len(name.encode()) <= MAX_BYTES and is_name(name)
     whole = unicodedata.normalize("NFC", char)

@@ -33,7 +33,7 @@ ASSISTANT = "<|im_end|>\n<|im_start|>assistant\n"
     ],
 )
 def test_where_an_answer_begins(source: str, thinking: str, direct: str) -> None:
-    """With --think a prompt ends in an open chain, without in none: by the template's switch, else by our words."""
+    """With reasoning a prompt ends in an open chain, without it in none: by the template's switch, else by ours."""
     reasoning = reasoning_of(source, "any")
     template = ChatTemplate(source)
     assert generation_prompt(reasoning.template(template, True)) == thinking
@@ -41,7 +41,7 @@ def test_where_an_answer_begins(source: str, thinking: str, direct: str) -> None
 
 
 def test_only_the_question_at_hand_is_thought_about() -> None:
-    """Answers of earlier turns stand without a chain that would swallow them, and their questions without a cue."""
+    """Answers of earlier turns have no open chain before them that would swallow them, and their questions no cue."""
     for source, opened in ((SWITCH, "<think>\n"), (OPENED, "<think>\n")):
         template = reasoning_of(source, "any").template(ChatTemplate(source), True)
         text = "".join(piece.text for piece in build(template, asking("Q2?", turns=[("Q1?", "A1")])))
@@ -63,7 +63,7 @@ def test_the_table_tells_models_apart() -> None:
 
 
 def test_an_answer_inside_the_chain() -> None:
-    """The last one that is found counts; none in a chain that does not come to one."""
+    """The last one that is found counts; a chain that does not come to an answer has none."""
     tiny = reasoning_of("", "notes-tiny")
     found = tiny.found("So the return is refused. The date is 1. So the return is accepted.")
     assert found and found[1] == "accepted"
@@ -81,7 +81,7 @@ def test_an_answer_inside_the_chain() -> None:
     ],
 )
 def test_a_mark_is_found_however_it_is_cut(size: int, text: str, before: str, found: bool, rest: str) -> None:
-    """What comes before it is given out, no part of the mark ever; what only looked like it is given out, too."""
+    """The text before it is passed on, also what only looked like the mark, but never a part of the mark."""
     until, given = Until("</think>"), ""
     for at in range(0, len(text), size):
         given += until.feed(text[at : at + size])
@@ -92,7 +92,7 @@ def test_a_mark_is_found_however_it_is_cut(size: int, text: str, before: str, fo
 
 
 def test_no_mark_is_never_found() -> None:
-    """A model without marks: all is text."""
+    """A model without marks: everything is text."""
     until = Until("")
     assert until.feed("a") + until.feed("b") + until.flush() == "ab" and not until.found
 
@@ -108,7 +108,7 @@ def test_no_mark_is_never_found() -> None:
     ],
 )
 def test_a_chain_is_one_at_the_beginning_only(size: int, text: str, shown: str, found: bool) -> None:
-    """An answer that speaks of the mark further on is an answer."""
+    """An answer that has the mark further on is still an answer."""
     begins, given = Begins("<think>\n"), ""
     for at in range(0, len(text), size):
         given += begins.feed(text[at : at + size])
@@ -137,7 +137,7 @@ def test_the_table_that_ships_is_whole() -> None:
     ],
 )
 def test_a_table_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
-    """Said in one line."""
+    """Refused in one line."""
     path = tmp_path / "reasoning.yaml"
     path.write_text(text)
     with pytest.raises(NotesError, match=message) as caught:

@@ -1,4 +1,4 @@
-"""Reading skills: files, folders, standard input, and everything that is wrong with them."""
+"""Reading skills: files, folders, standard input, and everything that can be wrong with them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
     """A folder in the layout of Agent Skills works as input, and lends its name."""
     write(tmp_path, "pdf-tools/SKILL.md", "---\ndescription: d\n---\nRead it.")
     assert load_skill(tmp_path / "pdf-tools").name == "pdf-tools"
-    with pytest.raises(SkillError, match=r"holds no SKILL\.md"):
+    with pytest.raises(SkillError, match=r"has no SKILL\.md"):
         load_skill(tmp_path)
 
 
@@ -85,7 +85,7 @@ def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
         ("---\nfields: {a: 1, a: 2}\n---\nx", "the key 'a' is there already"),
         ("---\na: &a [*a]\n---\nx", "alias"),
         ("---\na: " + "x" * 70_000 + "\n---\nx", "front matter is longer than 64 KiB"),
-        ("---\njust words\n---\nx", "must hold `key: value` lines"),
+        ("---\njust words\n---\nx", "must consist of `key: value` lines"),
         ("---\nname: [a]\n---\nx", "name in the front matter must be text"),
         ("---\nfields: [a]\n---\nx", "fields in the front matter must be"),
         ("---\nfields:\n  a=b: 1\n---\nx", "field name 'a=b' must be a word"),
@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, text: str | byt
 
 
 def test_a_hoisted_field() -> None:
-    """Written as a mapping; its new value stands where the old one stood."""
+    """Written as a mapping; its new value replaces the old one."""
     text = "---\nfields:\n  date: {value: 2026-06-01, hoist: true}\n  tier: {value: gold, hoist: false}\n---\n"
     skill = parse_skill(text + "tier: gold\ndate: 2026-06-01\nBefore {{date}}.", source="s", default="s")
     assert skill.text == "tier: gold\nBefore [date].\n\ndate: 2026-06-01"
@@ -159,11 +159,11 @@ def test_with_values_refuses_what_it_cannot_place(values: dict[str, str], messag
 
 @pytest.mark.parametrize("name", ["規則", "方針", "rückgabe", "λόγος"])
 def test_a_name_in_any_script(tmp_path: Path, name: str) -> None:
-    """A file's name is the skill's, without a word; capitals become small letters, and that is said."""
+    """A file's name is the skill's, without a warning; another name is changed with one."""
     skill = load_skill(write(tmp_path, f"{name}.txt", "Text."))
     assert (skill.name, skill.warnings) == (name, ())
     (warning,) = load_skill(write(tmp_path, "Rückgabe 2.txt", "Text.")).warnings
-    assert "'Rückgabe 2' is not of letters" in warning and warning.endswith("it becomes 'rückgabe-2'")
+    assert "'Rückgabe 2' may only have lower-case letters" in warning and warning.endswith("it becomes 'rückgabe-2'")
 
 
 def test_no_name_is_made_up(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_folder_of_skills_is_each_of_them(tmp_path: Path) -> None:
     assert skill_sources(str(tmp_path)) == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert skill_sources(str(tmp_path / "a")) == [str(tmp_path / "a")]
     assert skill_sources("-") == ["-"] and skill_sources("no-such") == ["no-such"]
-    with pytest.raises(SkillError, match=r"holds no SKILL\.md, and no folder with one"):
+    with pytest.raises(SkillError, match=r"has no SKILL\.md, and no folder with one"):
         skill_sources(str(tmp_path / "c"))
 
 

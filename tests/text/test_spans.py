@@ -23,7 +23,7 @@ def test_a_leading_blank_of_the_tokenizer() -> None:
 
 def test_tokens_of_another_text_are_refused() -> None:
     """A tokenizer that normalises would put the field at a wrong place."""
-    with pytest.raises(SkillError, match="do not give the text back"):
+    with pytest.raises(SkillError, match="are not those of the text"):
         token_spans("A b", [b"a", b" b"], [(2, 3)])
     assert token_spans("A b", [b"a", b" b"], []) == []
 

@@ -1,4 +1,4 @@
-"""Chat templates: rendering, cutting at markers, and templates that make trouble."""
+"""Chat templates: rendering, cutting at markers, and templates that fail."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
     ],
 )
 def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> None:
-    """Its fault is told in one line, never a traceback and never a wrong prompt."""
+    """One line names its fault: never a traceback, and never a wrong prompt."""
     with pytest.raises(ModelError, match=message) as caught:
         ChatTemplate(source).render(TALK)
     assert "\n" not in str(caught.value)
@@ -129,8 +129,8 @@ def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
         ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}").render(TALK)
 
 
-def test_all_templates_of_llama_cpp_render_as_ever() -> None:
-    """The bounds take nothing from a template that means well: the same text, or the same refusal."""
+def test_all_templates_of_llama_cpp_render_as_without_limits() -> None:
+    """The limits change nothing for an honest template: the same text, or the same refusal."""
     assert len(WILD) >= 60, "run: make test"
     rendered = 0
     for path in WILD:
@@ -164,7 +164,7 @@ def doubled(start: str, double: str, times: int = 60) -> str:
         ("{{ '%9999999999d' % 1 }}", "MiB of memory"),
         ("{{ '{:9999999999}'.format(1) }}", "MiB of memory"),
         (doubled("'xy'", "ns.x ~ ns.x"), "MiB of memory"),
-        ("{% for a in range(9999) %}{{ 'x' * 999 }}{% endfor %}", "makes more than"),
+        ("{% for a in range(9999) %}{{ 'x' * 999 }}{% endfor %}", "renders more than"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested too deeply"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "nested too deeply"),
         ("{{ " + "-" * 99_999 + "1 }}", "nested too deeply"),
@@ -174,7 +174,7 @@ def doubled(start: str, double: str, times: int = 60) -> str:
     ],
 )
 def test_a_template_that_takes_too_much_is_said(source: str, says: str) -> None:
-    """One line that names it, whichever instruction takes the time or the memory; the next is rendered as ever."""
+    """One line that names it, whichever instruction takes the time or the memory; the next one is rendered as usual."""
     with pytest.raises(ModelError, match=r"^the template of x") as caught:
         ChatTemplate(source + "{{ messages[0].content }}", name="the template of x").render(TALK)
     assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 300
@@ -186,7 +186,7 @@ def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
     child = rendering._started()
 
     class Interrupted:
-        """A child whose answer does not come before Ctrl-C does."""
+        """A child that does not answer before Ctrl-C comes."""
 
         stdin, poll, wait, kill = child.stdin, child.poll, child.wait, child.kill
 
@@ -204,7 +204,7 @@ def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_words_around_an_answer(chatml: ChatTemplate, templates: SimpleNamespace) -> None:
-    """They stand behind the generation prompt and nowhere else; other variables make another template."""
+    """They are after the generation prompt and nowhere else; other variables make another template."""
     worded = chatml.with_words("<think>\n", " Think.")
     assert worded.render(TALK) == chatml.render(TALK) + "<think>\n"
     assert worded.render(TALK, add_generation_prompt=False) == chatml.render(TALK, add_generation_prompt=False)
