@@ -67,7 +67,7 @@ class Live:
         self._notebook = notebook
 
     def drop(self) -> None:
-        """The notebook is not what the ledger has: it is put back from disk when it is wanted again."""
+        """Close the notebook: it is put back from disk when it is wanted again."""
         if self._notebook is not None:
             self._notebook.close()
         self._notebook = None

@@ -5,7 +5,8 @@ Here are the turns; edits are in edits.py, the notebook in live.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from notes_cli.editing.methods import Method
@@ -17,7 +18,7 @@ from notes_cli.runtime.assembling import Prompt, changes_of, known_fields, place
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor
-from notes_cli.sessions.folder import SessionFolder
+from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.live import Live
 from notes_cli.sessions.origin import Origin, as_line
@@ -30,7 +31,7 @@ from notes_cli.text.references import Known
 
 
 class Session:
-    """A session in a workspace, for as long as its lock is held.
+    """A session in a workspace, for as long as its lock is held. Close it, or use it as a context manager.
 
     Raise SessionError if it is another model's, UnsupportedError for a model whose rows cannot be kept.
     """
@@ -42,6 +43,16 @@ class Session:
         self._question = ""  # of the turn at hand, as are its skills and what is said of fields
         self._skills: list[SkillText] = []
         self._said: dict[str, str] = {}
+
+    def close(self) -> None:
+        """Give back what its notebook takes of the context. What was kept is on disk."""
+        self._live.drop()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def state(self) -> State:
@@ -132,6 +143,19 @@ class Session:
                 name = self.stored.name
                 raise SessionError(f"{segment.name} is in session {name} already", Help.EDIT_SESSION(name=name))
             seen.add(segment.name)
+
+    @contextmanager
+    def fork(self, new: str) -> Iterator[Session]:
+        """A second session that goes on from here, between two turns, and is held until the block ends. Nothing is read
+        from disk: its notebook has the same rows in the same cells, until one of the two rewrites them, or the context
+        has to grow for more sequences than it was opened with.
+
+        Raise SessionError if there is a session of that name; then nothing is changed.
+        """
+        sessions = Sessions(self.stored.folder.parent)
+        with sessions.forked(self.stored, new) as stored, Session(self.workspace, stored) as fork:
+            fork._live.hold(self.notebook.share())
+            yield fork
 
     def keep(self, answer: str = "") -> None:
         """The turn at hand is complete: write it down. `answer`: one that was chosen, not written."""

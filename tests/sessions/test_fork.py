@@ -1,0 +1,134 @@
+"""Forks of a live session: they share its cells, read nothing from disk, and each goes its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notes_cli.config import paths
+from notes_cli.editing.methods import Method
+from notes_cli.engine.context import ContextOptions
+from notes_cli.errors import SessionError
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions import rows as rows_module
+from notes_cli.sessions.folder import Sessions
+from notes_cli.text.skill import Skill
+
+from .test_session import Open, held, make, rows, same, turn
+
+__all__ = ["make"]  # a fixture
+
+
+@pytest.fixture
+def workspace(make_model: Callable[..., Path]) -> Iterator[Workspace]:
+    """One whose context has four sequences to begin with."""
+    options = ContextOptions(n_ctx=1024, n_threads=1, n_sequences=4, unified=True)
+    with Workspace(make_model("llama"), options) as workspace:
+        yield workspace
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of rows cannot be read."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("rows were read from disk")
+
+    monkeypatch.setattr(rows_module, "open_segment", refuse)
+
+
+def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, unread: None) -> None:
+    """A fork takes no cell, what it then says takes cells of its own, and the first session stays as it was."""
+    with held(workspace) as session, ExitStack() as forks:
+        turn(session, skill, "Why?")
+        context, before = session.workspace.context, rows(session.notebook)
+        used = context.used
+        others = [forks.enter_context(session.fork(f"fork{number}")) for number in range(3)]
+        assert context.used == used > 0
+        for number, other in enumerate(others[:2]):
+            turn(other, skill, f"And {number}?")
+        added = sum(len(other.notebook) - len(session.notebook) for other in others[:2])
+        assert context.used == used + added and added > 0
+        assert same(rows(session.notebook), before) and same(rows(others[2].notebook), before)
+    assert context.used == used
+    assert Sessions(paths().sessions).names() == ["fork0", "fork1", "fork2", "mine"]
+
+
+def test_more_forks_than_there_were_sequences(make: Open, skill: Skill, unread: None) -> None:
+    """The context grows, and all go on from the rows that they had."""
+    with held(make()) as session, ExitStack() as forks:
+        turn(session, skill, "Why?")
+        before = rows(session.notebook)
+        others = [forks.enter_context(session.fork(f"fork{number}")) for number in range(10)]
+        assert all(same(rows(one.notebook), before) for one in (session, *others))
+        turn(others[-1], skill, "And then?")
+        assert len(others[-1].notebook) > len(session.notebook) and same(rows(others[0].notebook), before)
+
+
+@pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba", "gpt2"])
+def test_a_live_fork_is_one_from_disk(make: Open, skill: Skill, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens, rows and ledger as a fork that another process goes on with; given back when it is done."""
+    with held(make(kind)) as session:
+        turn(session, skill, "Why?")
+        with session.fork("live") as live:
+            turn(live, skill, "And then?", "date=2026-07-01")
+            found, tokens = rows(live.notebook), live.state.tokens
+        turn(session, skill, "And now?")
+        assert session.state.turns == 2
+    with held(make(kind), "live") as again:
+        assert same(rows(again.notebook), found) and again.state.tokens == tokens
+    with held(make(kind)) as alone:
+        alone.undo()
+        turn(alone, skill, "And then?", "date=2026-07-01")
+        assert alone.state.tokens == tokens
+        close = [np.allclose(a, b, atol=2e-3) for a, b in zip(rows(alone.notebook), found, strict=True)]
+        assert all(close)
+
+
+def test_an_edit_in_a_fork_is_nobody_elses(make: Open, skill: Skill, unread: None) -> None:
+    """Rows that are rewritten are copied first: in place, moved, or decoded again."""
+    for number, (value, method) in enumerate([("2026-07-01", "field"), ("2026-07", "field"), ("2026-08-01", "suffix")]):
+        with held(make(), f"mine{number}") as session:
+            turn(session, skill, "Why?")
+            before = rows(session.notebook)
+            with session.fork(f"one{number}") as one, session.fork(f"two{number}") as two:
+                one.edit("date", value, Method.parse(method))
+                assert not same(rows(one.notebook), before)
+                assert same(rows(session.notebook), before) and same(rows(two.notebook), before)
+                assert (one.state.fields["date"], two.state.fields["date"]) == (value, session.state.fields["date"])
+
+
+def test_a_fork_that_cannot_be(workspace: Workspace, skill: Skill) -> None:
+    """Of a name that is taken, or of nothing: refused, and no sequence is held for it."""
+    with held(workspace) as session:
+        with pytest.raises(SessionError, match="nothing to fork in session mine"), session.fork("other"):
+            pass
+        turn(session, skill, "Why?")
+        context = session.workspace.context
+        used, sequences = context.used, context.options.n_sequences
+        with pytest.raises(SessionError, match="there is a session mine already"), session.fork("mine"):
+            pass
+        with session.fork("other"):
+            for _ in range(2 * sequences):
+                with pytest.raises(SessionError, match="there is a session other already"), session.fork("other"):
+                    pass
+        assert (context.used, context.options.n_sequences) == (used, sequences)
+    assert Sessions(paths().sessions).names() == ["mine", "other"]
+
+
+def test_sequences_are_given_back(workspace: Workspace, skill: Skill) -> None:
+    """One fork after the other takes one sequence in all, also where a block ends by an error."""
+    with held(workspace) as session:
+        turn(session, skill, "Why?")
+        context = session.workspace.context
+        used, sequences = context.used, context.options.n_sequences
+        for number in range(2 * sequences):
+            with pytest.raises(RuntimeError, match="on purpose"), session.fork(f"fork{number}") as fork:
+                turn(fork, skill, "And then?")
+                raise RuntimeError("on purpose")
+        assert (context.used, context.options.n_sequences) == (used, sequences)
