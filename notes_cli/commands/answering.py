@@ -1,52 +1,33 @@
-"""How `notes ask` comes to its answer: the chain of thought goes to stderr, the answer to stdout, each as it comes."""
+"""How `notes ask` shows its answer: the chain of thought goes to stderr, the answer to stdout, each as it comes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from notes_cli import output
+from notes_cli.commands.remedies import tell
 
 if TYPE_CHECKING:
-    from notes_cli.commands.request import Request
-    from notes_cli.engine.decision import Decision
-    from notes_cli.engine.notebook import Notebook, Stopped
-    from notes_cli.runtime.thinking import Reply, Thought
+    from notes_cli.commands.request import Call
+    from notes_cli.engine.notebook import Progress, Stopped
+    from notes_cli.runtime.asking import Answer, Listener
+    from notes_cli.runtime.thinking import Thought
     from notes_cli.runtime.workspace import Workspace
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What was answered, and how it was come to."""
-
-    text: str
-    tokens: int  # that were written
-    at: float  # when the first of them, or the choice, was there (time.perf_counter)
-    thought: Thought | None = None
-    decision: Decision | None = None
-    stopped: Stopped | None = None  # why it ends; None for a choice
-
-    @property
-    def unwritten(self) -> str:
-        """A choice that stands nowhere in the notebook; empty where the answer does, if only at the end of a chain."""
-        at_the_end = self.thought is not None and self.thought.answer.casefold() == self.text.casefold()
-        return self.text if self.decision and not at_the_end else ""
+LONG = 512  # tokens of a prompt whose reading is shown
 
 
 class _Voice:
-    """Text as it comes: when it began, and whether its line is open. Blanks wait for what comes behind them, so that
-    none ends the text."""
+    """Text as it comes, and whether its line is open. Blanks wait for what follows them, so that none ends the text."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
-        self.first = 0.0
         self._write = write
         self._open = False
         self._held = ""
 
     def say(self, text: str) -> None:
-        self.first = self.first or time.perf_counter()
         text = self._held + text
         shown = text.rstrip()
         self._held = text[len(shown) :]
@@ -56,78 +37,102 @@ class _Voice:
 
     def end(self) -> None:
         if self._open:
+            self._open = False
             self._write("\n")
 
 
-def answer(workspace: Workspace, notebook: Notebook, request: Request, *, think: bool) -> Answer:
-    """Think if asked to, then decide or write. Prints unless the request is for JSON."""
-    thought = _think(workspace, notebook, request) if think else None
-    if request.choices is None:
-        return _write(workspace, notebook, request, thought)
-    return _decide(workspace, notebook, request, request.choices, thought)
+class Voices:
+    """What one call of `notes ask` prints while it is answered. Use it as a context manager: an interrupt or an error
+    ends the answer, and what has been written stays, on a line of its own."""
 
+    def __init__(self, call: Call, workspace: Workspace) -> None:
+        self._call, self._workspace = call, workspace
+        self._streams = call.stream and not call.json
+        self._thought = _Voice(output.aside)
+        self._answer = _Voice(lambda text: output.data(text, end=""))
 
-def _think(workspace: Workspace, notebook: Notebook, request: Request) -> Thought:
-    """The chain of thought, shown on stderr, dimmed on a terminal."""
-    from notes_cli.runtime.thinking import think
+    def __enter__(self) -> Listener:
+        from notes_cli.runtime.asking import Listener
 
-    voice = _Voice(output.aside)
-    streams = request.stream and not request.json
-    try:
-        thought = think(workspace, notebook, request.sampling, request.max_think, voice.say if streams else None)
-        if not request.stream and not request.json:
-            voice.say(thought.text)
-    finally:
-        voice.end()
-    _tell_cut("reasoning", thought, "--max-think", request.max_think, workspace)
-    return thought
-
-
-def _decide(
-    workspace: Workspace, notebook: Notebook, request: Request, choices: Sequence[str], thought: Thought | None
-) -> Answer:
-    from notes_cli.engine.decision import decide
-    from notes_cli.runtime.thinking import decide_after
-
-    decision = decide_after(workspace, notebook, choices, thought) if thought else decide(notebook, choices)
-    known = time.perf_counter()
-    if not request.json:
-        output.data(decision.choice)
-    return Answer(decision.choice, 0, known, thought, decision)
-
-
-def _write(workspace: Workspace, notebook: Notebook, request: Request, thought: Thought | None) -> Answer:
-    """The answer in words. Streams whole characters only.
-
-    An interrupt or an error ends the answer: what has been written stands, on a line of its own.
-    """
-    from notes_cli.runtime.thinking import reply
-
-    streams = request.stream and not request.json
-    voice = _Voice(lambda text: output.data(text, end="") if streams else None)
-    asked = workspace, notebook, request.sampling, request.limit
-    try:
-        found = reply(*asked, thinking=request.max_think, say=voice.say, thought=thought)
-    except BaseException:
-        voice.end()
-        raise
-    if not request.json:
-        output.data("" if streams else found.text)
-    if thought is None and found.thought:  # one that nobody had asked for
-        _tell_cut("reasoning", found.thought, "--max-think", request.max_think, workspace)
-    _tell_cut("answer", found, "-n", request.limit, workspace)
-    return Answer(found.text, found.tokens, voice.first or time.perf_counter(), found.thought, stopped=found.stopped)
-
-
-def _tell_cut(what: str, said: Thought | Reply, option: str, limit: int, workspace: Workspace) -> None:
-    """Say that something was cut, and what to do."""
-    if said.stopped == "limit" and limit:
-        output.say(
-            f"the {what} was cut after {limit:,} token{'s'[: limit > 1]}. Let it have more: {option} {2 * limit}"
+        return Listener(
+            notice=tell,
+            watch=self._watch,
+            thought=self._thought.say if self._streams else None,
+            thought_ended=self._thought_ended,
+            answer=self._answer.say if self._streams else None,
+            answered=self._answered,
         )
-    elif said.stopped == "context":
-        size = workspace.context.n_ctx
-        full = f"the {what} was cut: the context of {size:,} tokens is full"
-        at_most = workspace.longest is not None and size >= workspace.longest
-        told = "the model was trained for no more (--beyond-trained)" if at_most else f"give it more: -c {2 * size}"
-        output.say(f"{full}; {told}")
+
+    def __exit__(self, *_: object) -> None:
+        self._thought.end()
+        self._answer.end()
+
+    def _watch(self, label: str, tokens: int | None = None) -> AbstractContextManager[Progress]:
+        if tokens is not None and tokens < LONG:
+            return nullcontext(lambda done, total: None)
+        return output.progress(label, hidden=self._call.json)
+
+    def _thought_ended(self, thought: Thought, asked: bool) -> None:
+        if asked and not self._call.stream and not self._call.json:
+            self._thought.say(thought.text)
+        self._thought.end()
+        self._tell_cut("reasoning", thought.stopped, "--max-think", self._call.request.max_think)
+
+    def _answered(self, answer: Answer) -> None:
+        if answer.decision or not self._streams:
+            if not self._call.json:
+                output.data(answer.text)
+        else:
+            self._answer = _Voice(lambda text: None)
+            output.data("")
+        if not answer.decision:
+            self._tell_cut("answer", answer.stopped, "-n", self._call.request.limit)
+
+    def _tell_cut(self, what: str, stopped: Stopped | None, option: str, limit: int) -> None:
+        """Say that something was cut, and what to do."""
+        if stopped == "limit" and limit:
+            output.say(
+                f"the {what} was cut after {limit:,} token{'s'[: limit > 1]}. Let it have more: {option} {2 * limit}"
+            )
+        elif stopped == "context":
+            size, longest = self._workspace.context.n_ctx, self._workspace.longest
+            at_most = longest is not None and size >= longest
+            told = "the model was trained for no more (--beyond-trained)" if at_most else f"give it more: -c {2 * size}"
+            output.say(f"the {what} was cut: the context of {size:,} tokens is full; {told}")
+
+
+def as_json(answer: Answer, times: dict[str, float], goes_on: bool) -> dict[str, Any]:
+    """The part of docs/json.md that every answer has. `times` in seconds."""
+    from dataclasses import asdict
+
+    from notes_cli.commands.explaining import as_json as piece_as_json
+
+    thought, decision = answer.thought, answer.decision
+    return {
+        "answer": answer.text,
+        "reasoning": thought.text if thought else None,
+        "thought_whole": thought.finished if thought else None,
+        "thought_stopped": thought.stopped if thought else None,
+        "stopped": answer.stopped,
+        "choice": decision.choice if decision else None,
+        "probabilities": decision.probabilities if decision else None,
+        "tokens": {
+            **asdict(answer.counts),
+            "reasoning": thought.tokens if thought else 0,
+            "answer": answer.tokens,
+        },
+        "ms": {name: round(1000 * seconds, 3) for name, seconds in times.items()},
+        **settings_as_json(answer.settings, goes_on),
+        "pieces": [piece_as_json(piece) for piece in answer.pieces],
+    }
+
+
+def settings_as_json(settings: Any, goes_on: bool = False) -> dict[str, Any]:
+    """What held for a request. In a session that goes on, where skills are placed was settled long ago."""
+    return {
+        "method": str(settings.method) if settings.method else None,
+        "method_why": settings.why,
+        "place": None if goes_on else settings.place,
+        "seam": settings.seam,
+        "wording": settings.wording,
+    }

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.answering import Answer, answer
-from notes_cli.commands.explaining import as_json, why
+from notes_cli.commands.answering import Voices, as_json, settings_as_json
+from notes_cli.commands.explaining import as_json as piece_as_json
+from notes_cli.commands.explaining import why
 from notes_cli.commands.options import Number, model_options, open_workspace
-from notes_cli.commands.remedies import tell, worded
-from notes_cli.commands.request import Request, read_request
+from notes_cli.commands.request import Call, read_call
 
 if TYPE_CHECKING:
-    from notes_cli.editing.methods import Method
-    from notes_cli.engine.notebook import Notebook
-    from notes_cli.engine.segment import Segment
+    from notes_cli.runtime.asking import Answer, Listener, Plan
     from notes_cli.runtime.workspace import Workspace
-    from notes_cli.sessions.session import Session
 
 
 @click.command()
@@ -135,236 +129,62 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
       echo "May I return this?" | notes ask --splice returns --choices yes,no
     """
     started = time.perf_counter()
-    request = read_request(question, prompt, file, given)
+    call = read_call(question, prompt, file, given)
 
-    from notes_cli.runtime.assembling import unspliced
+    from notes_cli.runtime.asking import ask, explain
 
-    with (
-        open_workspace(quiet=request.json, begins=True, **given) as workspace,
-        _open_session(workspace, request.session) as session,
-    ):
-        segments = _open_segments(workspace, request, session)
-        loaded = time.perf_counter()
-        settled = _settle(workspace, request, segments, session)
-        notebook = _lay(workspace, request, settled, segments, session)
-        tokens = _count(notebook)
-        if request.explain:
-            _explain(notebook, tokens, settled, request.json)
+    with open_workspace(quiet=call.json, begins=True, **given) as workspace, Voices(call, workspace) as listener:
+        if call.explain:
+            _explain(explain(workspace, call.request, listener), call.json)
             return
-        for notice in unspliced(notebook):
-            output.say(f"warning: {worded(notice)}")
-        with output.progress("reading the prompt", hidden=request.json or tokens["decoded"] < 512) as update:
-            notebook.flush(update)
-        read = time.perf_counter()
-        answered = answer(workspace, notebook, request, think=settled.think)
-        if session:
-            session.keep(answered.unwritten)
-        if request.json:
-            times = {
-                "load": loaded - started,
-                "splice": notebook.seconds["splice"],
-                "prompt": read - loaded,
-                "first_token": answered.at - loaded,
-                "total": time.perf_counter() - started,
-            }
-            known = segments or session
-            identity = workspace.identity.as_dict() if known else {"model": workspace.model.name}
-            output.as_json(_as_json(request, settled, notebook, tokens, answered, times, identity))
+        if call.session is None:
+            goes_on, answer = False, ask(workspace, call.request, listener)
+        else:
+            goes_on, answer = _ask_session(workspace, call, call.session, listener)
+        if call.json:
+            output.as_json(_as_json(workspace, call, answer, goes_on, started))
 
 
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """What holds for this turn: what was named, else what was measured of the model, else what is safe."""
-
-    goes_on: bool  # a session does: skills stand there already
-    think: bool
-    wording: str
-    place: str
-    seam: int
-    method: Method | None  # None where no new values come in
-    why: str | None  # the method, if it was not named
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "method": str(self.method) if self.method else None,
-            "method_why": self.why,
-            "place": None if self.goes_on else self.place,
-            "seam": self.seam,
-            "wording": self.wording,
-        }
-
-
-@contextmanager
-def _open_session(workspace: Workspace, name: str | None) -> Iterator[Session | None]:
-    """The session of that name, begun or not, held until the turn is kept; None without a name."""
-    if name is None:
-        yield None
-        return
+def _ask_session(workspace: Workspace, call: Call, name: str, listener: Listener) -> tuple[bool, Answer]:
+    """The session's next turn, or its first; whether it had begun."""
     from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.session import Session
 
-    with Sessions(workspace.paths.sessions).locked(name, new=True) as stored:
-        yield Session(workspace, stored)
+    with Sessions(workspace.paths.sessions).locked(name, new=True) as stored, Session(workspace, stored) as session:
+        goes_on = not session.empty
+        return goes_on, session.ask(call.following() if goes_on else call.request, listener)
 
 
-def _goes_on(session: Session | None) -> bool:
-    return session is not None and not session.empty
-
-
-def _open_segments(workspace: Workspace, request: Request, session: Session | None) -> list[Segment]:
-    """The skills to splice, and a context for them. Raise NotesError for what only a session's first turn can have."""
-    from notes_cli.errors import NotesError
-    from notes_cli.runtime.assembling import open_segments
-
-    goes_on = _goes_on(session)
-    if goes_on and request.opens:
-        raise NotesError(
-            f"session {request.session} has begun: --place, --system and --no-splice belong to its first turn. "
-            "A field is edited with: notes edit"
-        )
-    words = request.later if goes_on else request.splices
-    watch = partial(output.progress, hidden=request.json)
-    segments = open_segments(workspace, words, tell, dry=request.explain, watch=watch)
-    _ = workspace.context
-    return segments
-
-
-def _settle(workspace: Workspace, request: Request, segments: Sequence[Segment], session: Session | None) -> _Settled:
-    from notes_cli.runtime.assembling import check_seam
-    from notes_cli.runtime.settings import UNMEASURED, defaults
-    from notes_cli.text.erratum import shipped_wordings
-
-    check_seam(request.seam or 0, segments)
-    # A cue without a chain would only mislead: such a model is asked directly.
-    think = request.think and (request.max_think > 0 or bool(workspace.reasoning.open))
-    # Without skills nothing goes by the profile, and a model need not be read for it.
-    found = defaults(workspace, think=think) if segments or session else UNMEASURED
-    wording = request.wording or found.wording or shipped_wordings().default
-    seam = found.seam if request.seam is None else request.seam
-    if found.note:
-        output.say(f"warning: {worded(found.note)}")
-    goes_on = _goes_on(session)
-    amends = bool(request.values) and not goes_on
-    method, why = _method(workspace, request, segments, think) if amends else (None, None)
-    return _Settled(goes_on, think, wording, request.place or found.place, seam, method, why)
-
-
-def _method(
-    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool
-) -> tuple[Method, str | None]:
-    """The method that was named, or the one that fits, and why."""
-    from notes_cli.editing.methods import Method
-    from notes_cli.runtime.assembling import Prompt, method_for
-
-    if request.method:
-        return request.method, None
-    if not request.splice:
-        return Method("recompute"), "recompute: nothing is spliced"
-    return method_for(workspace, Prompt(request.question, segments, values=request.values, think=think))
-
-
-def _lay(
-    workspace: Workspace, request: Request, settled: _Settled, segments: Sequence[Segment], session: Session | None
-) -> Notebook:
-    """The prompt in a notebook, with room for what will be written: the session's next turn, or the first of all."""
-    from notes_cli.editing.methods import Method
-    from notes_cli.runtime.assembling import Prompt, assemble, known_fields, meant, parse_errata
-    from notes_cli.runtime.thinking import ROOM
-
-    room = request.room + (request.max_think + ROOM if settled.think or workspace.reasoning.open else 0)
-    known = known_fields(*(session.state.skills if session else ()), *segments)
-    for told in meant([*request.errata, *request.values], known):
-        output.say(told)
-    if session and settled.goes_on:
-        return session.follow(
-            *(request.question, request.errata, settled.wording, room, settled.think),
-            segments=segments,
-            seam=settled.seam,
-            strict=request.strict,
-        )
-    prompt = Prompt(
-        request.question,
-        segments,
-        parse_errata(request.errata, segments),
-        request.system,
-        settled.wording,
-        values=request.values,
-        method=settled.method or Method(),
-        place=settled.place,
-        think=settled.think,
-    )
-    notebook = assemble(
-        workspace,
-        prompt,
-        seam=settled.seam,
-        splice=request.splice,
-        dry=request.explain,
-        room=room,
-        strict=request.strict,
-    )
-    if session:
-        session.begin(prompt, notebook)
-    return notebook
-
-
-def _as_json(
-    request: Request,
-    settled: _Settled,
-    notebook: Notebook,
-    tokens: dict[str, int],
-    answered: Answer,
-    times: dict[str, float],
-    identity: dict[str, str],
-) -> dict[str, Any]:
-    """The document that docs/json.md describes. `times` in seconds."""
-    thought, decision = answered.thought, answered.decision
+def _as_json(workspace: Workspace, call: Call, answer: Answer, goes_on: bool, started: float) -> dict[str, Any]:
+    """The document that docs/json.md describes."""
+    times = {
+        "load": answer.opened - started,
+        "splice": answer.splice,
+        "prompt": answer.prompt,
+        "first_token": answer.first_token,
+        "total": time.perf_counter() - started,
+    }
+    known = call.session or call.request.splice
     return {
         "version": 1,
-        "session": request.session,
-        "answer": answered.text,
-        "reasoning": thought.text if thought else None,
-        "thought_whole": thought.finished if thought else None,
-        "thought_stopped": thought.stopped if thought else None,
-        "stopped": answered.stopped,
-        "choice": decision.choice if decision else None,
-        "probabilities": decision.probabilities if decision else None,
-        "tokens": {**tokens, "reasoning": thought.tokens if thought else 0, "answer": answered.tokens},
-        "ms": {name: round(1000 * seconds, 3) for name, seconds in times.items()},
-        **settled.as_json(),
-        "pieces": [as_json(piece) for piece in notebook.pieces],
-        "sampling": asdict(request.sampling),
-        "identity": identity,
+        "session": call.session,
+        **as_json(answer, times, goes_on),
+        "sampling": asdict(call.request.sampling),
+        "identity": workspace.identity.as_dict() if known else {"model": workspace.model.name},
     }
 
 
-def _count(notebook: Notebook) -> dict[str, int]:
-    """Tokens of the prompt by how their rows come about; a seam, an erratum and what is rewritten are decoded too."""
-    spliced, seam = notebook.count("spliced"), notebook.count("seam")
-    rewritten = sum(piece.rewritten for piece in notebook.pieces)
-    errata = sum(piece.tokens for piece in notebook.pieces if piece.kind == "erratum")
-    return {
-        "total": len(notebook),
-        "spliced": spliced,
-        "seam": seam,
-        "decoded": notebook.decoded,
-        "rewritten": rewritten,
-        "erratum": errata,
-    }
-
-
-def _explain(notebook: Notebook, tokens: dict[str, int], settled: _Settled, json_: bool) -> None:
+def _explain(plan: Plan, json_: bool) -> None:
+    counts, pieces = plan.counts, plan.notebook.pieces
     if json_:
-        pieces = [as_json(piece) for piece in notebook.pieces]
-        output.as_json({"version": 1, "tokens": tokens, **settled.as_json(), "pieces": pieces})
+        document = {"tokens": asdict(counts), **settings_as_json(plan.settings)}
+        output.as_json({"version": 1, **document, "pieces": [piece_as_json(piece) for piece in pieces]})
         return
-    rows = [
-        (str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, why(piece))
-        for piece in notebook.pieces
-    ]
+    rows = [(str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, why(piece)) for piece in pieces]
     output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))
     output.result(
-        f"{tokens['total']} tokens: {tokens['spliced']} spliced, {tokens['decoded']} decoded "
-        f"({tokens['seam']} of them at seams, {tokens['rewritten']} in place of spliced ones)"
+        f"{counts.total} tokens: {counts.spliced} spliced, {counts.decoded} decoded "
+        f"({counts.seam} of them at seams, {counts.rewritten} in place of spliced ones)"
     )
-    if settled.why:
-        output.result(f"method {settled.why}")
+    if plan.settings.why:
+        output.result(f"method {plan.settings.why}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,56 +13,50 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import answers_of, named
-from notes_cli.errors import reason
+from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
     from notes_cli.editing.methods import Method
     from notes_cli.engine.sampler import SamplerOptions
-
-ENDLESS = 2**31 - 1  # tokens: no limit but the context's
-ROOM = 4096  # tokens for an answer without a limit, if -c says nothing else
+    from notes_cli.runtime.asking import Request
 
 # What only the first turn of a session can say.
 _OPENING = ("fields", "system", "no_splice", "place")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One call of `notes ask`. What is None was not named, and goes by the model's profile."""
+class Call:
+    """One call of `notes ask`: what is asked, and how the answer is to be shown."""
 
-    question: str
-    splices: Sequence[str]
-    later: Sequence[str]  # of these, what a session that has begun is to have, too: no setting of config.yaml
-    errata: Sequence[str]
-    values: Mapping[str, str]
-    method: Method | None
-    system: str | None
-    session: str | None
+    request: Request
+    typed: Sequence[str]  # of the skills to splice those of the command line: no setting of config.yaml
     opens: bool  # names what a session that has begun cannot take
-    think: bool
-    max_think: int
-    choices: Sequence[str] | None
-    limit: int
-    sampling: SamplerOptions
-    seam: int | None
-    place: str | None
-    wording: str | None
-    splice: bool
-    strict: bool
+    session: str | None
     explain: bool
     json: bool
     stream: bool
 
-    @property
-    def room(self) -> int:
-        """Tokens that there must be room for when the answer begins."""
-        return ROOM if self.limit == ENDLESS else self.limit
+    def following(self) -> Request:
+        """The request for a session that has begun: a setting of config.yaml is for where it fits. Raise NotesError for
+        what only a session's first turn can have."""
+        if self.opens:
+            raise NotesError(
+                f"session {self.session} has begun: --place, --system and --no-splice belong to its first turn. "
+                "A field is edited with: notes edit"
+            )
+        following = replace(self.request, splice=self.typed, values={}, method=None)
+        return replace(following, system=None, place=None, recompute=False)
 
 
-def read_request(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> Request:
-    """The request in the values of the options, by parameter. Raise UsageError and NotesError for one that is none."""
+def read_call(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> Call:
+    """The call in the values of the options, by parameter. Raise UsageError and NotesError for one that is none."""
     asked, choices = _question(question, prompt, file), answers_of(given["choices"])
+    return call_of(asked, choices, given)
 
+
+def call_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> Call:
+    """The call for a question that has been read."""
+    from notes_cli.runtime.asking import ENDLESS, Request
     from notes_cli.runtime.assembling import parse_values
     from notes_cli.text.erratum import Erratum, word
 
@@ -72,16 +66,13 @@ def read_request(question: str | None, prompt: str | None, file: Path | None, gi
     if given["session"] and given["explain"]:
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
     word(Erratum("", "", ""), given["wording"])  # raises for one that there is not, also where nothing is worded
-    return Request(
+    request = Request(
         question=asked,
-        splices=given["splices"],
-        later=given["splices"] if _typed("splices") else (),
+        splice=given["splices"],
         errata=given["errata"],
         values=values,
         method=_method(given["method"]) if values else None,
         system=given["system"],
-        session=given["session"],
-        opens=_typed(*_OPENING),
         think=given["think"],
         max_think=given["max_think"],
         choices=choices,
@@ -90,8 +81,14 @@ def read_request(question: str | None, prompt: str | None, file: Path | None, gi
         seam=given["seam"],
         place=given["place"],
         wording=given["wording"],
-        splice=not given["no_splice"],
+        recompute=given["no_splice"],
         strict=given["strict"],
+    )
+    return Call(
+        request,
+        typed=given["splices"] if _typed("splices") else (),
+        opens=_typed(*_OPENING),
+        session=given["session"],
         explain=given["explain"],
         json=given["json_"],
         stream=not given["no_stream"],

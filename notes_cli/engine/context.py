@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -278,7 +278,7 @@ class Context:
 
     def resize(self, *, n_ctx: int = 0, n_sequences: int = 0) -> None:
         """Make the context again with at least so many tokens and sequences. Sequences that are held come along, their
-        rows bit for bit; what they shared, each has for itself afterwards.
+        rows bit for bit, and go on sharing what they share.
 
         Raise EngineError or UnsupportedError where that cannot be; then all is as it was.
         """
@@ -313,7 +313,7 @@ class Context:
         self._open(options)
         self.unmovable, self._pool.size = reason, self._sequences
 
-    def _saved(self) -> list[tuple[int, Tokens, tuple[LayerRows, ...]]]:
+    def _saved(self) -> list[_Saved]:
         """The rows of every held sequence, with its number and tokens."""
         saved = []
         for number in range(self._pool.size):
@@ -327,12 +327,19 @@ class Context:
             if reason:
                 raise UnsupportedError(f"the context cannot be made larger while sequence {number} has rows: {reason}")
             rows = self.read(number, 0, count, base=0, dtype=self.lossless_type)
-            saved.append((number, np.array(tokens, np.int32), rows))
+            saved.append(_Saved(number, np.array(tokens, np.int32), rows))
         return saved
 
-    def _restore(self, saved: Iterable[tuple[int, Tokens, tuple[LayerRows, ...]]]) -> None:
-        for number, tokens, rows in saved:
-            self.splice(number, 0, tokens, rows, 0)
+    def _restore(self, saved: Sequence[_Saved]) -> None:
+        """Put the rows back. What two sequences have alike from their start, bit for bit, they share."""
+        for place, one in enumerate(saved):
+            others = [(one.alike(other), other.number) for other in saved[:place]] if self._unified else []
+            count, other = max(others, default=(0, 0))
+            if count:
+                native.call("notes_share", self.handle, other, one.number, count)
+            if count < len(one.tokens):
+                layers = [rows.cut(slice(count, None)) for rows in one.layers]
+                self.splice(one.number, count, one.tokens[count:], layers, count)
 
     # Rows. `sequence` is a sequence id; positions count from 0.
 
@@ -492,6 +499,33 @@ class Context:
                 )
             if rows.k.dtype not in _ROW_TYPES:
                 raise EngineError(f"rows of layer {rows.layer} are {rows.k.dtype}, expected float16 or float32")
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A sequence that is taken from one llama_context to another."""
+
+    number: int
+    tokens: Tokens
+    layers: Sequence[LayerRows]
+
+    def alike(self, other: _Saved) -> int:
+        """How many of the first rows are the same as another sequence's. A recurrent state belongs to all of them."""
+        most = min(len(self.tokens), len(other.tokens))
+        differ = np.flatnonzero(self.tokens[:most] != other.tokens[:most])
+        count = int(differ[0]) if len(differ) else most
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            if mine.part == "state":
+                whole = count == len(self.tokens) == len(other.tokens)
+                return count if whole and self._same(other) else 0
+            for one, two in ((mine.k, theirs.k), (mine.v, theirs.v)):
+                rows = np.flatnonzero((one[:count] != two[:count]).any(axis=1))
+                count = int(rows[0]) if len(rows) else count
+        return count
+
+    def _same(self, other: _Saved) -> bool:
+        pairs = zip(self.layers, other.layers, strict=True)
+        return all(np.array_equal(one.k, two.k) and np.array_equal(one.v, two.v) for one, two in pairs)
 
 
 def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:

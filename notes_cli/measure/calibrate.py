@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.influence import influence
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
-from notes_cli.engine.decision import decide
-from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
 from notes_cli.library.profiles import WAYS, Measured, Profile
@@ -30,7 +29,7 @@ from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
-from notes_cli.runtime.thinking import decide_after, think
+from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 
@@ -201,9 +200,5 @@ def _decided(
     with assemble(workspace, prompt, splice=splice, seam=seam, room=room) as notebook:
         logits = notebook.logits()
         decoded = notebook.decoded
-        if prompt.think:
-            thought = think(workspace, notebook, SamplerOptions(), THINK)
-            choice = decide_after(workspace, notebook, case.choices, thought).choice
-        else:
-            choice = decide(notebook, case.choices).choice
+        choice = run(choosing(workspace, notebook, case.choices, room)).choice
     return _Found(choice, logits, decoded, time.perf_counter() - started)

@@ -7,14 +7,15 @@ stand before the answer is put there, so that the notebook ends where the answer
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from notes_cli.engine.decision import Decision, decide
+from notes_cli.engine.decision import Decision, deciding
+from notes_cli.engine.loop import Task, run
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.writing import Writer
 from notes_cli.errors import EngineError, Help
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Begins, Reasoning, Until
@@ -63,39 +64,51 @@ def think(
 ) -> Thought:
     """Write a chain of at most `limit` tokens; the notebook is left where the answer begins.
 
-    `say` gets the text as it comes; `begun` is the chain's text that stands already. Raise EngineError where the
+    `say` gets the text as it comes; `begun` is the chain's text that is there already. Raise EngineError where the
     context has no room for a chain and its end.
     """
+    return run(thinking(workspace, notebook, options, limit, say, begun=begun))
+
+
+def thinking(
+    workspace: Workspace,
+    notebook: Notebook,
+    options: SamplerOptions,
+    limit: int,
+    say: Say | None = None,
+    *,
+    begun: str = "",
+) -> Task[Thought]:
+    """`think` as a task of a loop (engine/loop.py)."""
     reasoning, start = workspace.reasoning, len(notebook)
     chain = Until(reasoning.close)
     parts: list[str] = []
 
-    def add(text: str) -> None:
+    def add(text: str) -> bool:
         text = text if "".join(parts) else text.lstrip()
         parts.append(text)
         if say and text:
             say(text)
+        return chain.found
 
     add(chain.feed(begun))
     asked, limit = limit, 0 if chain.found else _within(notebook, limit)
-    with closing(_written(workspace, notebook, options, limit)) as written:
-        for text in written:
-            add(chain.feed(text))
-            if chain.found:
-                break
+    yield from _writing(workspace, notebook, options, limit, lambda text: add(chain.feed(text)))
     add(chain.flush())
     count = len(notebook) - start
-    whole = chain.found or count < limit
+    finished = chain.found or count < limit
     if count:
         notebook.pieces[-1] = replace(notebook.pieces[-1], reason=Reason.THOUGHT)
     if reasoning.inside:
-        whole |= reasoning.found("".join(parts)) is not None
-        answer = _conclude(workspace, notebook, options, parts, add)
-        return Thought("".join(parts).strip(), len(notebook) - start, whole, answer, stopped=_why(whole, limit, asked))
+        finished |= reasoning.found("".join(parts)) is not None
+        answer = yield from _concluding(workspace, notebook, options, parts, add)
+        thought, stopped = "".join(parts).strip(), _why(finished, limit, asked)
+        return Thought(thought, len(notebook) - start, finished, answer, stopped=stopped)
     missing, rest = _missing(reasoning, chain)
-    closing_tokens, cut = workspace.model.tokenize(missing, special=True), "" if whole else str(count)
-    notebook.append(closing_tokens, "answer", reason=Reason.THOUGHT_END, detail=cut)
-    return Thought("".join(parts).strip(), len(notebook) - start, whole, rest=rest, stopped=_why(whole, limit, asked))
+    closing, cut = workspace.model.tokenize(missing, special=True), "" if finished else str(count)
+    notebook.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
+    thought, stopped = "".join(parts).strip(), _why(finished, limit, asked)
+    return Thought(thought, len(notebook) - start, finished, rest=rest, stopped=stopped)
 
 
 def _why(whole: bool, limit: int, asked: int) -> Stopped:
@@ -114,14 +127,19 @@ def _within(notebook: Notebook, limit: int) -> int:
     return min(limit, size - start - ROOM)
 
 
-def _conclude(workspace: Workspace, notebook: Notebook, options: SamplerOptions, parts: Sequence[str], add: Say) -> str:
+def _concluding(
+    workspace: Workspace,
+    notebook: Notebook,
+    options: SamplerOptions,
+    parts: Sequence[str],
+    add: Callable[[str], object],
+) -> Task[str]:
     """The answer that a chain ends with; one that was cut short is brought to it. Empty if there is none."""
     reasoning = workspace.reasoning
     if reasoning.found("".join(parts)) is None:
         notebook.append(workspace.model.tokenize(reasoning.answer), "answer", reason=Reason.THOUGHT_END)
         add(reasoning.answer)
-        for text in _written(workspace, notebook, options, OUTCOME):
-            add(text)
+        yield from _writing(workspace, notebook, options, OUTCOME, lambda text: bool(add(text)) and False)
     found = reasoning.found("".join(parts))
     return found[1].strip() if found else ""
 
@@ -136,24 +154,41 @@ def _missing(reasoning: Reasoning, chain: Until) -> tuple[str, str]:
 
 
 def decide_after(workspace: Workspace, notebook: Notebook, choices: Sequence[str], thought: Thought) -> Decision:
-    """The decision behind a chain of thought: at the end of the notebook, or where the chain names its answer.
+    """The decision after a chain of thought: at the end of the notebook, or where the chain names its answer.
 
     The notebook is left as it was. Raise NotesError for choices that are none.
     """
+    return run(deciding_after(workspace, notebook, choices, thought))
+
+
+def deciding_after(
+    workspace: Workspace, notebook: Notebook, choices: Sequence[str], thought: Thought
+) -> Task[Decision]:
+    """`decide_after` as a task of a loop."""
     named = thought.answer.casefold()
     if named not in [choice.casefold() for choice in choices]:
-        return decide(notebook, choices)
+        return (yield from deciding(notebook, choices))
     pieces, tokens = list(notebook.pieces), notebook.tokens
-    notebook.truncate(_place_of(workspace, notebook, thought))
-    decision = decide(notebook, choices)
+    notebook.truncate(_position_of(workspace, notebook, thought))
+    decision = yield from deciding(notebook, choices)
     choice = next(choice for choice in choices if choice.casefold() == named)
     notebook.append(tokens[len(notebook) :])
-    notebook.flush()
+    yield [notebook]
     notebook.pieces = pieces
     return replace(decision, choice=choice)
 
 
-def _place_of(workspace: Workspace, notebook: Notebook, thought: Thought) -> int:
+def choosing(
+    workspace: Workspace, notebook: Notebook, choices: Sequence[str], limit: int, options: SamplerOptions | None = None
+) -> Task[Decision]:
+    """Decide at the end of a notebook; with a `limit` above 0, after a chain of thought of at most so many tokens."""
+    if not limit:
+        return (yield from deciding(notebook, choices))
+    thought = yield from thinking(workspace, notebook, options or SamplerOptions(), limit)
+    return (yield from deciding_after(workspace, notebook, choices, thought))
+
+
+def _position_of(workspace: Workspace, notebook: Notebook, thought: Thought) -> int:
     """The position of the token that the thought's answer begins with."""
     position, behind = len(notebook), b""
     while thought.answer.encode() not in behind:
@@ -168,15 +203,31 @@ def reply(
     options: SamplerOptions,
     limit: int,
     *,
-    thinking: int = THINK,
+    max_think: int = THINK,
     say: Say | None = None,
     say_thought: Say | None = None,
     thought: Thought | None = None,
 ) -> Reply:
     """Write the answer, of at most `limit` tokens; `say` gets its text as it comes.
 
-    `thought`: the chain that stands before it. A model that begins one unasked has at most `thinking` tokens for it.
+    `thought`: the chain that precedes it. A model that begins one unasked has at most `max_think` tokens for it.
     """
+    hear = {"say": say, "say_thought": say_thought}
+    return run(replying(workspace, notebook, options, limit, max_think=max_think, thought=thought, **hear))
+
+
+def replying(
+    workspace: Workspace,
+    notebook: Notebook,
+    options: SamplerOptions,
+    limit: int,
+    *,
+    max_think: int = THINK,
+    say: Say | None = None,
+    say_thought: Say | None = None,
+    thought: Thought | None = None,
+) -> Task[Reply]:
+    """`reply` as a task of a loop."""
     if thought and thought.answer:
         if say:
             say(thought.answer)
@@ -185,37 +236,40 @@ def reply(
     parts: list[str] = []
     begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end)
 
-    def add(text: str) -> None:
+    def add(text: str) -> bool:
         text = end.feed(text)
         text = text if "".join(parts) else text.lstrip()
         parts.append(text)
         if say and text:
             say(text)
+        return begins.found or end.found
 
     add(thought.rest if thought else "")
-    with closing(_written(workspace, notebook, options, limit)) as written:
-        for text in written:
-            add(begins.feed(text))
-            if begins.found or end.found:
-                break
+    yield from _writing(workspace, notebook, options, limit, lambda text: add(begins.feed(text)))
     if begins.found:
-        thought = think(workspace, notebook, options, thinking, say_thought, begun=begins.rest)
+        thought = yield from thinking(workspace, notebook, options, max_think, say_thought, begun=begins.rest)
         thought = replace(thought, tokens=len(notebook) - start)
-        return reply(workspace, notebook, options, limit, say=say, thought=thought)
+        return (yield from replying(workspace, notebook, options, limit, say=say, thought=thought))
     add(begins.flush() + end.flush())
     stopped = "end" if end.found else notebook.stopped
     return Reply("".join(parts).strip(), len(notebook) - start, thought, stopped)
 
 
-def _written(
-    workspace: Workspace, notebook: Notebook, options: SamplerOptions, limit: int
-) -> Generator[str, None, None]:
-    """Text as the model writes it, token by token, in whole characters. Of special tokens only marks have one."""
+def _writing(
+    workspace: Workspace, notebook: Notebook, options: SamplerOptions, limit: int, hear: Callable[[str], bool]
+) -> Task[None]:
+    """Write at most `limit` tokens. `hear` gets the text as it comes, in whole characters, and says whether that is
+    enough. Of special tokens only marks have a text."""
     model, reasoning = workspace.model, workspace.reasoning
     marks = (reasoning.open + reasoning.close + reasoning.end).encode()
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with Sampler(options) as sampler:
-        for token in notebook.generate(sampler, limit):
-            special = model.piece(token, special=True)
-            yield decoder.decode(special if special in marks else model.piece(token))
-    yield decoder.decode(b"", final=True)
+        writer = Writer(notebook, sampler, limit)
+        while writer.goes_on:
+            (logits,) = yield [notebook]
+            token = writer.choose(logits)
+            if token is not None:
+                special = model.piece(token, special=True)
+                if hear(decoder.decode(special if special in marks else model.piece(token))):
+                    return
+    hear(decoder.decode(b"", final=True))

@@ -8,13 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from time import perf_counter
 
 from notes_cli.editing.methods import Method
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, SessionError
-from notes_cli.runtime.assembling import Prompt, changes_of, known_fields, place_segment
+from notes_cli.runtime.asking import (
+    SILENT,
+    Answer,
+    Counts,
+    Listener,
+    Plan,
+    Request,
+    answer,
+    opened,
+    prompt_of,
+    room_for,
+    settle,
+    tell_meant,
+)
+from notes_cli.runtime.assembling import Prompt, assemble, changes_of, known_fields, place_segment
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor
@@ -67,6 +82,42 @@ class Session:
     def empty(self) -> bool:
         """Whether the next turn is the first one."""
         return not self.state.live
+
+    def ask(self, request: Request, listener: Listener = SILENT) -> Answer:
+        """The next turn: ask, answer, and keep both. Raise SessionError where a session that has begun is asked for
+        what belongs to its first turn."""
+        goes_on = not self.empty
+        if goes_on and (request.values or request.recompute or request.place or request.system is not None):
+            raise SessionError(
+                f"session {self.stored.name} has begun: system text, place and recompute belong to its first turn, and "
+                "fields are changed by edits"
+            )
+        segments = opened(self.workspace, request.splice, listener)
+        at = perf_counter()
+        settings = settle(self.workspace, request, segments, listener, session=True, goes_on=goes_on)
+        tell_meant(request, [*self.state.skills, *segments], listener)
+        room = room_for(self.workspace, request, settings)
+        if goes_on:
+            notebook = self.follow(
+                *(request.question, request.errata, settings.wording, room, settings.think),
+                segments=segments,
+                seam=settings.seam,
+                strict=request.strict,
+            )
+        else:
+            prompt = prompt_of(request, settings, segments)
+            notebook = assemble(
+                self.workspace,
+                prompt,
+                seam=settings.seam,
+                splice=not request.recompute,
+                room=room,
+                strict=request.strict,
+            )
+            self.begin(prompt, notebook)
+        found = answer(self.workspace, request, Plan(notebook, settings, Counts.of(notebook), at), listener)
+        self.keep(found.unwritten)
+        return found
 
     def begin(self, prompt: Prompt, notebook: Notebook) -> None:
         """The first turn's prompt has been assembled in this notebook."""

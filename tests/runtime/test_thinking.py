@@ -151,7 +151,7 @@ def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, sc
         notebook = assemble(workspace, Prompt("Why?"), room=200)
         said: list[str] = []
         script(workspace, text)
-        found = reply(workspace, notebook, GREEDY, 100, thinking=20, say=said.append)
+        found = reply(workspace, notebook, GREEDY, 100, max_think=20, say=said.append)
         assert (found.text, "".join(said)) == (answer, answer)
         assert found.thought and (found.thought.text, found.thought.finished) == (chain, whole)
     notebook = assemble(workspace, Prompt("Why?"), room=200)

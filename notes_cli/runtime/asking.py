@@ -1,0 +1,326 @@
+"""Asking: a request is settled, assembled in a notebook and answered. Every edge asks in this one way.
+
+A session assembles its own notebook (sessions/session.py) and is settled and answered by the same functions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from notes_cli.editing.methods import RECOMPUTE, Method
+from notes_cli.engine.decision import Decision, deciding
+from notes_cli.engine.loop import Task, run
+from notes_cli.engine.notebook import Notebook, Progress, Stopped
+from notes_cli.engine.pieces import Piece
+from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import Notice
+from notes_cli.runtime.assembling import (
+    Fielded,
+    Prompt,
+    assemble,
+    check_seam,
+    known_fields,
+    meant,
+    method_for,
+    open_segments,
+    parse_errata,
+    unspliced,
+)
+from notes_cli.runtime.settings import UNMEASURED, defaults
+from notes_cli.runtime.thinking import ROOM, THINK, Thought, deciding_after, replying, thinking
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.erratum import shipped_wordings
+
+ENDLESS = 2**31 - 1  # tokens: no limit but the context's
+ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer without a limit
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question and how it is to be answered. What is None goes by what was measured of the model.
+
+    `splice`: names of compiled skills, segment files or texts, or segments. `errata`: `field=value` or free words.
+    `values`: new values of fields, brought in by `method`. `max_think`, `limit`: tokens. `recompute`: decode the very
+    same tokens instead of splicing. `strict`: refuse a skill that cannot be spliced, instead of decoding it.
+    """
+
+    question: str
+    splice: Sequence[str | Segment] = ()
+    errata: Sequence[str] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    method: Method | None = None
+    system: str | None = None
+    think: bool = False
+    max_think: int = THINK
+    choices: Sequence[str] | None = None
+    limit: int = 256
+    sampling: SamplerOptions = field(default_factory=SamplerOptions)
+    seam: int | None = None
+    place: str | None = None
+    wording: str | None = None
+    recompute: bool = False
+    strict: bool = False
+
+    @property
+    def room(self) -> int:
+        """Tokens that there must be room for when the answer begins."""
+        return ENDLESS_ROOM if self.limit == ENDLESS else self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What holds for a request: what was named, else what was measured of the model, else what is safe."""
+
+    think: bool
+    wording: str
+    place: str
+    seam: int
+    method: Method | None = None  # None where no new values come in
+    why: str | None = None  # the method, if it was not named
+
+
+def _unseen(_label: str, _tokens: int = 0) -> AbstractContextManager[Progress]:
+    return nullcontext(lambda done, total: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told what happens on the way, and gets texts as they come. By default nobody is."""
+
+    notice: Callable[[Notice], object] = lambda notice: None
+    watch: Callable[..., AbstractContextManager[Progress]] = _unseen  # of what is done, and tokens that it will take
+    thought: Callable[[str], None] | None = None
+    thought_ended: Callable[[Thought, bool], object] = lambda thought, asked: None  # asked for, or begun unasked
+    answer: Callable[[str], object] | None = None
+    answered: Callable[[Answer], object] = lambda answer: None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tokens of a prompt by how their rows come about. A seam, an erratum and what is rewritten are decoded, too."""
+
+    total: int
+    spliced: int
+    seam: int
+    decoded: int
+    rewritten: int
+    erratum: int
+
+    @classmethod
+    def of(cls, notebook: Notebook) -> Counts:
+        rewritten = sum(piece.rewritten for piece in notebook.pieces)
+        errata = sum(piece.tokens for piece in notebook.pieces if piece.kind == "erratum")
+        spliced, seam = notebook.count("spliced"), notebook.count("seam")
+        return cls(len(notebook), spliced, seam, notebook.decoded, rewritten, errata)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A prompt, assembled: its notebook, what held for it, and when the skills were there (time.perf_counter)."""
+
+    notebook: Notebook
+    settings: Settings
+    counts: Counts
+    opened: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was answered, and how it was come to. Of times, seconds since the skills were there."""
+
+    text: str
+    tokens: int  # that were written
+    settings: Settings
+    counts: Counts  # of the prompt
+    pieces: tuple[Piece, ...]
+    thought: Thought | None = None
+    decision: Decision | None = None
+    stopped: Stopped | None = None  # why it ends; None for a choice
+    opened: float = 0.0  # when the skills were there (time.perf_counter)
+    splice: float = 0.0
+    prompt: float = 0.0
+    first_token: float = 0.0  # or the choice
+
+    @property
+    def choice(self) -> str | None:
+        """The one of the choices that the model prefers; None without choices."""
+        return self.decision.choice if self.decision else None
+
+    @property
+    def unwritten(self) -> str:
+        """A choice that is nowhere in the notebook; empty where the answer is, if only at the end of a chain."""
+        at_the_end = self.thought is not None and self.thought.answer.casefold() == self.text.casefold()
+        return self.text if self.decision and not at_the_end else ""
+
+
+SILENT = Listener()
+
+
+def ask(workspace: Workspace, request: Request, listener: Listener = SILENT) -> Answer:
+    """Answer one question. Raise NotesError where that cannot be."""
+    plan = prepare(workspace, request, listener)
+    with plan.notebook:
+        return answer(workspace, request, plan, listener)
+
+
+def explain(workspace: Workspace, request: Request, listener: Listener = SILENT) -> Plan:
+    """What asking would do: the pieces of the prompt, and how each would be made. Nothing is computed."""
+    return prepare(workspace, request, listener, dry=True)
+
+
+def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Plan:
+    """Open the skills, settle what holds and assemble the prompt, with room for what will be written."""
+    segments = opened(workspace, request.splice, listener, dry=dry)
+    at = time.perf_counter()
+    settings = settle(workspace, request, segments, listener)
+    tell_meant(request, segments, listener)
+    notebook = assemble(
+        workspace,
+        prompt_of(request, settings, segments),
+        seam=settings.seam,
+        splice=not request.recompute,
+        dry=dry,
+        room=room_for(workspace, request, settings),
+        strict=request.strict,
+    )
+    return Plan(notebook, settings, Counts.of(notebook), at)
+
+
+def opened(
+    workspace: Workspace, wanted: Sequence[str | Segment], listener: Listener, *, dry: bool = False
+) -> list[Segment]:
+    """A segment for each, in order; texts are compiled now (`dry`: they are not), and those at hand checked."""
+    segments: list[Segment] = []
+    for one in wanted:
+        if isinstance(one, str):
+            segments += open_segments(workspace, [one], listener.notice, dry=dry, watch=listener.watch)
+        else:
+            workspace.check(one)
+            segments.append(one)
+    _ = workspace.context
+    return segments
+
+
+def settle(
+    workspace: Workspace,
+    request: Request,
+    segments: Sequence[Segment],
+    listener: Listener = SILENT,
+    *,
+    session: bool = False,
+    goes_on: bool = False,
+) -> Settings:
+    """What holds for the request. `session`: it is one's turn, so the profile holds without skills, too; one that
+    `goes_on` amends its skills by edits alone."""
+    check_seam(request.seam or 0, segments)
+    # A cue without a chain would only mislead: such a model is asked directly.
+    think = request.think and (request.max_think > 0 or bool(workspace.reasoning.open))
+    # Without skills nothing goes by the profile, and a model need not be read for it.
+    found = defaults(workspace, think=think) if segments or session else UNMEASURED
+    if found.note:
+        listener.notice(Notice(f"warning: {found.note.what}", found.note.remedy))
+    wording = request.wording or found.wording or shipped_wordings().default
+    seam = found.seam if request.seam is None else request.seam
+    method, why = (None, None) if goes_on else _method(workspace, request, segments, think)
+    return Settings(think, wording, request.place or found.place, seam, method, why)
+
+
+def _method(
+    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool
+) -> tuple[Method | None, str | None]:
+    """The method that was named, or the one that fits, and why; None where nothing is amended."""
+    if not request.values or request.method:
+        return (request.method if request.values else None), None
+    if request.recompute:
+        return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
+    return method_for(workspace, Prompt(request.question, segments, values=request.values, think=think))
+
+
+def tell_meant(request: Request, skills: Sequence[Fielded], listener: Listener) -> None:
+    """Tell which fields `*.field` stands for."""
+    for told in meant([*request.errata, *request.values], known_fields(*skills)):
+        listener.notice(Notice(told))
+
+
+def prompt_of(request: Request, settings: Settings, segments: Sequence[Segment]) -> Prompt:
+    """The prompt of a request's first turn. Raise SkillError for an erratum of a field that no skill has."""
+    return Prompt(
+        request.question,
+        segments,
+        parse_errata(request.errata, segments),
+        request.system,
+        settings.wording,
+        values=request.values,
+        method=settings.method or Method(),
+        place=settings.place,
+        think=settings.think,
+    )
+
+
+def room_for(workspace: Workspace, request: Request, settings: Settings) -> int:
+    """Tokens that will be written at most."""
+    thinks = settings.think or workspace.reasoning.open  # some begin a chain unasked
+    return request.room + (request.max_think + ROOM if thinks else 0)
+
+
+def answer(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Answer:
+    """Decode the prompt and answer it. The notebook ends with the answer, unless that is a choice."""
+    for notice in unspliced(plan.notebook):
+        listener.notice(Notice(f"warning: {notice.what}", notice.remedy))
+    with listener.watch("reading the prompt", plan.counts.decoded) as update:
+        plan.notebook.flush(update)
+    found = run(answering(workspace, request, plan, listener))
+    listener.answered(found)
+    return found
+
+
+def answering(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Task[Answer]:
+    """`answer` as a task of a loop: think if that is asked for, then decide or write."""
+    notebook = plan.notebook
+    yield [notebook]
+    read = time.perf_counter()
+    first: list[float] = []
+
+    def hear(text: str) -> None:
+        first.append(time.perf_counter())
+        if listener.answer:
+            listener.answer(text)
+
+    thought, decision, stopped, text, tokens = None, None, None, "", 0
+    if plan.settings.think:
+        thought = yield from thinking(workspace, notebook, request.sampling, request.max_think, listener.thought)
+        listener.thought_ended(thought, True)
+    if request.choices is not None:
+        if thought:
+            decision = yield from deciding_after(workspace, notebook, request.choices, thought)
+        else:
+            decision = yield from deciding(notebook, request.choices)
+        text = decision.choice
+    else:
+        reply = yield from replying(
+            *(workspace, notebook, request.sampling, request.limit),
+            max_think=request.max_think,
+            say=hear,
+            thought=thought,
+        )
+        if thought is None and reply.thought:  # one that nobody had asked for
+            listener.thought_ended(reply.thought, False)
+        thought, text, tokens, stopped = reply.thought, reply.text, reply.tokens, reply.stopped
+    return Answer(
+        text,
+        tokens,
+        plan.settings,
+        plan.counts,
+        tuple(notebook.pieces),
+        thought,
+        decision,
+        stopped,
+        opened=plan.opened,
+        splice=notebook.seconds["splice"],
+        prompt=read - plan.opened,
+        first_token=(first[0] if first else time.perf_counter()) - plan.opened,
+    )
