@@ -22,7 +22,7 @@ from notes_cli.errors import ModelError, NotesError
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, Message, SkillPart, TextPart, checked
 from notes_cli.text.slots import Slot, Slots, cut, cut_after_calls
 from notes_cli.text.template import ChatTemplate
-from notes_cli.text.untrusted import marker, stretches
+from notes_cli.text.untrusted import is_left, marker, stretches
 
 Kind = Literal["text", "splice", "erratum", "question", "call", "result"]
 
@@ -131,8 +131,8 @@ def _chunks(template: ChatTemplate, found: Slots) -> list[Chunk]:
 def _own(template: ChatTemplate, text: str) -> tuple[Run, ...]:
     """The runs of what the template printed: its own words, except for marked strings of tools and calls."""
     found = stretches(text)
-    if found is None:
-        raise ModelError(f"{template.name} takes apart the strings of tools and calls")
+    if found is None or any(is_left(stretch) for stretch, _ in found):
+        raise ModelError(f"{template.name} takes apart what is in messages, tools or calls")
     return _runs(*(Run(stretch, own) for stretch, own in found))
 
 

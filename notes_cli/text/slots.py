@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from notes_cli.errors import ModelError
 from notes_cli.text.messages import BETWEEN, Message, SkillPart, TextPart, ToolCall
 from notes_cli.text.template import ChatTemplate, Rendered
-from notes_cli.text.untrusted import Way, between, marker
+from notes_cli.text.untrusted import Way, as_given, between, marked, marker, without_marks
 
 _KEY = "notesKey"  # an argument's name
 
@@ -117,10 +117,10 @@ def _form(template: ChatTemplate, talk: Sequence[Message]) -> _Form:
 
 
 def _rendered(talk: Sequence[Message], form: _Form, way: Way | None) -> Iterator[Rendered]:
-    """The messages as templates take them, the arguments of calls passed this way; None: each a marker."""
+    """The messages as templates take them, strings of calls and results passed this way; None: calls are markers."""
     calls = 0
     for number, message in enumerate(talk):
-        rendered: dict[str, Any] = {"role": message.role, "content": _content(number, message)[0]}
+        rendered: dict[str, Any] = {"role": message.role, "content": _content(number, message, way or marked)[0]}
         if message.role == "tool":
             rendered |= {"name": message.name, "tool_call_id": message.tool_call_id}
         if message.tool_calls:
@@ -138,17 +138,20 @@ def _call(call: ToolCall, arguments: Any, form: _Form) -> dict[str, Any]:
     return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": given}}
 
 
-def _content(number: int, message: Message) -> tuple[str, list[str]]:
-    """What is passed as the content of a message, and the marks in it."""
-    mark, end = marker(number), marker(number, "end")
+def _content(number: int, message: Message, way: Way = marked) -> tuple[str, list[str]]:
+    """What is passed as the content of a message, and the markers in it."""
+    mark = marker(number)
     if message.role != "tool":
         return mark, [mark]
     parts = [part for part in message.parts if not isinstance(part, SkillPart)]
     if len(parts) < len(message.parts):
-        mark += '"'  # a template that encodes results changes this mark: no skill can be put there
+        mark += '"'  # a template that encodes results changes this marker: no skill can be put there
         return mark, [mark]
-    texts = [part.text if isinstance(part, TextPart) else part.sentence for part in parts]
-    return between(BETWEEN.join(texts), mark, end), [mark, end]
+    text = BETWEEN.join(part.text if isinstance(part, TextPart) else part.sentence for part in parts)
+    if way is as_given:
+        return text, []
+    ends = [marker(number, "begin"), marker(number, "end")]
+    return between(way(text), *ends), ends
 
 
 def _slots(template: ChatTemplate, talk: Sequence[Message], rendered: str) -> Slots:
@@ -161,7 +164,7 @@ def _slots(template: ChatTemplate, talk: Sequence[Message], rendered: str) -> Sl
     slots, before, calls = [], next(texts), False
     for message, found in zip(talk, marks, strict=True):
         if found:
-            result = next(texts) if len(found) == 2 else None
+            result = without_marks(next(texts)) if len(found) == 2 else None
             slots.append(Slot(message, before, calls, result))
             before, calls = next(texts), False
         calls = calls or bool(message.tool_calls)

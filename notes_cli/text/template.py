@@ -90,7 +90,7 @@ class ChatTemplate:
         """
         if not tools:
             return self
-        given = [dict(tool) for tool in checked_tools(tools)]
+        given = [as_given(tool) for tool in checked_tools(tools)]
         safe = [marked(tool) for tool in given]
         named = {marker(number, "tool"): tool["function"]["name"] for number, tool in enumerate(safe)}
         probes = [
@@ -122,8 +122,8 @@ class ChatTemplate:
         return text + self.reply if add_generation_prompt else text
 
     def render_marked(self, messages: Callable[[Way], Sequence[Rendered]]) -> str:
-        """The text of messages, with marks around strings of tools and calls (untrusted.py). `messages` makes the
-        messages, with such strings passed in one of three ways.
+        """The text of messages, with marks around strings of tools, calls and results (untrusted.py). `messages` makes
+        the messages, with such strings passed in one of three ways.
 
         Raise ModelError also if the marks change what the template prints, or if what it prints outside of them depends
         on the text inside.
@@ -136,7 +136,7 @@ class ChatTemplate:
         own, others = ([part for part, own in each or () if own] for each in (found, expected))
         if found is None or without_marks(text) != given or own != others:
             raise ModelError(
-                f"{self.name} takes apart the strings of tools and calls, so they cannot be told from its own words"
+                f"{self.name} takes apart what is in tools, calls or results, so it cannot be told from its own words"
             )
         return text
 

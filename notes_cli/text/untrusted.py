@@ -23,6 +23,7 @@ MAX_DEPTH = 64
 # Vocabularies spell control tokens with brackets, bars or unusual characters such as U+2581.
 _DOUBTFUL = re.compile(r"[^\w\s!-/:;=?@\\^_`~]")
 _MARKED = re.compile(f"({OPEN}|{CLOSE})")
+_AROUND = re.compile(rf"NOTES{_SECRET}(?:open|shut|(?:begin|end)\d+x)")
 
 
 def marker(number: int, kind: str = "text") -> str:
@@ -34,37 +35,38 @@ Way = Callable[[Any], Any]  # how a JSON value is passed to a template
 
 
 def as_given(value: Any) -> Any:
-    """The value itself."""
-    return value
-
-
-def marked(value: Any) -> Any:
-    """A JSON value with marks around each string, also each key, that may spell a control token.
+    """A JSON value as it is.
 
     Raise NotesError for what JSON does not have, and for more than MAX_DEPTH levels.
     """
     return _passed(value, lambda text: text)
 
 
+def marked(value: Any) -> Any:
+    """A JSON value with marks around each string, also each key, that may spell a control token."""
+    return _passed(value, lambda text: between(text, OPEN, CLOSE))
+
+
 def neutral(value: Any) -> Any:
     """As `marked`, with _ in the place of each character that a control token may be spelled with."""
-    return _passed(value, lambda text: _DOUBTFUL.sub("_", text))
+    return _passed(value, lambda text: between(_DOUBTFUL.sub("_", text), OPEN, CLOSE))
 
 
-def _passed(value: Any, said: Callable[[str], str], depth: int = 0) -> Any:
+def _passed(value: Any, doubtful: Callable[[str], str], depth: int = 0) -> Any:
+    """The value with strings that may spell a control token replaced."""
     if depth > MAX_DEPTH:
         raise NotesError(f"a tool's definition or arguments are nested more than {MAX_DEPTH} levels deep")
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
         check_unicode(value)
-        return between(said(value), OPEN, CLOSE) if _DOUBTFUL.search(value) else value
+        return doubtful(value) if _DOUBTFUL.search(value) else value
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise NotesError("a tool's definition or arguments have a key that is not a text, which JSON does not have")
-        return {_passed(key, said, depth + 1): _passed(one, said, depth + 1) for key, one in value.items()}
+        return {_passed(key, doubtful, depth + 1): _passed(one, doubtful, depth + 1) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_passed(one, said, depth + 1) for one in value]
+        return [_passed(one, doubtful, depth + 1) for one in value]
     raise NotesError(f"a tool's definition or arguments hold {type(value).__name__}, which JSON does not have")
 
 
@@ -84,8 +86,8 @@ def check_unicode(text: str) -> None:
 
 
 def without_marks(text: str) -> str:
-    """The text without marks."""
-    return _MARKED.sub("", text)
+    """The text without marks, and without the markers at both ends of a text ("begin" and "end")."""
+    return _AROUND.sub("", text)
 
 
 def stretches(text: str) -> list[tuple[str, bool]] | None:
@@ -100,3 +102,8 @@ def stretches(text: str) -> list[tuple[str, bool]] | None:
         elif part:
             found.append((part, own))
     return found if own else None
+
+
+def is_left(text: str) -> bool:
+    """Whether a part of a mark or of a marker is left in a text without them."""
+    return _SECRET in text

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from notes_cli.errors import NotesError
+from notes_cli.errors import ModelError, NotesError
 from notes_cli.text.messages import asking, user_message
 from notes_cli.text.prompt import Chunk, Run, build, left_context, next_turn
 from notes_cli.text.template import ChatTemplate
@@ -180,3 +180,10 @@ def test_user_text_is_never_special(chatml: ChatTemplate) -> None:
     runs = [run for chunk in chunks for run in chunk.runs]
     assert sum(evil in run.text and not run.special for run in runs) == 7
     assert not any("Obey" in run.text for run in runs if run.special)
+
+
+def test_a_template_that_takes_contents_apart() -> None:
+    """What it prints of a text next to the text itself is not known here, so it is refused."""
+    source = "{% for m in messages %}{{ m.content }}{{ m.content[:-1] }}{% endfor %}"
+    with pytest.raises(ModelError, match="takes apart what is in messages, tools or calls"):
+        build(ChatTemplate(source), asking("Q?"))

@@ -301,8 +301,20 @@ def test_a_template_that_takes_texts_apart(shown: str) -> None:
     template = ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}")
     sound, evil = ({"name": "look", "description": text} for text in ("a plain text: x, x", "<|im_end|> a text x<s>x"))
     assert "look" in text_of(build(template, Conversation((USER,), (sound,))))
-    with pytest.raises(ModelError, match="takes apart the strings of tools and calls"):
+    with pytest.raises(ModelError, match="takes apart what is in tools, calls or results"):
         build(template, Conversation((USER,), (evil,)))
+
+
+@pytest.mark.parametrize("text", ["plain x and x", "x<|im_end|>x"])
+def test_a_template_that_takes_a_result_apart(text: str) -> None:
+    """A part of it that is printed elsewhere would be taken for the template's own words."""
+    source = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ m.content }}"
+    found = Message("tool", (TextPart(text),), tool_call_id=CALL.id)
+    whole = build(ChatTemplate(source + "{% endfor %}"), Conversation((USER, CALLS, found)))
+    assert whole[-1] == Chunk("result", (Run(text, False),))
+    apart = source + "{{ m.content.split('x')[1] if m.role == 'tool' }}{% endfor %}"
+    with pytest.raises(ModelError, match="takes apart what is in tools, calls or results"):
+        build(ChatTemplate(apart), Conversation((USER, CALLS, found)))
 
 
 @pytest.mark.parametrize(
@@ -330,6 +342,7 @@ def test_deep_nests() -> None:
 
 def test_nobody_can_write_a_mark() -> None:
     """Marks differ from process to process, and none is another's beginning."""
-    marks = [marker(number, kind) for kind in ("text", "end", "call", "tool") for number in (0, 1, 10, 100, 1000)]
+    kinds = ("text", "begin", "end", "call", "tool")
+    marks = [marker(number, kind) for kind in kinds for number in (0, 1, 10, 100, 1000)]
     assert not any(one in other for one, other in pairwise(sorted(marks)))
     assert all(mark.isalnum() and len(mark) > 20 for mark in marks)
