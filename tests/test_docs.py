@@ -1,20 +1,13 @@
-"""Documents say only what is so: figures are those of docs/results.md, options exist, the package is typed."""
+"""Documents say only what is so: figures are those of docs/results.md, the package is typed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-
-import click
-import pytest
-
-from notes_cli.cli import cli
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/json.md", "docs/format.md")
 
 
 def rows(text: str, heading: str) -> dict[str, list[str]]:
@@ -45,26 +38,6 @@ def test_the_decisions_of_the_readme_have_the_figures_of_the_results() -> None:
     flipped = [round(216 * (1 - float(found["unrotated"][column].split()[0]))) for column in (1, 3)]
     assert flipped == [0, 1]
     assert "of the 216 decisions no direct one flips and one after a chain of thought does" in README
-
-
-def options(command: click.Command) -> Iterator[str]:
-    """All options of a command and of those below it."""
-    for parameter in command.params:
-        yield from (*parameter.opts, *parameter.secondary_opts)
-    if isinstance(command, click.Group):
-        for name in command.list_commands(click.Context(command)):
-            child = command.get_command(click.Context(command), name)
-            assert child
-            yield from options(child)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_option_of_notes_that_is_named_exists(document: str) -> None:
-    known = {*options(cli), "--help", "--version"}
-    text = (ROOT / document).read_text(encoding="utf-8")
-    code = re.findall(r"`(notes [^`]*|--[^`]*)`", text) + re.findall(r"^ *(?:\$ )?(notes [^#\n]*)", text, re.M)
-    named = {option for line in code for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)}
-    assert named <= known, f"{document} names {sorted(named - known)}"
 
 
 def test_the_package_says_that_it_is_typed() -> None:

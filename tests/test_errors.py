@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import pickle
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,46 +74,3 @@ def test_words_are_there_for_every_remedy(kind: Help) -> None:
         assert advice(remedy) and "{" not in advice(remedy)
         assert not FLAG.search(str(remedy)), remedy
     assert not FLAG.search(kind.value)
-
-
-def texts(path: Path) -> Iterator[str]:
-    """The texts in a module that are no docstrings; what an f-string is of, in parts."""
-    tree = ast.parse(path.read_text())
-    nodes = list(ast.walk(tree))
-    docs = {
-        id(node.body[0].value)
-        for node in nodes
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and isinstance(node.body[0], ast.Expr)
-    }
-    for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            yield node.value
-
-
-# What names a flag or a command for other reasons: pip's, and sentences that an earlier version wrote into sessions.
-NAMES_THEM = {"engine/native.py", "sessions/origin.py"}
-
-
-def test_nothing_below_the_commands_names_a_flag() -> None:
-    """Only the edge knows what its user can type."""
-    root = Path(notes_cli.__path__[0])
-    edge = {root / "cli.py", root / "output.py", *(root / "commands").glob("*.py")}
-    found = {
-        f"{path.relative_to(root)}: {text}"
-        for path in root.rglob("*.py")
-        if path not in edge and path.relative_to(root).as_posix() not in NAMES_THEM
-        for text in texts(path)
-        if FLAG.search(text)
-    }
-    assert not found
-
-
-def test_the_rule_finds_what_breaks_it(tmp_path: Path) -> None:
-    """A flag or a command in a message, and neither in a docstring."""
-    path = tmp_path / "bad.py"
-    path.write_text('''"""Says -c."""
-def f(n):
-    """--strict."""
-    return f"{n}. Give it -c {n}", "See: notes ls", "a-b"
-''')
-    assert {text for text in texts(path) if FLAG.search(text)} == {". Give it -c ", "See: notes ls"}

@@ -1,5 +1,6 @@
-"""A segment file taken apart and put together again, as docs/format.md says: written apart from notes' own reader, so
-that the campaign can lie in any place of a file, seal the lie with right checksums, and tell what a file vouches for.
+"""A segment file taken apart and put together again by docs/format.md alone, without the reader that notes has.
+
+So the campaign can lie in any place of a file, seal the lie with right checksums, and tell what a file vouches for.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.QUESTION: "Give --question",
     Help.CHOICES: "Give --choices",
     Help.OTHER_VALUE_OR_QUESTION: "Give another value, --question or --choices",
-    Help.EXPLAIN: "notes ask --explain says why",
+    Help.EXPLAIN: "See why: notes ask --explain",
     Help.LIST_SESSIONS: "See: notes session ls",
     Help.EDIT_SESSION: "Edit a field of it: notes edit {name!q} --field NAME=VALUE",
     Help.UNDO: "Go back to before it: notes session undo {name!q}",

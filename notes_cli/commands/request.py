@@ -136,6 +136,7 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
     asked = "\n\n".join(part for part in (piped, read, (argument or "").strip()) if part)
     if not asked:
         raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
+    asked.encode()  # an argument that is not UTF-8 is wrong usage: UnicodeEncodeError (see cli.py)
     return asked
 
 

@@ -117,7 +117,7 @@ def test_verify_tells_what_was_compared(notes: Notes, compiled: Path) -> None:
     assert behind.code == 1 and "not reused" in behind.out
     lines = behind.out.splitlines()
     assert lines[-3] == "the control cannot show anything: nothing was reused" and lines[-1].startswith("FAIL")
-    assert lines[-2] == "missed: nothing was reused, so nothing was verified: notes ask --explain says why"
+    assert lines[-2] == "missed: nothing was reused, so nothing was verified. See why: notes ask --explain"
 
 
 def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:

@@ -1,5 +1,8 @@
-"""What must hold whatever else happens: no bad number enters a cache, nothing pending is overlooked, an interrupt
-leaves notebook and cache of one mind, and what is closed says so instead of crashing."""
+"""What must hold whatever else happens to a notebook.
+
+No bad number enters a cache, nothing pending is overlooked, an interrupt leaves notebook and cache in agreement,
+and what is closed says so instead of crashing.
+"""
 
 from __future__ import annotations
 

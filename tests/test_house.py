@@ -1,0 +1,234 @@
+"""The rules of the house, and that each of them finds what breaks it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import notes_cli
+from notes_cli.cli import cli
+
+from .refused import FLAG
+
+PACKAGE = Path(notes_cli.__file__).parent
+ROOT = PACKAGE.parent
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/json.md", "docs/format.md")
+
+# Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
+# "" is `notes_cli` itself, of which all may know the version.
+LEVELS = ("__main__", "cli", "commands", "output stops", "api", "", "measure", "sessions", "runtime")
+LEVELS += ("editing library", "text engine", "config", "documents", "errors")
+
+# Who alone may import these: paths are handed in below `runtime`, and bindings stay in the engine.
+ONLY = {
+    "llama_cpp": {"engine"},
+    "ctypes": {"engine"},
+    "notes_cli.engine.native": {"engine"},
+    "notes_cli.config": {"cli", "commands", "api", "measure", "runtime", "text"},
+    "click": {"cli", "commands", "output"},
+    "jinja2": {"text"},
+    "matplotlib": {"commands"},
+    "yaml": {"documents"},
+}
+
+# The edge, and what names flags for another reason: pip's, and sentences that an earlier version wrote into sessions.
+MAY_NAME_FLAGS = {"cli.py", "output.py", "engine/native.py", "sessions/origin.py"}
+
+# What must load without llama.cpp: all of `text`, and these.
+PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.origin", "sessions.state")
+
+
+def sources(package: Path) -> Iterator[tuple[str, ast.Module]]:
+    """The modules of a package: path and syntax tree."""
+    for path in sorted(package.rglob("*.py")):
+        yield path.relative_to(package).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def room(path: str) -> str:
+    """Which part of the house a file is in: a folder, or a module at the top."""
+    return path.split("/")[0].removesuffix(".py").replace("__init__", "")
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """What a module imports anywhere: in functions, for type checkers only, and by a name in a string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ("." * node.level + f"{node.module or ''}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            parts = node.args[0].values if isinstance(node.args[0], ast.JoinedStr) else node.args[:1]
+            yield str(parts[0].value).rstrip(".") if isinstance(parts[0], ast.Constant) else "?"
+
+
+def misplaced(package: Path) -> list[str]:
+    """Imports of the package's own modules that do not point down."""
+    level = {name: depth for depth, names in enumerate(LEVELS) for name in names.split(" ")}
+    found = []
+    for path, tree in sources(package):
+        if room(path) not in level:
+            found.append(f"{path}: no room of the house")
+            continue
+        for name in imports(tree):
+            first, _, rest = name.partition(".")
+            if first in ("", "?"):  # relative, or of unknown name
+                found.append(f"{path}: {name}")
+            if first != "notes_cli" or rest in ("", "__version__"):
+                continue
+            part = rest.split(".")[0]
+            target = part if (package / part).is_dir() or (package / f"{part}.py").is_file() else ""
+            if room(path) != target and not level[room(path)] < level[target]:
+                found.append(f"{path}: {name}")
+    return found
+
+
+def foreign(package: Path) -> list[str]:
+    """Imports of what belongs to another room alone."""
+    return [
+        f"{path}: {name}"
+        for path, tree in sources(package)
+        for name in imports(tree)
+        for owned, rooms in ONLY.items()
+        if f"{name}.".startswith(f"{owned}.") and room(path) not in rooms
+    ]
+
+
+def flags(package: Path) -> list[str]:
+    """Texts below the edge that name a flag or a command of `notes`; docstrings may."""
+    found = []
+    for path, tree in sources(package):
+        nodes = list(ast.walk(tree))
+        docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        texts = [
+            n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in docs
+        ]
+        if room(path) != "commands" and path not in MAY_NAME_FLAGS:
+            found += [f"{path}: {text}" for text in texts if FLAG.search(text)]
+    return found
+
+
+def jobless(folder: Path) -> list[str]:
+    """Modules whose docstring does not begin with a line that is a sentence: what the file is for."""
+    first = {path: (ast.get_docstring(tree) or "").split("\n")[0] for path, tree in sources(folder) if tree.body}
+    return [path for path, line in first.items() if not re.fullmatch(r"\S+ .+[.?!]", line)]
+
+
+def options(command: click.Command) -> Iterator[str]:
+    """All options of a command and of those below it."""
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            child = command.get_command(click.Context(command), name)
+            assert child
+            yield from options(child)
+
+
+def unknown(root: Path) -> list[str]:
+    """Options of `notes` that documents name and that there are not."""
+    known = {*options(cli), "--help", "--version"}
+    found = []
+    for document in DOCUMENTS:
+        text = (root / document).read_text(encoding="utf-8") if (root / document).is_file() else ""
+        code = re.findall(r"`(notes [^`]*|--[^`]*)`", text) + re.findall(r"^ *(?:\$ )?(notes [^#\n]*)", text, re.M)
+        named = {option for line in code for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line)}
+        found += [f"{document}: {option}" for option in sorted(named - known)]
+    return found
+
+
+def missing(root: Path) -> list[str]:
+    """Files and folders that CONTRIBUTING names and that there are not."""
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = [name for name in re.findall(r"`([a-z_]+/[\w./-]*)", text) if not name.startswith("build/")]
+    return [name for name in named if not any((base / name).exists() for base in (root, root / "notes_cli"))]
+
+
+@pytest.mark.parametrize("rule", [misplaced, foreign, flags])
+def test_the_package_keeps_the_rule(rule: Callable[[Path], list[str]]) -> None:
+    assert rule(PACKAGE) == []
+
+
+@pytest.mark.parametrize("folder", ["notes_cli", "native", "bench", "training", "tests"])
+def test_every_file_says_its_one_job(folder: str) -> None:
+    assert jobless(ROOT / folder) == []
+
+
+@pytest.mark.parametrize("rule", [unknown, missing])
+def test_documents_name_only_what_there_is(rule: Callable[[Path], list[str]]) -> None:
+    assert rule(ROOT) == []
+    assert all((ROOT / document).is_file() for document in DOCUMENTS)
+
+
+def loaded(modules: list[str]) -> set[str]:
+    """The packages that a process has loaded after importing these modules."""
+    script = f"import sys, {', '.join(modules)}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+def test_pure_modules_load_no_engine() -> None:
+    pure = [*PURE, *(f"text.{path.stem}" for path in (PACKAGE / "text").glob("[a-z]*.py"))]
+    assert not loaded([f"notes_cli.{name}" for name in pure]) & {"llama_cpp", "click"}
+    assert "llama_cpp" in loaded(["notes_cli.engine.context"])
+
+
+BROKEN: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
+    (misplaced, "engine/a.py", "from notes_cli.text.b import c", "notes_cli.text.b.c"),
+    (misplaced, "library/a.py", "def f():\n    import notes_cli.editing.b", "notes_cli.editing.b"),
+    (misplaced, "editing/a.py", "if TYPE_CHECKING:\n    from notes_cli import commands", "notes_cli.commands"),
+    (misplaced, "runtime/a.py", "from notes_cli import Notebook", "notes_cli.Notebook"),
+    (
+        misplaced,
+        "runtime/a.py",
+        "importlib.import_module(f'notes_cli.sessions.{b}')",
+        "notes_cli.sessions",
+    ),
+    (misplaced, "runtime/a.py", "from importlib import import_module\nimport_module(b)", "?"),
+    (misplaced, "sessions/a.py", "from ..measure import b", "..measure.b"),
+    (misplaced, "measure/a.py", "from notes_cli.output import say", "notes_cli.output.say"),
+    (misplaced, "helpers/a.py", "A = 1", "no room of the house"),
+    (foreign, "commands/a.py", "from notes_cli.engine import native", "notes_cli.engine.native"),
+    (foreign, "commands/a.py", "def f():\n    import ctypes", "ctypes"),
+    (foreign, "runtime/a.py", "import llama_cpp.llama_cpp", "llama_cpp.llama_cpp"),
+    (foreign, "engine/a.py", "from notes_cli.config import paths", "notes_cli.config.paths"),
+    (foreign, "runtime/a.py", "import click", "click"),
+    (flags, "runtime/a.py", "def f(n):\n    return f'{n}. Give it -c {n}'", ". Give it -c "),
+    (flags, "text/a.py", "raise NotesError('no. See: notes ls')", "no. See: notes ls"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "source", "named"), BROKEN)
+def test_a_package_that_breaks_a_rule(
+    tmp_path: Path, rule: Callable[[Path], list[str]], path: str, source: str, named: str
+) -> None:
+    """One bad file among good ones is named, with what is bad in it."""
+    good = {
+        "commands/good.py": "from notes_cli.engine.b import c\nfrom notes_cli import output\nUSE = '--strict'",
+        "runtime/good.py": '"""Says -c."""\nimport notes_cli\nfrom notes_cli.library.b import c',
+        "engine/good.py": "import ctypes\nfrom notes_cli.engine import native\nA = 'a-b'",
+    }
+    for name in ("measure", "sessions", "editing", "library", "text", "helpers", *good):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).mkdir() if name not in good else (tmp_path / name).write_text(good[name])
+    (tmp_path / "output.py").touch()
+    assert rule(tmp_path) == []
+    (tmp_path / path).write_text(source)
+    assert rule(tmp_path) == [f"{path}: {named}"]
+
+
+def test_files_and_documents_that_break_a_rule(tmp_path: Path) -> None:
+    for name, source in (("none.py", "A = 1"), ("word.py", '"""Helpers."""'), ("good.py", '"""Reads a file."""')):
+        (tmp_path / name).write_text(source)
+    assert jobless(tmp_path) == ["none.py", "word.py"]
+    (tmp_path / "CONTRIBUTING.md").write_text(
+        "`tests/none.py`, `none.py`, `build/x`\n\n    notes ask --nowhere --json\n"
+    )
+    assert missing(tmp_path) == ["tests/none.py"]
+    assert unknown(tmp_path) == ["CONTRIBUTING.md: --nowhere"]
