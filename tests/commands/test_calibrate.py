@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine import decision
 from notes_cli.engine.decision import Decision
+from notes_cli.engine.loop import Task
 from notes_cli.engine.notebook import Notebook
 from notes_cli.measure import calibrate
 from notes_cli.measure.proof import LEAST
-from notes_cli.runtime.thinking import Thought
+from notes_cli.runtime import asking
 
 from .conftest import Notes, saved
 
@@ -52,10 +52,12 @@ def hears(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], 
             choice = choices[holds(text)]
             return Decision(choice, {one: float(one == choice) for one in choices})
 
-        monkeypatch.setattr(calibrate, "think", lambda *_: Thought("", 0, True))
-        monkeypatch.setattr(calibrate, "decide", decide)
-        monkeypatch.setattr(calibrate, "decide_after", lambda _, *given: decide(*given))
-        monkeypatch.setattr(decision, "decide", decide)
+        def deciding(notebook: Notebook, choices: Sequence[str]) -> Task[Decision]:
+            yield [notebook]
+            return decide(notebook, choices)
+
+        monkeypatch.setattr(calibrate, "choosing", lambda _, *given: deciding(*given[:2]))
+        monkeypatch.setattr(asking, "deciding", deciding)
         monkeypatch.setattr(calibrate, "SEAMS", (1,))
 
     return put
