@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from notes_cli import output
@@ -67,10 +67,9 @@ class Voices:
         self._thought.end()
         self._answer.end()
 
-    def _watch(self, label: str, tokens: int | None = None) -> AbstractContextManager[Progress]:
-        if tokens is not None and tokens < LONG:
-            return nullcontext(lambda done, total: None)
-        return output.progress(label, hidden=self._call.json)
+    def _watch(self, label: str, tokens: int | None = None, *, later: bool = False) -> AbstractContextManager[Progress]:
+        short = tokens is not None and tokens < LONG
+        return output.progress(label, hidden=short or self._call.json, later=later)
 
     def _thought_ended(self, thought: Thought, asked: bool) -> None:
         if asked and not self._call.stream and not self._call.json:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
 from notes_cli.commands.explaining import entry_why, expected
+from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
-from notes_cli.commands.remedies import tell, worded
+from notes_cli.commands.remedies import worded
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
@@ -101,14 +102,48 @@ def command(
     """
     _check_usage(names, session, errata, fields, methods, system, seam)
     answers = answers_of(choices)
+
+    from notes_cli.measure.examination import Examination, examine_edits, examine_session, examine_splice
+    from notes_cli.runtime.assembling import parse_values
+    from notes_cli.runtime.settings import AUTO
+
+    wanted = Examination(
+        splice=names,
+        questions=questions,
+        errata=errata,
+        values=parse_values(fields),
+        methods=methods or [AUTO],
+        choices=answers,
+        system=system,
+        seam=seam,
+        wording=wording,
+    )
+    listener = listening(json_)
     with open_workspace(quiet=json_, session=session, **model) as workspace:
+        about = f"{workspace.model.name} {workspace.model.quantization}"
         if session:
-            passed = _verify_session(workspace, session, questions, answers, wording, json_)
-        else:
-            passed = _verify_skills(
-                workspace, names, questions, errata, fields, methods, answers, system, seam, wording, json_
-            )
-    return 0 if passed else 1
+            with _held(workspace, session) as held:
+                checked = examine_session(held, wanted, listener)
+                at = [_place(held, error.position) for error in checked.layers]
+            output.as_json(_session_as_json(checked, session, at)) if json_ else _print_session(checked, at, about)
+            return 0 if checked.passed else 1
+        if fields:
+            edits = examine_edits(workspace, wanted, listener)
+            output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, about)
+            return 0 if edits.passed else 1
+        report = examine_splice(workspace, wanted, listener)
+        output.as_json(_as_json(report)) if json_ else _print(report, about)
+        return 0 if report.passed else 1
+
+
+@contextmanager
+def _held(workspace: Workspace, name: str) -> Iterator[Session]:
+    """The session, which will only be read."""
+    from notes_cli.sessions.folder import Sessions
+    from notes_cli.sessions.session import Session
+
+    with Sessions(workspace.paths.sessions).locked(name, reading=True) as stored, Session(workspace, stored) as session:
+        yield session
 
 
 def _check_usage(
@@ -128,89 +163,6 @@ def _check_usage(
         raise click.UsageError("--field and --erratum do not go together: --method erratum says the new value")
     if methods and not fields:
         raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
-
-
-def _verify_skills(
-    workspace: Workspace,
-    names: Sequence[str],
-    questions: Sequence[str],
-    errata: Sequence[str],
-    fields: Sequence[str],
-    methods: Sequence[str],
-    choices: Sequence[str] | None,
-    system: str | None,
-    seam: int | None,
-    wording: str | None,
-    json_: bool,
-) -> bool:
-    from notes_cli.measure.edits import verify_edits
-    from notes_cli.measure.verify import field_questions, verify
-    from notes_cli.measure.wording import verify_system
-    from notes_cli.runtime.assembling import (
-        Prompt,
-        check_seam,
-        known_fields,
-        meant,
-        open_segments,
-        parse_errata,
-        parse_values,
-    )
-    from notes_cli.runtime.settings import AUTO, defaults
-
-    segments = open_segments(workspace, names, tell, watch=partial(output.progress, hidden=json_))
-    if system is None:
-        system = "" if any(segment.pinned for segment in segments) else verify_system()
-    known = known_fields(*segments)
-    for told in meant([*errata, *fields], known):
-        output.say(told)
-    default = defaults(workspace)
-    if default.note:
-        output.say(f"warning: {worded(default.note)}")
-    check_seam(seam or 0, segments)
-    asked, wording = list(questions) or field_questions(segments), wording or default.wording
-    seam = default.seam if seam is None else seam
-    model = f"{workspace.model.name} {workspace.model.quantization}"
-    bar = output.progress("recomputing", hidden=json_, later=True)
-    if fields:
-        prompt = Prompt("", segments, (), system, wording, values=parse_values(fields), place=default.place)
-        with bar as update:
-            edits = verify_edits(
-                *(workspace, prompt, asked, methods or [AUTO]), choices=choices, seam=seam, progress=update
-            )
-        output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, model)
-        return edits.passed
-    corrections = parse_errata(errata, segments)
-    how: dict[str, Any] = {"system": system, "seam": seam, "wording": wording, "place": default.place}
-    with bar as update:
-        report = verify(workspace, segments, asked, corrections, choices=choices, progress=update, **how)
-    output.as_json(_as_json(report)) if json_ else _print(report, model)
-    return report.passed
-
-
-def _verify_session(
-    workspace: Workspace,
-    name: str,
-    questions: Sequence[str],
-    choices: Sequence[str] | None,
-    wording: str | None,
-    json_: bool,
-) -> bool:
-    from notes_cli.measure.session import verify_session
-    from notes_cli.measure.verify import field_questions
-    from notes_cli.sessions.folder import Sessions
-    from notes_cli.sessions.session import Session
-
-    with Sessions(workspace.paths.sessions).locked(name, reading=True) as stored:
-        session = Session(workspace, stored)
-        asked = list(questions) or field_questions(session.state.skills)
-        with output.progress("recomputing", hidden=json_, later=True) as update:
-            report = verify_session(session, asked, choices=choices, wording=wording, progress=update)
-        at = [_place(session, error.position) for error in report.layers]
-    if json_:
-        output.as_json(_session_as_json(report, name, at))
-    else:
-        _print_session(report, at, f"{workspace.model.name} {workspace.model.quantization}")
-    return report.passed
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.runtime.assembling import Prompt, assemble, known_fields
-from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
+from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import SkillText
 from notes_cli.text.erratum import Erratum
@@ -153,29 +153,19 @@ def other_decision(row: str, decision: str | None, reference: str | None, whose:
 
 def verify(
     workspace: Workspace,
-    segments: Sequence[Segment],
+    prompt: Prompt,
     questions: Sequence[str],
-    errata: Sequence[Erratum],
     *,
     choices: Sequence[str] | None = None,
-    system: str | None = None,
     seam: int = DEFAULT_SEAM,
-    wording: str | None = None,
-    place: str = DEFAULT_PLACE,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure every question as it stands and, if there are errata, with them. `progress` is told of each recompute."""
+    """Ask each question (the prompt's own is not asked) without the prompt's errata and, if there are any, with them.
+    `progress` is told of each recompute."""
     check_questions(questions)
-    corrections: list[Sequence[Erratum]] = [(), errata] if errata else [()]
-    cases = [
-        _measure(
-            *(workspace, Prompt(question, segments, correction, system, wording, place=place), choices, seam),
-            progress,
-        )
-        for correction in corrections
-        for question in questions
-    ]
-    return Report(tuple(cases))
+    corrections: list[Sequence[Erratum]] = [(), prompt.errata] if prompt.errata else [()]
+    asked = [replace(prompt, question=question, errata=errata) for errata in corrections for question in questions]
+    return Report(tuple(_measure(workspace, one, choices, seam, progress) for one in asked))
 
 
 def check_questions(questions: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from notes_cli.editing.methods import RECOMPUTE, Method
 from notes_cli.engine.decision import Decision, deciding
@@ -83,7 +84,16 @@ class Settings:
     why: str | None = None  # the method, if it was not named
 
 
-def _unseen(_label: str, _tokens: int = 0) -> AbstractContextManager[Progress]:
+class Watch(Protocol):
+    """Shows how far something has come that takes long: what is done, and how many tokens it will take, if that is
+    known. `later`: it may be over before it is worth showing."""
+
+    def __call__(
+        self, label: str, tokens: int | None = None, *, later: bool = False
+    ) -> AbstractContextManager[Progress]: ...
+
+
+def _unseen(label: str, tokens: int | None = None, *, later: bool = False) -> AbstractContextManager[Progress]:
     return nullcontext(lambda done, total: None)
 
 
@@ -92,7 +102,7 @@ class Listener:
     """Who is told what happens on the way, and gets texts as they come. By default nobody is."""
 
     notice: Callable[[Notice], object] = lambda notice: None
-    watch: Callable[..., AbstractContextManager[Progress]] = _unseen  # of what is done, and tokens that it will take
+    watch: Watch = _unseen
     thought: Callable[[str], None] | None = None
     thought_ended: Callable[[Thought, bool], object] = lambda thought, asked: None  # asked for, or begun unasked
     answer: Callable[[str], object] | None = None

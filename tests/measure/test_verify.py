@@ -65,7 +65,7 @@ def test_means() -> None:
 def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill) -> None:
     """Spliced, reference and corrected decisions are those of prompts laid out by hand."""
     segment = compile_skill(workspace, skill)
-    report = verify(workspace, [segment], ["Why?"], [CORRECTION], choices=["a", "b"], system="Be kind.")
+    report = verify(workspace, Prompt("", [segment], [CORRECTION], "Be kind."), ["Why?"], choices=["a", "b"])
     plain, corrected = report.cases
     assert (plain.errata, plain.corrected) == ((), None) and corrected.errata == ("date=2026-07-01",)
     prompt = Prompt("Why?", [segment], [CORRECTION], "Be kind.")
@@ -80,14 +80,14 @@ def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill) ->
 
 def test_an_exact_splice_measures_as_exact(workspace: Workspace, skill: Skill) -> None:
     """Where nothing moves, the cosine is 1 to rounding and the decision the same."""
-    report = verify(workspace, [compile_skill(workspace, skill)], ["Why?", "When?"], [], choices=["a", "b"])
+    report = verify(workspace, Prompt("", [compile_skill(workspace, skill)]), ["Why?", "When?"], choices=["a", "b"])
     assert report.cosine > 0.9999 and report.kl < 1e-3 and report.passed
     assert not any(case.moved for case in report.cases)
 
 
 def test_decisions_without_choices_are_greedy_answers(workspace: Workspace, skill: Skill) -> None:
     """The text of up to 24 greedy tokens; no margin."""
-    case = verify(workspace, [compile_skill(workspace, skill)], ["Why?"], []).cases[0]
+    case = verify(workspace, Prompt("", [compile_skill(workspace, skill)]), ["Why?"]).cases[0]
     assert case.margin is None and 0 < len(case.reference) <= 24
 
 
@@ -110,4 +110,4 @@ def test_field_questions(workspace: Workspace, skill: Skill) -> None:
 def test_nothing_to_ask(workspace: Workspace, skill: Skill) -> None:
     """No question: an error that says what to give."""
     with refused(NotesError, "--question"):
-        verify(workspace, [compile_skill(workspace, skill)], [], [])
+        verify(workspace, Prompt("", [compile_skill(workspace, skill)]), [])

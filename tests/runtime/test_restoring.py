@@ -208,10 +208,10 @@ def test_a_segment_kept_whole_that_could_be_moved_now(
 
 def test_verify_measures_the_restore(workspace: Workspace, segment: Segment) -> None:
     """At the start of the prompt it is exact and nothing is moved; behind a system text nothing is reused."""
-    restored = verify(workspace, [segment], ["Why?"], [ERRATUM], choices=["a", "b"]).cases
+    restored = verify(workspace, Prompt("", [segment], [ERRATUM]), ["Why?"], choices=["a", "b"]).cases
     assert [case.spliced for case in restored] == [segment.base + len(segment)] * 2
     assert all(case.cosine > 0.9999 and case.same_decision and not case.moved for case in restored)
-    behind = verify(workspace, [segment], ["Why?"], [], choices=["a", "b"], system="Be kind.").cases[0]
+    behind = verify(workspace, Prompt("", [segment], system="Be kind."), ["Why?"], choices=["a", "b"]).cases[0]
     assert (behind.spliced, behind.moved, behind.kl) == (0, False, 0)
 
 

@@ -1,0 +1,98 @@
+"""Examining: what is to be verified of skills or of a session, settled as a question to them is, and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from notes_cli.engine.segment import Segment
+from notes_cli.measure.edits import Edits, verify_edits
+from notes_cli.measure.session import SessionReport, verify_session
+from notes_cli.measure.verify import Report, field_questions, verify
+from notes_cli.measure.wording import verify_system
+from notes_cli.runtime.asking import SILENT, Listener, Request, opened, prompt_of, settle, tell_meant
+from notes_cli.runtime.assembling import Prompt
+from notes_cli.runtime.settings import AUTO
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.session import Session
+
+LABEL = "recomputing"  # what takes long
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What is to be verified. What is None goes by what was measured of the model.
+
+    `splice`: names of compiled skills, segment files or texts, or segments. `questions`: without any, the value of each
+    field. `errata`: each question is asked without them and with them. `values`: new values of fields, brought in by
+    each of `methods`, which may hold "auto" and "all". `system`: None for a few sentences, so that skills move, where
+    they can. `choices`: None to compare greedy answers.
+    """
+
+    splice: Sequence[str | Segment] = ()
+    questions: Sequence[str] = ()
+    errata: Sequence[str] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    methods: Sequence[str] = (AUTO,)
+    choices: Sequence[str] | None = None
+    system: str | None = None
+    seam: int | None = None
+    wording: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """An examination of skills that have been opened."""
+
+    prompt: Prompt  # without a question
+    questions: Sequence[str]
+    seam: int
+
+
+def examine_splice(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Report:
+    """Compare splice and errata with a full recompute of the same tokens. Raise NotesError where that cannot be."""
+    settled = _settled(workspace, wanted, listener)
+    with listener.watch(LABEL, later=True) as update:
+        return verify(
+            *(workspace, settled.prompt, settled.questions),
+            choices=wanted.choices,
+            seam=settled.seam,
+            progress=update,
+        )
+
+
+def examine_edits(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Edits:
+    """Compare edit methods that bring in the values with a full recompute of the corrected text. Raise NotesError
+    where that cannot be."""
+    settled = _settled(workspace, wanted, listener)
+    prompt = replace(settled.prompt, values=wanted.values)
+    with listener.watch(LABEL, later=True) as update:
+        return verify_edits(
+            *(workspace, prompt, settled.questions, wanted.methods),
+            choices=wanted.choices,
+            seam=settled.seam,
+            progress=update,
+        )
+
+
+def examine_session(session: Session, wanted: Examination, listener: Listener = SILENT) -> SessionReport:
+    """Compare what is put back from disk with a prefill of the session's tokens, at its end and after each question.
+    Only questions, choices and wording count. Raise NotesError where that cannot be."""
+    questions = wanted.questions or field_questions(session.state.skills)
+    request = Request("", wording=wanted.wording)
+    settings = settle(session.workspace, request, (), listener, session=True, goes_on=True)
+    with listener.watch(LABEL, later=True) as update:
+        return verify_session(session, questions, choices=wanted.choices, wording=settings.wording, progress=update)
+
+
+def _settled(workspace: Workspace, wanted: Examination, listener: Listener) -> _Settled:
+    """Open the skills and settle what holds."""
+    segments = opened(workspace, wanted.splice, listener)
+    system = wanted.system
+    if system is None:
+        system = "" if any(segment.pinned for segment in segments) else verify_system()
+    request = Request("", errata=wanted.errata, system=system, seam=wanted.seam, wording=wanted.wording)
+    settings = settle(workspace, request, segments, listener)
+    tell_meant(replace(request, values=wanted.values), segments, listener)
+    prompt = prompt_of(request, settings, segments)
+    return _Settled(prompt, wanted.questions or field_questions(segments), settings.seam)
