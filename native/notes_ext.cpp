@@ -171,6 +171,17 @@ int32_t notes_used(llama_context * ctx) {
     });
 }
 
+int32_t notes_cells(llama_context * ctx, llama_seq_id seq, int32_t * out, int32_t n) {
+    if (!ctx || (!out && n > 0)) {
+        return null_argument();
+    }
+    return guarded([&] {
+        const auto cells = notes_kv::cells(*ctx, seq);
+        std::copy_n(cells.begin(), std::min<size_t>(std::max(n, 0), cells.size()), out);
+        return (int32_t) cells.size();
+    });
+}
+
 int32_t notes_watch(llama_context * ctx, int32_t fd) {
     if (!ctx) {
         return null_argument();

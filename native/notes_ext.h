@@ -143,6 +143,10 @@ LLAMA_API int32_t notes_share(struct llama_context * ctx, llama_seq_id from, lla
 // Cells that hold a row of some sequence, in the cache that keeps all rows; shared ones count once. 0 where there is none.
 LLAMA_API int32_t notes_used(struct llama_context * ctx);
 
+// Which cell of that cache holds each row of `seq`, in order of position: two sequences share a row if its cell is the
+// same. Writes at most `n` and returns how many rows there are, negative: a notes_status.
+LLAMA_API int32_t notes_cells(struct llama_context * ctx, llama_seq_id seq, int32_t * out, int32_t n);
+
 // While the descriptor `fd` has something to read, every computation of the context stops with NOTES_E_ABORTED, at the
 // next node of its graph (a matrix product, an attention). -1: nothing stops it. NOTES_E_UNSUPPORTED where the system
 // cannot ask (Windows). Some backends look between graphs alone (CUDA).

@@ -952,3 +952,19 @@ int32_t notes_kv::used(const llama_context & ctx) {
     }
     return res;
 }
+
+std::vector<uint32_t> notes_kv::cells(const llama_context & ctx, llama_seq_id seq) {
+    check_seq(ctx, seq);
+    const notes_memory parts(ctx);
+    if (parts.caches.empty()) {
+        return {};
+    }
+    const auto & kv = *parts.caches[0].kv;
+    const auto found = cells_between(kv.get_cells(seq), seq, 0, LLONG_MAX);
+    const uint32_t first = kv.get_stream(seq)*kv.get_size(); // the cells of a stream are its own
+    std::vector<uint32_t> res;
+    for (const uint32_t cell : found) {
+        res.push_back(first + cell);
+    }
+    return res;
+}

@@ -45,6 +45,8 @@ struct notes_kv {
     static void share   (llama_context & ctx, llama_seq_id from, llama_seq_id to, int32_t n);
 
     static int32_t used(const llama_context & ctx);
+    // Cells of a sequence in the first cache, in order of position; those of other streams have other numbers.
+    static std::vector<uint32_t> cells(const llama_context & ctx, llama_seq_id seq);
 
 private:
     llama_context & ctx;

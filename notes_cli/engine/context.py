@@ -9,10 +9,11 @@ import ctypes
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_
 THREAD_WEIGHTS = 16 << 20  # bytes that make a thread of its own worth while (docs/LOG.md)
 _MOST_SEQUENCES = 128  # that a context grows to by itself
 _STRIDE = 128  # tokens of a call that nothing stops
+_STOPS = 3  # times that a call is stopped by signals that nobody minds before it is left alone
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
@@ -73,6 +75,7 @@ class Context:
         """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
         self._handle: Any = None
         self.unmovable: str | None = None  # why no rows may be moved, where that was measured (engine/rotation.py)
+        self.longest: int | None = None  # tokens that one sequence may have, where that is less than there is room for
         self.model = model
         self._listening = interrupts.Listening()
         self._damaged = False  # a recurrent state may hold what is no number
@@ -124,14 +127,23 @@ class Context:
         self.cells = int(llama.llama_n_ctx_seq(handle))  # tokens that all sequences, or each of them, can have
         self.n_batch = int(llama.llama_n_batch(handle))  # tokens of one call, of which all logits can be had
         self.n_ubatch = int(llama.llama_n_ubatch(handle))
-        self.n_ctx = self.cells  # tokens that one sequence can have
+        self._bound = self.cells
         if learned:
-            self.n_ctx = min(self.n_ctx, model.n_ctx_train)
+            self._bound = min(self._bound, model.n_ctx_train)
         if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to go beyond
-            self.n_ctx = min(self.n_ctx, bound)
-        # A state that cannot go back is not stopped half way: such a model gets shorter batches instead.
-        watched = not model.recurrent and native.call("notes_watch", handle, interrupts.descriptor()) == native.OK
-        self.stride = self.n_batch if watched else min(self.n_batch, _STRIDE)  # tokens that nothing stops
+            self._bound = min(self._bound, bound)
+        # What cannot go back is not stopped half way, a recurrent state or a cache that drops what leaves a window:
+        # such a context gets shorter batches instead.
+        goes_back = not model.recurrent and (options.swa_full or not llama.llama_model_n_swa(model.handle))
+        self._watched = goes_back and interrupts.descriptor() >= 0
+        if self._watched:
+            native.call("notes_watch", handle, interrupts.descriptor())
+        self.stride = self.n_batch if self._watched else min(self.n_batch, _STRIDE)  # tokens that nothing stops
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one sequence can have."""
+        return self._bound if self.longest is None else min(self._bound, self.longest)
 
     @property
     def handle(self) -> Any:
@@ -247,7 +259,9 @@ class Context:
         Raise UnsupportedError where sequences have caches of their own.
         """
         if not self._unified:
-            self.resize(n_sequences=2 * self._pool.size)
+            raise UnsupportedError(
+                "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)"
+            )
         lease = self.lease()
         try:
             native.call("notes_share", self.handle, sequence, lease.id, length)
@@ -277,33 +291,32 @@ class Context:
             llama.llama_memory_seq_rm(self._memory, number, -1, -1)
 
     def resize(self, *, n_ctx: int = 0, n_sequences: int = 0) -> None:
-        """Make the context again with at least so many tokens and sequences. Sequences that are held come along, their
-        rows bit for bit, and go on sharing what they share.
+        """Make the context again with at least so many tokens (each sequence, where they have caches of their own) and
+        sequences. Sequences that are held come along, their rows bit for bit, and go on sharing what they share.
 
         Raise EngineError or UnsupportedError where that cannot be; then all is as it was.
         """
         old = self.options
         sequences = max(n_sequences, old.n_sequences)
-        new = replace(
-            old,
-            n_ctx=max(n_ctx, old.n_ctx) if old.n_ctx else n_ctx,
-            n_sequences=sequences,
-            unified=old.unified or (sequences > 1 and old.n_sequences == 1),
-        )
-        rows = self._saved()
-        rotation = self._rotation if rows else ""
+        unified = old.unified or (sequences > 1 and old.n_sequences == 1)
+        size = n_ctx if n_ctx > max(self.cells, old.n_ctx) else old.n_ctx
+        if not unified and sequences > 1:
+            size = max(n_ctx, self.cells) * sequences
+        new = replace(old, n_ctx=size, n_sequences=sequences, unified=unified)
+        saved = self._saved()
+        rotation = self._rotation if saved else ""
         try:
             self._reopen(new)
-            if rows and self._rotation != rotation:
+            if saved and self._rotation != rotation:
                 raise UnsupportedError(
                     f"{self.model.name} rotates its keys otherwise in a context of {new.n_ctx:,} tokens than in one of "
                     f"{old.n_ctx:,}, so the rows of its sequences cannot be kept"
                 )
-        except EngineError:
+            self._restore(saved)
+        except BaseException:  # an interrupt, too, must not lose them
             self._reopen(old)
-            self._restore(rows)
+            self._restore(saved)
             raise
-        self._restore(rows)
 
     def _reopen(self, options: ContextOptions) -> None:
         reason = self.unmovable
@@ -314,32 +327,71 @@ class Context:
         self.unmovable, self._pool.size = reason, self._sequences
 
     def _saved(self) -> list[_Saved]:
-        """The rows of every held sequence, with its number and tokens."""
-        saved = []
+        """The rows of every sequence that has some, those that several share once."""
+        self._pool.collect()
+        saved: list[_Saved] = []
+        shared: dict[object, int] = {}  # what of a sequence others may have, too, and its number
         for number in range(self._pool.size):
             count = self.length(number)
             if not count:
                 continue
-            tokens = self._pool.tokens(number)[:count]
+            tokens = np.array(self._pool.tokens(number)[:count], np.int32)
             reason = self.supports("read") or self.supports("restore")
             if reason is None and len(tokens) < count:
                 reason = "it holds rows of tokens that are not known"
+            try:
+                for first, last, other in self._runs(number, count, shared) if reason is None else ():
+                    rows: tuple[LayerRows, ...] | int | None = other
+                    if rows is None:
+                        rows = self.read(number, first, last - first, base=first, dtype=self.lossless_type)
+                    saved.append(_Saved(number, first, tokens[first:last], rows))
+            except EngineError as error:
+                reason = error.what
             if reason:
                 raise UnsupportedError(f"the context cannot be made larger while sequence {number} has rows: {reason}")
-            rows = self.read(number, 0, count, base=0, dtype=self.lossless_type)
-            saved.append(_Saved(number, np.array(tokens, np.int32), rows))
+        needed = sum(len(one.tokens) for one in saved if not isinstance(one.rows, int))
+        if (
+            self._unified and self.used and needed > self.cells
+        ):  # with a state, what goes on from one text needs its own
+            raise UnsupportedError(
+                f"the context cannot be made larger: its sequences share rows, without which they need {needed} cells, "
+                f"and it has {self.cells}"
+            )
         return saved
 
-    def _restore(self, saved: Sequence[_Saved]) -> None:
-        """Put the rows back. What two sequences have alike from their start, bit for bit, they share."""
-        for place, one in enumerate(saved):
-            others = [(one.alike(other), other.number) for other in saved[:place]] if self._unified else []
-            count, other = max(others, default=(0, 0))
-            if count:
-                native.call("notes_share", self.handle, other, one.number, count)
-            if count < len(one.tokens):
-                layers = [rows.cut(slice(count, None)) for rows in one.layers]
-                self.splice(one.number, count, one.tokens[count:], layers, count)
+    def _runs(self, number: int, count: int, shared: dict[object, int]) -> Iterator[tuple[int, int, int | None]]:
+        """Stretches of the positions of a sequence, and the sequence before it that has the same rows, if one has.
+        `shared`: of the sequences before; of this one, too, when all have been taken."""
+        cells = self._cells(number)
+        if (
+            len(cells) != count or self.model.recurrent
+        ):  # not one a position; or with a state, which belongs to them all
+            whole = tuple(cells)
+            yield 0, count, shared.get(whole) if cells else None
+            shared.setdefault(whole, number)
+            return
+        first = 0
+        for other, run in groupby(cells, shared.get):
+            last = first + len(list(run))
+            yield first, last, other
+            first = last
+        for cell in cells:
+            shared.setdefault(cell, number)
+
+    def _cells(self, number: int) -> list[int]:
+        """The cell of each row of a sequence, in order of position; none where the model keeps no rows."""
+        count = native.call("notes_cells", self.handle, number, None, 0)
+        cells = np.zeros(count, np.int32)
+        native.call("notes_cells", self.handle, number, _int32(cells), count)
+        return [int(cell) for cell in cells]
+
+    def _restore(self, saved: Iterable[_Saved]) -> None:
+        for one in saved:
+            if isinstance(one.rows, int):
+                last = -1 if self.model.recurrent else one.first + len(one.tokens)
+                llama.llama_memory_seq_cp(self._memory, one.rows, one.sequence, one.first, last)
+            else:
+                self.splice(one.sequence, one.first, one.tokens, one.rows, one.first)
 
     # Rows. `sequence` is a sequence id; positions count from 0.
 
@@ -358,17 +410,37 @@ class Context:
         wanted = [_OUTPUT[output if isinstance(output, str) else output[sequence]] for sequence in tokens]
         outputs = _integers(wanted, "an output")
         flat = np.concatenate([np.zeros(0, np.int32), *(_integers(part, "a token") for part in tokens.values())])
-        self._compute("notes_append", _int32(sequences), _int32(counts), _int32(outputs), len(sequences), _int32(flat))
+        self._compute(
+            tokens, "notes_append", _int32(sequences), _int32(counts), _int32(outputs), len(sequences), _int32(flat)
+        )
 
-    def _compute(self, hook: str, *arguments: Any) -> None:
-        """Call a hook that computes, again where a signal has stopped it that its handler had no objection to."""
-        while True:
+    def _compute(self, sequences: Iterable[int], hook: str, *arguments: Any) -> None:
+        """Call a hook that computes in these sequences, again where a signal has stopped it that its handler does not
+        mind; where such signals keep coming, as those of a timer do, they are not listened to any more."""
+        lengths = {sequence: self.length(sequence) for sequence in sequences} if self._watched else {}
+        for _ in range(_STOPS if self._watched else 0):
             try:
                 with self._listening:
                     native.call(hook, self.handle, *arguments)
                 return
             except native.StoppedError:
-                continue
+                # Not by a signal; or a memory that cannot go back is empty now, which is no place to go on from.
+                if self._listening.silent or any(self.length(one) != length for one, length in lengths.items()):
+                    raise
+        with self._unwatched():
+            native.call(hook, self.handle, *arguments)
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """No signal stops a computation."""
+        if not self._watched:
+            yield
+            return
+        native.call("notes_watch", self.handle, -1)
+        try:
+            yield
+        finally:
+            native.call("notes_watch", self.handle, interrupts.descriptor())
 
     def decode_at(self, sequence: int, position: int, tokens: Tokens) -> None:
         """Decode tokens from any position on, in a sequence that is empty. Raise EngineError if that fails."""
@@ -390,7 +462,7 @@ class Context:
         where, what = _integers(positions, "a position"), _integers(tokens, "a token")
         if len(where) != len(what):
             raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
-        self._compute("notes_rewrite", sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
+        self._compute([sequence], "notes_rewrite", sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
 
     def splice(
         self,
@@ -503,29 +575,13 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A sequence that is taken from one llama_context to another."""
+    """Rows of a sequence from position `first` on, one for each of the tokens: as they were read, or the number of the
+    sequence that it shares them with."""
 
-    number: int
+    sequence: int
+    first: int
     tokens: Tokens
-    layers: Sequence[LayerRows]
-
-    def alike(self, other: _Saved) -> int:
-        """How many of the first rows are the same as another sequence's. A recurrent state belongs to all of them."""
-        most = min(len(self.tokens), len(other.tokens))
-        differ = np.flatnonzero(self.tokens[:most] != other.tokens[:most])
-        count = int(differ[0]) if len(differ) else most
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            if mine.part == "state":
-                whole = count == len(self.tokens) == len(other.tokens)
-                return count if whole and self._same(other) else 0
-            for one, two in ((mine.k, theirs.k), (mine.v, theirs.v)):
-                rows = np.flatnonzero((one[:count] != two[:count]).any(axis=1))
-                count = int(rows[0]) if len(rows) else count
-        return count
-
-    def _same(self, other: _Saved) -> bool:
-        pairs = zip(self.layers, other.layers, strict=True)
-        return all(np.array_equal(one.k, two.k) and np.array_equal(one.v, two.v) for one, two in pairs)
+    rows: tuple[LayerRows, ...] | int
 
 
 def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:

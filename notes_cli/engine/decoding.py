@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from notes_cli.errors import EngineError
+
 if TYPE_CHECKING:
     from notes_cli.engine.context import Output
     from notes_cli.engine.notebook import Notebook
@@ -18,11 +20,13 @@ Logits = NDArray[np.float32]
 
 def decode(
     notebooks: Sequence[Notebook], limit: int | None = None, every: Collection[int] = ()
-) -> dict[int, list[Logits]]:
+) -> dict[int, list[Logits] | EngineError]:
     """Decode as much of what is pending as goes into one batch, at most `limit` tokens, of each notebook some; where
-    that is all, the notebook has its logits afterwards. Of the sequences in `every` return the logits after each token.
+    that is all, the notebook has its logits afterwards. Of the sequences in `every` return the logits after each token,
+    or why there are none.
 
-    Interrupted or failed, each keeps what of it was decoded, and the rest is still pending.
+    Logits that are not numbers are an error of one notebook, which raises it when it is asked for them. Interrupted or
+    failed, each keeps what of it was decoded, and the rest is still pending.
     """
     context = notebooks[0].context
     for notebook in notebooks:
@@ -47,15 +51,20 @@ def decode(
     for notebook, count in parts:
         notebook.advance(count)
     wanted = [{"none": 0, "last": 1, "all": count}[outputs[book.sequence]] for book, count in parts]
-    found: dict[int, list[Logits]] = {}
+    found: dict[int, list[Logits] | EngineError] = {}
     index = -sum(wanted)
     for (notebook, _), number in zip(parts, wanted, strict=True):
-        logits = [context.logits(index + place) for place in range(number)]
+        try:
+            logits = [context.logits(index + place) for place in range(number)]
+        except EngineError as error:
+            notebook.advance(0, error)
+            found[notebook.sequence] = error
+        else:
+            if logits and not notebook.pending:
+                notebook.advance(0, logits[-1])
+            if notebook.sequence in every:
+                found[notebook.sequence] = logits
         index += number
-        if logits and not notebook.pending:
-            notebook.advance(0, logits[-1])
-        if notebook.sequence in every:
-            found[notebook.sequence] = logits
     return found
 
 

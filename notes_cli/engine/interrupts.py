@@ -25,14 +25,19 @@ def descriptor() -> int:
     return _pipe[0]
 
 
-def _forget() -> None:
-    """In a child of a fork: the pipe is its parent's."""
-    global _pipe
-    _pipe = None
+def _renew() -> None:
+    """In a child of a fork: the pipe is its parent's. One of its own takes the place, by the same numbers, which the
+    contexts that came along look at."""
+    if _pipe is None:
+        return
+    for mine, new in zip(_pipe, os.pipe(), strict=True):
+        os.dup2(new, mine, inheritable=False)
+        os.set_blocking(mine, False)
+        os.close(new)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_renew)
 
 
 class Listening:
@@ -41,17 +46,32 @@ class Listening:
 
     def __init__(self) -> None:
         self._armed = False
+        self.silent = False  # whether it has listened, and no signal came
 
     def __enter__(self) -> None:
+        self._armed = self.silent = False
         if _pipe is None or threading.current_thread() is not threading.main_thread():
             return
+        _drain(_pipe[0])  # an interrupt may have come on the way out
         before = signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
-        if before != -1:
+        self._armed = before in (-1, _pipe[1])
+        if not self._armed:
             signal.set_wakeup_fd(before)
-        self._armed = before == -1
+            came = _drain(_pipe[0])
+            if came:  # between the two
+                os.write(before, came)
 
     def __exit__(self, *_: object) -> None:
         if self._armed and _pipe is not None:
+            self._armed = False
             signal.set_wakeup_fd(-1)
-            with suppress(BlockingIOError):  # nothing came
-                os.read(_pipe[0], 64)
+            self.silent = not _drain(_pipe[0])
+
+
+def _drain(end: int) -> bytes:
+    """What is in the pipe, and no longer is."""
+    found = b""
+    with suppress(BlockingIOError):
+        while part := os.read(end, 64):
+            found += part
+    return found

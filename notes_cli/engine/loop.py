@@ -7,7 +7,7 @@ itself (`run`) or with others (`serve`) it is the same code.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from notes_cli.engine.decoding import decode
 from notes_cli.engine.notebook import Notebook
 from notes_cli.errors import EngineError, NotesError
+
+AHEAD = 16  # looks ahead that are under way at a time
 
 T = TypeVar("T")
 Logits = NDArray[np.float32]
@@ -32,73 +34,120 @@ Task = Generator[Sequence[Wish], list[Logits], T]
 
 
 def run(task: Task[T]) -> T:
-    """Drive one task by itself."""
+    """Drive one task by itself. What fails is raised where the task waits for it."""
     try:
         wishes = next(task)
         while True:
-            wishes = task.send([_alone(wish) for wish in wishes])
+            try:
+                found = [_alone(wish) for wish in wishes]
+            except NotesError as error:
+                _throw(task, error)
+            wishes = task.send(found)
     except StopIteration as done:
         result: T = done.value
         return result
+    finally:
+        task.close()
 
 
 def _alone(wish: Wish) -> Logits:
     return wish.logits() if isinstance(wish, Notebook) else wish.notebook.lookahead(wish.tokens)
 
 
+def _throw(task: Task[T], error: NotesError) -> NoReturn:
+    """Raise an error where a task waits. It may raise another one, or come to an end, but not ask for more: nothing was
+    sent to it."""
+    task.throw(error)
+    raise EngineError("a task went on after an error")
+
+
 class _Look:
-    """A wish, and what is decoded for it: its notebook, or one that goes on from there and is forgotten afterwards."""
+    """A wish, and what is decoded for it: its notebook, or for a look ahead one that goes on from there and is
+    forgotten afterwards."""
 
     def __init__(self, wish: Wish) -> None:
+        self.wish = wish
         self.ahead = not isinstance(wish, Notebook)
-        self.rows: list[Logits] = []  # of a look ahead, as they come
-        if isinstance(wish, Notebook):
-            self.notebook = wish
+        self.notebook: Notebook | None = wish if isinstance(wish, Notebook) else None
+        self._rows: list[Logits] = []  # of a look ahead, as they come
+        self._found: Logits | EngineError | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self.notebook is not None or self._found is not None
+
+    def begin(self) -> None:
+        """A look ahead takes a sequence."""
+        assert isinstance(self.wish, Ahead)
+        self.notebook = self.wish.notebook.share()
+        self.notebook.append(self.wish.tokens)
+        if not self.wish.tokens:
+            self.take([])
+
+    @property
+    def pending(self) -> bool:
+        return self.notebook is not None and bool(self.notebook.pending)
+
+    def take(self, rows: list[Logits] | EngineError) -> None:
+        """What a look ahead was after, or some of it; with the last of it the sequence is given back."""
+        if isinstance(rows, EngineError):
+            self._found = rows
         else:
-            self.notebook = wish.notebook.share()
-            self.notebook.append(wish.tokens)
+            self._rows += rows
+            self._found = None if self.pending else np.array(self._rows)
+        if self._found is not None:
+            self.close()
 
     @property
     def found(self) -> Logits | None:
         """The logits, if they are there. Raise EngineError where there cannot be any."""
-        if not self.ahead:
-            return self.notebook.ask()
-        return None if self.notebook.pending else np.stack(self.rows)
+        if isinstance(self._found, EngineError):
+            raise self._found
+        return self._found if self.ahead or self.notebook is None else self.notebook.ask()
 
     def close(self) -> None:
-        if self.ahead:
+        if self.ahead and self.notebook is not None:
             self.notebook.close()
+            self.notebook = None
 
 
 class _Running(Generic[T]):
     """A task that has begun, and what it waits for."""
 
+    outcome: T | NotesError  # when it has ended
+
     def __init__(self, number: int, task: Task[T]) -> None:
         self.number, self._task = number, task
         self.looks: list[_Look] = []
-        self.outcome: T | NotesError | None = None
         self.ended = False
+        self._begun = False
 
     def go_on(self) -> None:
         """As far as it comes with what is there."""
         try:
-            found = [look.found for look in self.looks]
-            while not self.ended and not any(one is None for one in found):
-                wishes = self._task.send([one for one in found if one is not None] if found else None)  # type: ignore[arg-type]
+            while (found := self._found()) is not None:
+                wishes = self._task.send(found) if self._begun else next(self._task)
+                self._begun = True
                 self._forget()
-                for wish in wishes:
-                    self.looks.append(_Look(wish))
-                found = [look.found for look in self.looks]
+                self.looks = [_Look(wish) for wish in wishes]
         except StopIteration as done:
             self._end(done.value)
         except NotesError as error:
             self._end(error)
 
+    def _found(self) -> list[Logits] | None:
+        """All that it waits for, if it is there. What of it cannot be had is raised where it waits."""
+        try:
+            found = [look.found for look in self.looks]
+        except NotesError as error:
+            _throw(self._task, error)
+        there = [one for one in found if one is not None]
+        return there if len(there) == len(found) else None
+
     def fail(self, error: NotesError) -> None:
         """What it waits for cannot be had."""
         try:
-            self._task.throw(error)
-            raise EngineError("a task went on after an error")  # it must not: nothing was sent to it
+            _throw(self._task, error)
         except StopIteration as done:
             self._end(done.value)
         except NotesError as raised:
@@ -146,20 +195,19 @@ def _outcomes(running: list[_Running[T]]) -> Iterator[tuple[int, T | NotesError]
     """Those that have ended, which are taken out."""
     for one in [one for one in running if one.ended]:
         running.remove(one)
-        assert one.outcome is not None
         yield one.number, one.outcome
 
 
 def _step(running: Sequence[_Running[T]]) -> None:
     """One call for all; where that fails, one for each, so that only those fail that must."""
-    looks = [look for one in running for look in one.looks if look.notebook.pending]
+    _look_ahead(running)
     try:
-        _decode(looks)
+        _decode([look for one in running for look in one.looks if look.pending])
     except NotesError:
         for one in running:
             try:
                 for look in one.looks:
-                    if look.notebook.pending:
+                    if look.pending:
                         _decode([look])
             except NotesError as error:
                 one.fail(error)
@@ -168,8 +216,23 @@ def _step(running: Sequence[_Running[T]]) -> None:
             one.go_on()
 
 
+def _look_ahead(running: Sequence[_Running[T]]) -> None:
+    """Begin as many looks ahead as may be under way at a time: each takes a sequence."""
+    free = AHEAD - sum(look.ahead and look.pending for one in running for look in one.looks)
+    for one in running:
+        try:
+            for look in [look for look in one.looks if not look.begun][: max(0, free)]:
+                look.begin()
+                free -= 1
+        except NotesError as error:
+            one.fail(error)
+
+
 def _decode(looks: Sequence[_Look]) -> None:
-    books = {look.notebook.sequence: look.notebook for look in looks}
-    ahead = {look.notebook.sequence: look for look in looks if look.ahead}
+    books = {book.sequence: book for look in looks if (book := look.notebook)}
+    ahead = {look.notebook.sequence: look for look in looks if look.ahead and look.notebook}
+    if not books:
+        return
     for sequence, rows in decode(list(books.values()), every=ahead).items():
-        ahead[sequence].rows += rows
+        if sequence in ahead:
+            ahead[sequence].take(rows)

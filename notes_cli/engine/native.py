@@ -117,6 +117,7 @@ _signatures: dict[str, list[Any]] = {
     "notes_truncate": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32],
     "notes_share": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
     "notes_used": [ctypes.c_void_p],
+    "notes_cells": [ctypes.c_void_p, ctypes.c_int32, _int32_p, ctypes.c_int32],
     "notes_watch": [ctypes.c_void_p, ctypes.c_int32],
     "notes_guard": [ctypes.c_char_p, ctypes.c_char_p],
 }

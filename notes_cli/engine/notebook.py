@@ -45,7 +45,7 @@ class Notebook:
         self._lease = None if dry else lease or context.lease()
         self._tokens: list[int] = self._lease.tokens if self._lease else []
         self._done = 0  # tokens that have rows; the rest waits to be decoded
-        self._logits: NDArray[np.float32] | None = None
+        self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
 
     @property
     def sequence(self) -> int:
@@ -173,8 +173,9 @@ class Notebook:
         """The tokens that wait to be decoded."""
         return self._tokens[self._done :]
 
-    def advance(self, count: int, logits: NDArray[np.float32] | None = None) -> None:
-        """The first `count` pending tokens have rows now; `logits` are those after the last of all tokens."""
+    def advance(self, count: int, logits: NDArray[np.float32] | EngineError | None = None) -> None:
+        """The first `count` pending tokens have rows now; `logits` are those after the last of all tokens, or why there
+        are none."""
         self._done += count
         self._logits = logits if self._done == len(self) else None
 
@@ -192,7 +193,9 @@ class Notebook:
 
     def ask(self) -> NDArray[np.float32] | None:
         """The logits after the last token if they are there; else see to it that some token is pending whose decoding
-        gives them. Raise EngineError where the last token was spliced."""
+        gives them. Raise EngineError where the last token was spliced, or what it gives are not numbers."""
+        if isinstance(self._logits, EngineError):
+            raise self._logits
         if not self.pending and self._logits is None:
             if self.dry or not self.pieces or self.pieces[-1].how == "spliced":
                 raise EngineError("a spliced row has no logits: append a token after it")
@@ -216,6 +219,8 @@ class Notebook:
             if progress:
                 progress(total - len(self.pending), total)
         self.check_intact()
+        if isinstance(self._logits, EngineError):
+            raise self._logits
 
     def rewrite(self, positions: list[int], tokens: Tokens) -> None:
         """Replace tokens inside the notebook and recompute their rows, and only theirs, in place."""
@@ -321,7 +326,7 @@ class Notebook:
                 part = tokens[first : first + self.context.n_batch]
                 self.context.append({sequence: np.array(part)}, "all")
                 found += [self.context.logits(index) for index in range(len(part))]
-            return np.stack(found)
+            return np.array(found)
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token, and

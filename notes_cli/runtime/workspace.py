@@ -116,6 +116,7 @@ class Workspace:
             if options.n_sequences == 1 and not self.model.recurrent:  # each state takes memory, and grows on demand
                 options = replace(options, n_sequences=SEQUENCES, unified=True)
             self._context = Context(self.model, options)
+            self._context.longest = self.longest  # also where it has more cells, for several sequences
             self._told()
         return self._context
 
