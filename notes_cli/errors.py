@@ -109,6 +109,7 @@ class Notice:
 
 
 Say = Callable[[Notice], object]  # tells people
+Progress = Callable[[int, int], None]  # tells how much is done, and of how much
 
 
 class NotesError(Exception):

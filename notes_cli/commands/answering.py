@@ -11,7 +11,8 @@ from notes_cli.commands.remedies import tell
 
 if TYPE_CHECKING:
     from notes_cli.commands.request import Call
-    from notes_cli.engine.notebook import Progress, Stopped
+    from notes_cli.engine.notebook import Stopped
+    from notes_cli.errors import Progress
     from notes_cli.runtime.asking import Answer, Listener
     from notes_cli.runtime.thinking import Thought
     from notes_cli.runtime.workspace import Workspace

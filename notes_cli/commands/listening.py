@@ -9,7 +9,7 @@ from notes_cli import output
 from notes_cli.commands.remedies import tell
 
 if TYPE_CHECKING:
-    from notes_cli.engine.notebook import Progress
+    from notes_cli.errors import Progress
     from notes_cli.runtime.asking import Listener
 
 

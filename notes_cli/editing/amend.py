@@ -10,7 +10,7 @@ from notes_cli.editing.change import Change, Stretch, stretches
 from notes_cli.editing.methods import METHODS, Method, Needs, Record
 from notes_cli.editing.prefill import Scratch, prefill
 from notes_cli.editing.selecting import most_deviating, most_influenced
-from notes_cli.editing.ways import Edit, Place, Prepared
+from notes_cli.editing.ways import Edit, Placer, Prepared
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Range
@@ -50,16 +50,16 @@ def amend(
     change: Change,
     method: Method,
     prepared: Prepared,
-    place: Place | None = None,
+    placer: Placer | None = None,
 ) -> Sequence[Range]:
     """Bring a change into the notebook by the method, for which it has been prepared. Return the positions of rows that
     are not what they were before.
 
-    `place` puts a segment at the notebook's end: the skill is not there yet. Without it the skill is, from the
+    `placer` puts a segment at the notebook's end: the skill is not there yet. Without it the skill is, from the
     segment's base on. Raise UnsupportedError where the method is not possible on this model.
     """
-    check(notebook.context, method, session=place is None)
-    return method.record.way(Edit(notebook, segment, change, method.name, prepared, place))
+    check(notebook.context, method, session=placer is None)
+    return method.record.way(Edit(notebook, segment, change, method.name, prepared, placer))
 
 
 def refusal(context: Context, method: Method, *, session: bool = False) -> str | None:

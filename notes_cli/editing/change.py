@@ -81,7 +81,7 @@ def skill_of(segment: Segment) -> Skill:
 
 def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
     """The tokens that hold each field's value. Raise SkillError where they do not give the text back."""
-    pieces = [model.piece(int(token)) for token in tokens]
+    pieces = [model.token_bytes(int(token)) for token in tokens]
     places = token_spans(skill.text, pieces, [(field.start, field.end) for field in skill.fields])
     return tuple(FieldSpan(*field, *place) for field, place in zip(skill.fields, places, strict=True))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from notes_cli.engine.notebook import Notebook, Progress
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import LayerRows, Tokens
+from notes_cli.errors import Progress
 
 # Opens an empty notebook to compute so many rows in, beside those that are in use, and gives it back afterwards.
 Scratch = Callable[[int], AbstractContextManager[Notebook]]

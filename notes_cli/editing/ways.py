@@ -15,7 +15,7 @@ from notes_cli.engine.patches import Patch, Range, disturbed, patched
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment
 
-Place = Callable[[Notebook, Segment], None]  # puts a segment at the end of a notebook, as it was compiled
+Placer = Callable[[Notebook, Segment], None]  # puts a segment at the end of a notebook, as it was compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Edit:
     change: Change
     method: str  # its name, which pieces tell
     prepared: Prepared
-    place: Place | None  # how the skill comes to the notebook's end. None: it is there, from its base on
+    placer: Placer | None  # how the skill comes to the notebook's end. None: it is there, from its base on
 
     def placed(self) -> int:
         """See to the skill in the notebook as it was compiled; where it begins."""
-        if self.place is None:
+        if self.placer is None:
             return self.segment.base
         start = len(self.notebook)
-        self.place(self.notebook, self.segment)
+        self.placer(self.notebook, self.segment)
         if self.prepared.passed:
             last = self.notebook.pieces[-1]
             self.notebook.pieces[-1] = replace(last, passed=self.prepared.passed, selected=self.method)
@@ -71,11 +71,11 @@ def in_place(edit: Edit) -> Sequence[Range]:
 
 def from_change_on(edit: Edit) -> Sequence[Range]:
     """What precedes the first change is kept, everything from there on decoded: equal to a recompute."""
-    if edit.place is None:
+    if edit.placer is None:
         return decode_from(edit.notebook, offset(edit.change.patches, edit.segment.base))
     first = edit.change.patches[0].first
     if first:
-        edit.place(edit.notebook, edit.segment.slice(0, first))
+        edit.placer(edit.notebook, edit.segment.slice(0, first))
     start = len(edit.notebook)
     edit.notebook.append(edit.change.tokens[first:], "splice", edit.segment.name, reason=Reason.FROM_CHANGE)
     return [(start, len(edit.notebook))]
@@ -83,7 +83,7 @@ def from_change_on(edit: Edit) -> Sequence[Range]:
 
 def corrected_text(edit: Edit) -> Sequence[Range]:
     """The corrected text is decoded."""
-    assert edit.place is not None  # in a session, decoding everything from the change on comes to the same
+    assert edit.placer is not None  # in a session, decoding everything from the change on comes to the same
     start = len(edit.notebook)
     edit.notebook.append(edit.change.tokens, "splice", edit.segment.name, reason=Reason.NEW_VALUE)
     return [(start, len(edit.notebook))]
@@ -113,9 +113,9 @@ def by_blocks(edit: Edit) -> Sequence[Range]:
 
 def _place_part(edit: Edit, part: Segment, first: int) -> None:
     """A part of a segment; only the first one has a seam, as each block after it was compiled alone, too."""
-    assert edit.place is not None  # this way is not for sessions: their text has no blocks
+    assert edit.placer is not None  # this way is not for sessions: their text has no blocks
     if len(part):
-        edit.place(edit.notebook, replace(part, context=edit.notebook.tokens) if first else part)
+        edit.placer(edit.notebook, replace(part, context=edit.notebook.tokens) if first else part)
 
 
 def decode_from(notebook: Notebook, patches: Sequence[Patch]) -> list[Range]:

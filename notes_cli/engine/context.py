@@ -586,7 +586,7 @@ class _Saved:
 
 def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:
     """The arguments `rows` and `n_layers` of a hook. They point into `layers`, or into copies that live as long."""
-    rows = (native.Rows * len(layers))()
+    rows = (native.LayerPointers * len(layers))()
     kept: list[Any] = []
     rows.kept = kept  # type: ignore[attr-defined]
     for entry, layer in zip(rows, layers, strict=True):

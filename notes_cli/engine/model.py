@@ -118,7 +118,7 @@ class Model:
     def _check_tokenizer(self) -> None:
         """llama.cpp's greedy tokenizer (RWKV) never ends at a byte that begins tokens and is none itself."""
         if llama.llama_vocab_type(self._vocab) == llama.LLAMA_VOCAB_TYPE_RWKV:
-            pieces = {self.piece(token, special=True) for token in range(self.n_vocab)}
+            pieces = {self.token_bytes(token, special=True) for token in range(self.n_vocab)}
             if any(piece[:1] not in pieces for piece in pieces if piece):
                 raise ModelError(f"{self.path}: its tokenizer is damaged (bytes begin tokens and are none themselves)")
 
@@ -171,7 +171,7 @@ class Model:
     def special_text(self, which: str) -> str:
         """Text of the `bos` or `eos` token as a chat template wants it, "" if the model has none."""
         token = {"bos": llama.llama_vocab_bos, "eos": llama.llama_vocab_eos}[which](self._vocab)
-        return self.piece(token, special=True).decode(errors="replace") if token >= 0 else ""
+        return self.token_bytes(token, special=True).decode(errors="replace") if token >= 0 else ""
 
     @property
     def bos(self) -> int | None:
@@ -228,7 +228,7 @@ class Model:
         raise ModelError(f"the tokenizer of {self.name} cannot encode {part[:32]!r} after another text")
 
     def _bytes(self, ids: Iterable[int]) -> bytes:
-        return b"".join(self.piece(int(token), special=True) for token in ids)
+        return b"".join(self.token_bytes(int(token), special=True) for token in ids)
 
     def _structures(self, text: str, ids: Tokens) -> set[str]:
         """The texts of the tokens among these that are structure, and occur in the text."""
@@ -248,14 +248,14 @@ class Model:
         return bool(kind & llama.LLAMA_TOKEN_ATTR_CONTROL)
 
     def _spelt(self, token: int) -> str:
-        return self.piece(token, special=True).decode(errors="replace")
+        return self.token_bytes(token, special=True).decode(errors="replace")
 
     def tokenize_runs(self, runs: Iterable[tuple[str, bool]]) -> Tokens:
         """Token ids of a text in runs, each tokenised apart: (text, whether control tokens in it are parsed)."""
         parts = [self.tokenize(text, special=special) for text, special in runs]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
-    def piece(self, token: int, *, special: bool = False) -> bytes:
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         """The bytes a token stands for; may be part of a UTF-8 character."""
         self._check_token(token)
         buffer = ctypes.create_string_buffer(256)
@@ -266,7 +266,7 @@ class Model:
         return buffer.raw[:size]
 
     def text(self, tokens: Iterable[int]) -> str:
-        return b"".join(self.piece(int(token)) for token in tokens).decode(errors="replace")
+        return b"".join(self.token_bytes(int(token)) for token in tokens).decode(errors="replace")
 
     @cached_property
     def end_tokens(self) -> list[int]:

@@ -52,7 +52,7 @@ class Layer(ctypes.Structure):
         return PARTS[self.kind]
 
 
-class Rows(ctypes.Structure):
+class LayerPointers(ctypes.Structure):
     """struct notes_rows: K and V rows of one layer."""
 
     _fields_ = [("type", ctypes.c_int32), ("k", ctypes.c_void_p), ("v", ctypes.c_void_p)]
@@ -106,11 +106,11 @@ _signatures: dict[str, list[Any]] = {
     "notes_can_move": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
     "notes_splice": [
         *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32, _int32_p),
-        *(ctypes.POINTER(Rows), ctypes.c_int32, ctypes.c_int32),
+        *(ctypes.POINTER(LayerPointers), ctypes.c_int32, ctypes.c_int32),
     ],
     "notes_read": [
         *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, _int32_p),
-        *(ctypes.POINTER(Rows), ctypes.c_int32, ctypes.c_int32),
+        *(ctypes.POINTER(LayerPointers), ctypes.c_int32, ctypes.c_int32),
     ],
     "notes_rewrite": [ctypes.c_void_p, ctypes.c_int32, _int32_p, _int32_p, ctypes.c_int32, ctypes.c_int],
     "notes_append": [ctypes.c_void_p, _int32_p, _int32_p, _int32_p, ctypes.c_int32, _int32_p],

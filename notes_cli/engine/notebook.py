@@ -22,10 +22,9 @@ from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.engine.sequences import Lease
 from notes_cli.engine.writing import Writer
-from notes_cli.errors import EngineError, Help, UnsupportedError
+from notes_cli.errors import EngineError, Help, Progress, UnsupportedError
 
 Stopped = Literal["end", "limit", "context"]  # why an answer ends: by itself, cut at its limit, or by the context's end
-Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 
 class Notebook:

@@ -17,7 +17,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.errors import EngineError
 
 Tokens = NDArray[np.int32]
-Rows = NDArray[np.float16] | NDArray[np.float32]
+RowArray = NDArray[np.float16] | NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class LayerRows:
     """
 
     layer: int
-    k: Rows
-    v: Rows
+    k: RowArray
+    v: RowArray
     part: str = "attention"
 
     def cut(self, rows: slice) -> LayerRows:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.errors import DamagedError, Help, SegmentError, UnwritableError, reason
 from notes_cli.library.atomic import replacing
-from notes_cli.library.gguf import MAGIC, FormatError, Head, ShortError, TensorPlace, padded, read_head
+from notes_cli.library.gguf import MAGIC, FormatError, Head, ShortError, TensorEntry, padded, read_head
 from notes_cli.library.info import FORMAT, INFLUENCE, KIND, SegmentInfo, field_names, metadata, read_info
 
 __all__ = ["SegmentInfo", "open_segment", "peek", "write_segment"]
@@ -248,8 +248,8 @@ def _head_sum(data: memoryview, head: Head) -> str:
 
 
 def _check_tensor(data: memoryview, head: Head, name: str) -> None:
-    place = head.tensors[name]
-    digest = xxhash.xxh3_128(data[place.offset : place.end]).hexdigest()
+    entry = head.tensors[name]
+    digest = xxhash.xxh3_128(data[entry.offset : entry.end]).hexdigest()
     if head.metadata.get(f"notes.checksum.{name}") != digest:
         raise FormatError(f"the checksum of {name[:40]!r} is wrong")
 
@@ -262,12 +262,12 @@ def _card(path: Path, data: memoryview, head: Head) -> SegmentInfo:
 
 
 def _ints(data: memoryview, head: Head, name: str) -> Tokens:
-    place = head.tensors.get(name)
-    if place is None:
+    entry = head.tensors.get(name)
+    if entry is None:
         return np.empty(0, np.int32)
-    if place.dtype != np.int32 or len(place.shape) != 1:
+    if entry.dtype != np.int32 or len(entry.shape) != 1:
         raise FormatError(f"{name} is not a list of token ids")
-    ids: Tokens = _array(data, place)
+    ids: Tokens = _array(data, entry)
     if ids.min() < 0:
         raise FormatError(f"{name} holds a negative token id")
     return ids
@@ -275,26 +275,26 @@ def _ints(data: memoryview, head: Head, name: str) -> Tokens:
 
 def _influence(data: memoryview, head: Head, info: SegmentInfo) -> dict[str, NDArray[np.float32]]:
     """A row a field, in the order in which they first occur in the text."""
-    place = head.tensors.get(INFLUENCE)
-    if place is None:
+    entry = head.tensors.get(INFLUENCE)
+    if entry is None:
         return {}
     names = field_names(info.fields)
-    if place.dtype != np.float32 or place.shape != (len(names), len(info.tokens)):
+    if entry.dtype != np.float32 or entry.shape != (len(names), len(info.tokens)):
         raise FormatError(f"{INFLUENCE} does not have one row a field and one column a token")
-    return dict(zip(names, _array(data, place), strict=True))
+    return dict(zip(names, _array(data, entry), strict=True))
 
 
-def _array(data: memoryview, place: TensorPlace) -> NDArray[Any]:
+def _array(data: memoryview, entry: TensorEntry) -> NDArray[Any]:
     """A view of what was read: nothing is copied, and it cannot be written to."""
-    count = place.nbytes // place.dtype.itemsize
-    return np.frombuffer(data, place.dtype, count, place.offset).reshape(place.shape)
+    count = entry.nbytes // entry.dtype.itemsize
+    return np.frombuffer(data, entry.dtype, count, entry.offset).reshape(entry.shape)
 
 
 def _layers(data: memoryview, head: Head, n_rows: int) -> tuple[LayerRows, ...]:
     """The rows of each layer, in the order of the layers and their parts. Without a V tensor, V has no columns."""
     parts = {name: (part, index) for part, names in NAMES.items() for index, name in enumerate(names)}
     found: dict[tuple[int, str], list[NDArray[Any] | None]] = {}
-    for name, place in head.tensors.items():
+    for name, entry in head.tensors.items():
         if name in (*LISTS, INFLUENCE):
             continue
         match = ROWS_NAME.fullmatch(name)
@@ -302,11 +302,11 @@ def _layers(data: memoryview, head: Head, n_rows: int) -> tuple[LayerRows, ...]:
             raise FormatError(f"it holds a tensor {name[:40]!r} that segments do not have")
         part, index = parts[match[2]]
         if part == "state":
-            if len(place.shape) != 2 or place.shape[0] != 1 or place.dtype != np.float32:
+            if len(entry.shape) != 2 or entry.shape[0] != 1 or entry.dtype != np.float32:
                 raise FormatError(f"{name} is not one row of f32")
-        elif len(place.shape) != 2 or place.shape[0] != n_rows or place.dtype.kind != "f":
+        elif len(entry.shape) != 2 or entry.shape[0] != n_rows or entry.dtype.kind != "f":
             raise FormatError(f"{name} does not have one row a token")
-        found.setdefault((int(match[1]), part), [None, None])[index] = _array(data, place)
+        found.setdefault((int(match[1]), part), [None, None])[index] = _array(data, entry)
     order = list(NAMES)
     rows = []
     for layer, part in sorted(found, key=lambda key: (key[0], order.index(key[1]))):

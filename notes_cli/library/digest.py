@@ -12,20 +12,17 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from notes_cli.engine.source import stamp
-from notes_cli.errors import ModelError, reason
+from notes_cli.errors import ModelError, Progress, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 
 CHUNK = 4 << 20
 KEPT = 256  # files remembered, the latest
 SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock and keep its size and time
-
-Progress = Callable[[int, int], None]
 
 
 def file_sha256(path: Path, file: BinaryIO, memory: Path, progress: Progress | None = None) -> str:

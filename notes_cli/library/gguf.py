@@ -37,7 +37,7 @@ class ShortError(FormatError):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorPlace:
+class TensorEntry:
     """Where a tensor lies: bytes [offset, offset + nbytes) of the file, padded with zeros up to `end`."""
 
     dtype: np.dtype[np.generic]
@@ -53,7 +53,7 @@ class Head:
 
     metadata: dict[str, str | int]
     value_offset: dict[str, int]  # where in the file the bytes of each string value begin
-    tensors: dict[str, TensorPlace]
+    tensors: dict[str, TensorEntry]
     size: int  # bytes before the first tensor, padding included
     end: int  # bytes of the file
 
@@ -74,10 +74,10 @@ def read_head(data: memoryview, size: int | None = None) -> Head:
     if n_tensors > MAX_ENTRIES or n_keys > MAX_ENTRIES:
         raise FormatError("it announces too many entries")
     metadata, value_offset = _read_metadata(cursor, n_keys)
-    places = _read_places(cursor, n_tensors)
+    entries = _read_entries(cursor, n_tensors)
     start = padded(cursor.at)
-    tensors = {name: _placed(place, start) for name, place in places.items()}
-    end = max((place.end for place in tensors.values()), default=start)
+    tensors = {name: _shifted(entry, start) for name, entry in entries.items()}
+    end = max((entry.end for entry in tensors.values()), default=start)
     size = len(data) if size is None else size
     if end != size:
         raise FormatError(f"it has {size} bytes where its head says {end}")
@@ -136,13 +136,13 @@ def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, str | int], d
     return metadata, offsets
 
 
-def _read_places(cursor: _Cursor, count: int) -> dict[str, TensorPlace]:
+def _read_entries(cursor: _Cursor, count: int) -> dict[str, TensorEntry]:
     """Where the tensors lie, with offsets that count from the first of them."""
-    places: dict[str, TensorPlace] = {}
+    entries: dict[str, TensorEntry] = {}
     expected = 0
     for _ in range(count):
         name, n_dims = cursor.string(), cursor.uint32()
-        if name in places:
+        if name in entries:
             raise FormatError("it holds a tensor twice")
         if not 1 <= n_dims <= MAX_DIMS:
             raise FormatError(f"it holds a tensor of {n_dims} dimensions")
@@ -154,9 +154,9 @@ def _read_places(cursor: _Cursor, count: int) -> dict[str, TensorPlace]:
         if offset != expected or nbytes == 0:
             raise FormatError("its tensors do not follow each other")
         expected = padded(offset + nbytes)
-        places[name] = TensorPlace(DTYPES[kind], shape, offset, nbytes, expected)
-    return places
+        entries[name] = TensorEntry(DTYPES[kind], shape, offset, nbytes, expected)
+    return entries
 
 
-def _placed(place: TensorPlace, start: int) -> TensorPlace:
-    return TensorPlace(place.dtype, place.shape, start + place.offset, place.nbytes, start + place.end)
+def _shifted(entry: TensorEntry, start: int) -> TensorEntry:
+    return TensorEntry(entry.dtype, entry.shape, start + entry.offset, entry.nbytes, start + entry.end)

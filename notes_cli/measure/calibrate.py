@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -20,7 +20,7 @@ from notes_cli.editing.influence import influence
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import UnsupportedError
+from notes_cli.errors import Progress, UnsupportedError
 from notes_cli.library.profiles import WAYS, Measured, Profile
 from notes_cli.measure.battery import Case
 from notes_cli.measure.compare import cosine
@@ -39,8 +39,6 @@ SAFEST = tuple(map(str, CANDIDATES))
 CLASSES = tuple(tuple(str(method) for method in CANDIDATES if method.record.cost is cost) for cost in Cost)
 SEAMS = (0, 1, 2, 4)  # a longer one is safer: more is recomputed
 THINK = 256  # tokens of a chain of thought
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

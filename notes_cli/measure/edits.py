@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.methods import METHODS, RECOMPUTE, Method
-from notes_cli.engine.notebook import Progress
-from notes_cli.errors import NotesError, Notice
+from notes_cli.errors import NotesError, Notice, Progress
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, check_questions, decided, other_decision
 from notes_cli.runtime.assembling import Prompt, assemble, changes_of, method_for

@@ -20,11 +20,10 @@ from notes_cli.editing.change import Change, change, skill_of
 from notes_cli.editing.influence import counterfactual
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
-from notes_cli.engine.notebook import Progress
 from notes_cli.engine.patches import Patch, align
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, NotesError, SkillError, UnsupportedError
+from notes_cli.errors import Help, NotesError, Progress, SkillError, UnsupportedError
 from notes_cli.measure.verify import ANSWER, field_questions
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
@@ -158,7 +157,10 @@ class Mixes:
 
     def characters(self) -> list[tuple[int, int]]:
         """Characters [start, end) of the stale text that each of its tokens touches, be it with a part of one."""
-        text, sizes = self.stale.text, [len(self._workspace.model.piece(int(token))) for token in self.stale.tokens]
+        text, sizes = (
+            self.stale.text,
+            [len(self._workspace.model.token_bytes(int(token))) for token in self.stale.tokens],
+        )
         ends = list(accumulate((len(char.encode()) for char in text), initial=0))
         blank = sum(sizes) - ends[-1]  # some tokenizers put one before the text
         cuts = [max(0, cut - blank) for cut in accumulate(sizes, initial=0)]

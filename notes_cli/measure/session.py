@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.methods import record_of
-from notes_cli.engine.notebook import Notebook, Progress
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
-from notes_cli.errors import NotesError, Notice
+from notes_cli.errors import NotesError, Notice, Progress
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, below_cosine, decided, other_decision
 from notes_cli.runtime.workspace import Workspace

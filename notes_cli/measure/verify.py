@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.change import change
 from notes_cli.engine.decision import decide
-from notes_cli.engine.notebook import Notebook, Progress
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, NotesError, Notice
+from notes_cli.errors import Help, NotesError, Notice, Progress
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.runtime.assembling import Prompt, assemble, known_fields
 from notes_cli.runtime.settings import DEFAULT_SEAM

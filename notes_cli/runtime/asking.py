@@ -14,11 +14,11 @@ from typing import Protocol
 from notes_cli.editing.methods import RECOMPUTE, Method
 from notes_cli.engine.decision import Decision, deciding
 from notes_cli.engine.loop import Task, run
-from notes_cli.engine.notebook import Notebook, Progress, Stopped
+from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Notice
+from notes_cli.errors import Notice, Progress
 from notes_cli.runtime.assembling import (
     Fielded,
     Prompt,

@@ -13,10 +13,20 @@ import numpy as np
 from notes_cli.editing.amend import amend, free_cells, prepare
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method
-from notes_cli.engine.notebook import Notebook, Progress
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
-from notes_cli.errors import Help, NotesError, Notice, Remedy, Say, SkillError, UnsupportedError, UnwritableError
+from notes_cli.errors import (
+    Help,
+    NotesError,
+    Notice,
+    Progress,
+    Remedy,
+    Say,
+    SkillError,
+    UnsupportedError,
+    UnwritableError,
+)
 from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
 from notes_cli.runtime.settings import DEFAULT_SEAM, choose
 from notes_cli.runtime.workspace import Workspace

@@ -24,9 +24,9 @@ from notes_cli.editing.change import field_spans
 from notes_cli.editing.influence import influence
 from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
-from notes_cli.engine.notebook import Notebook, Progress
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import LayerRows, Segment
-from notes_cli.errors import DamagedError, Help, Say, SegmentError, SkillError, TakenError, UnsupportedError
+from notes_cli.errors import DamagedError, Help, Progress, Say, SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
@@ -168,7 +168,7 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Se
 
 def _cut(workspace: Workspace, segment: Segment, blocks: Blocks) -> Segment:
     """The plan in blocks. Raise UnsupportedError where rows cannot be moved, SkillError without a place to cut."""
-    pieces = [workspace.model.piece(int(token)) for token in segment.tokens]
+    pieces = [workspace.model.token_bytes(int(token)) for token in segment.tokens]
     try:
         starts = block_starts(segment.text, pieces, blocks)
     except SkillError as error:

@@ -193,7 +193,7 @@ def _position_of(workspace: Workspace, notebook: Notebook, thought: Thought) -> 
     position, behind = len(notebook), b""
     while thought.answer.encode() not in behind:
         position -= 1
-        behind = workspace.model.piece(int(notebook.tokens[position])) + behind
+        behind = workspace.model.token_bytes(int(notebook.tokens[position])) + behind
     return position
 
 
@@ -269,7 +269,7 @@ def _writing(
             (logits,) = yield [notebook]
             token = writer.choose(logits)
             if token is not None:
-                special = model.piece(token, special=True)
-                if hear(decoder.decode(special if special in marks else model.piece(token))):
+                special = model.token_bytes(token, special=True)
+                if hear(decoder.decode(special if special in marks else model.token_bytes(token))):
                     return
     hear(decoder.decode(b"", final=True))

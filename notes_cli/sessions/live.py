@@ -14,7 +14,7 @@ from notes_cli.errors import UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
 from notes_cli.sessions.lines import Line
-from notes_cli.sessions.rows import Rows
+from notes_cli.sessions.rows import RowFiles
 from notes_cli.sessions.state import State
 
 
@@ -27,7 +27,7 @@ class Live:
     def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
         self.workspace = workspace
         self.stored = stored
-        self._rows = Rows(workspace, stored)
+        self._rows = RowFiles(workspace, stored)
         self._notebook: Notebook | None = None
         for operation in ("read", "restore"):
             reason = workspace.context.supports(operation)
@@ -93,4 +93,4 @@ class Live:
 
     def spelt(self, first: int, last: int) -> bytes:
         """The text of tokens [first, last)."""
-        return b"".join(map(self.workspace.model.piece, self.state.tokens[first:last]))
+        return b"".join(map(self.workspace.model.token_bytes, self.state.tokens[first:last]))

@@ -26,7 +26,7 @@ CHUNK = 512  # positions that are put back at once
 FILES = 8  # files of rows that are held open, each a descriptor while anything of it is in use
 
 
-class Rows:
+class RowFiles:
     """The rows of one session, for as long as its lock is held."""
 
     def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:

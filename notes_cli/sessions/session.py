@@ -221,7 +221,7 @@ class Session:
 
     def _told(self, piece: Piece, notebook: Notebook) -> Line:
         ids = [int(token) for token in notebook.tokens[piece.position : piece.position + piece.tokens]]
-        text = b"".join(self.workspace.model.piece(token, special=True) for token in ids).decode(errors="replace")
+        text = b"".join(self.workspace.model.token_bytes(token, special=True) for token in ids).decode(errors="replace")
         return {
             "kind": piece.kind,
             "name": piece.name,

@@ -77,7 +77,7 @@ def test_tokens_outside_the_vocabulary(ctx: Context, bad: int) -> None:
     ):
         with pytest.raises(EngineError, match=f"token {bad} is outside the vocabulary of 259"):
             call()
-    for ask in (ctx.model.piece, ctx.model.ends):
+    for ask in (ctx.model.token_bytes, ctx.model.ends):
         with pytest.raises(ModelError, match=f"token {bad} is outside the vocabulary of 259"):
             ask(bad)
 

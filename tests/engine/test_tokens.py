@@ -57,7 +57,7 @@ def check(model: Model, text: str) -> None:
     """No token is structure, and the tokens give the text back, as far as they did before."""
     ids = model.tokenize(text)
     assert not any(model._structural(int(token)) for token in ids), text
-    data, found = text.encode(), b"".join(model.piece(int(token)) for token in ids)
+    data, found = text.encode(), b"".join(model.token_bytes(int(token)) for token in ids)
     assert found in (data, b" " + data)
 
 

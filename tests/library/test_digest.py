@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.errors import ModelError
+from notes_cli.errors import ModelError, Progress
 from notes_cli.library import digest
-from notes_cli.library.digest import Progress
 
 
 def file_sha256(path: Path, memory: Path, progress: Progress | None = None) -> str:

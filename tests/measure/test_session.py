@@ -16,7 +16,7 @@ from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.rows import Rows
+from notes_cli.sessions.rows import RowFiles
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill
 
@@ -100,15 +100,15 @@ def test_the_session_stays_as_it_is(session: Session) -> None:
 
 def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: rows that are those of other tokens are far from the prefill."""
-    read = Rows.restored
+    read = RowFiles.restored
 
-    def spoilt(self: Rows) -> object:
+    def spoilt(self: RowFiles) -> object:
         notebook = read(self)
         positions = list(range(5, 25))
         notebook.context.rewrite(notebook.sequence, positions, np.full(len(positions), 65, np.int32))
         return notebook
 
-    monkeypatch.setattr(Rows, "restored", spoilt)
+    monkeypatch.setattr(RowFiles, "restored", spoilt)
     session.notebook.close()  # it is put back from disk
     report = measured(session)
     assert max(report.largest.k, report.largest.v) > 0.5 and report.cosine < 0.999

@@ -44,7 +44,7 @@ def shipped() -> Iterator[Workspace]:
 def shown(notebook: Notebook) -> str:
     """Everything that stands in the notebook."""
     model = notebook.context.model
-    return b"".join(model.piece(int(token), special=True) for token in notebook.tokens).decode()
+    return b"".join(model.token_bytes(int(token), special=True) for token in notebook.tokens).decode()
 
 
 @pytest.mark.parametrize(

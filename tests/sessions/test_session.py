@@ -200,7 +200,7 @@ def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: s
         turn(session, skill, "And then?")
         before, tokens = rows(session.notebook), session.state.tokens
         session.edit("date", value, Method.parse(method))
-        amended = b"".join(map(workspace.model.piece, session.state.tokens))
+        amended = b"".join(map(workspace.model.token_bytes, session.state.tokens))
         assert (f"date: {value}\n".encode() in amended) == Method.parse(method).record.edits_rows
         assert same(rows(session.notebook), before) == (method == "erratum")
         session.undo()
@@ -398,9 +398,8 @@ def test_what_is_left_of_a_message(make: Open, skill: Skill) -> None:
 
     def texts() -> list[str]:
         spelt = [(entry.position, entry.position + entry.tokens) for entry in session.state.entries if entry.tokens]
-        pieces = [
-            b"".join(map(workspace.model.piece, session.state.tokens[a:b])).decode(errors="replace") for a, b in spelt
-        ]
+        token_bytes = workspace.model.token_bytes
+        pieces = [b"".join(map(token_bytes, session.state.tokens[a:b])).decode(errors="replace") for a, b in spelt]
         return [text for text in pieces if "Q" in text or "Corr" in text]
 
     with held(workspace) as session:
@@ -683,7 +682,7 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
             for part in session.state.skills:
                 for span in part.fields:
                     ids = session.state.tokens[part.position + span.first : part.position + span.last]
-                    assert b"".join(map(workspace.model.piece, ids)).decode().strip() == span.value
+                    assert b"".join(map(workspace.model.token_bytes, ids)).decode().strip() == span.value
         assert [part.text.split("date: ")[1].split("\n")[0] for part in session.state.skills] == ["1", "July 2"]
         session.edit("fees.tier", "gold", Method("erratum"))
         session.follow("And?", ["*.date=9 May", "returns.tier=basic"], room=8)
@@ -738,7 +737,7 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
             session.follow("How much?", segments=[fees])
         session.edit("fee", "7 euros", Method("suffix"))
         before = rows(session.notebook)
-        text = b"".join(map(workspace.model.piece, session.state.tokens)).decode(errors="replace")
+        text = b"".join(map(workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
         assert "fee: 7 euros" in text and "How much?" in text
     with held(make(kind)) as session:
         assert same(rows(session.notebook), before)

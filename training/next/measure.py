@@ -21,7 +21,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.probe import AlikeError, Mixes
-from notes_cli.runtime.assembling import Prompt, lay
+from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
@@ -61,23 +61,23 @@ def decisions(workspace: Workspace, case: world.Case, found: Found, tag: str) ->
     ):
         method = Method.parse("erratum") if values else Method()
         prompt = Prompt(case.question, [*others, skill], values=values, method=method)
-        answer = said(workspace, lay(workspace, prompt, splice=False, room=90))
+        answer = said(workspace, assemble(workspace, prompt, splice=False, room=90))
         found[f"{tag} {laid}, direct"].append(answer == right)
         thought = said(
-            workspace, lay(workspace, replace(prompt, question=case.question + REASON_CUE), splice=False, room=90)
+            workspace, assemble(workspace, replace(prompt, question=case.question + REASON_CUE), splice=False, room=90)
         )
         found[f"{tag} {laid}, reasoned"].append(outcome(thought, case.rule.choices) == right)
     prompt = Prompt(case.question, [*others, own], system=SYSTEM)
-    moved = said(workspace, lay(workspace, prompt, room=90))
+    moved = said(workspace, assemble(workspace, prompt, room=90))
     found[f"{tag} spliced as recomputed"].append(
-        moved == said(workspace, lay(workspace, prompt, splice=False, room=90))
+        moved == said(workspace, assemble(workspace, prompt, splice=False, room=90))
     )
     older = segment(workspace, case.draft.text({**case.draft.values, case.rule.field: case.new}), "older")
     prompt = Prompt(case.question, [older, own], system=SYSTEM)
-    reference = said(workspace, lay(workspace, prompt, splice=False, room=90))
+    reference = said(workspace, assemble(workspace, prompt, splice=False, room=90))
     found[f"{tag} two versions: right"].append(reference == old)
     for rotate in (True, False):
-        answer = said(workspace, lay(workspace, prompt, rotate=rotate, room=90))
+        answer = said(workspace, assemble(workspace, prompt, rotate=rotate, room=90))
         found[f"{tag} two versions: {'rotated' if rotate else 'not rotated'} as recomputed"].append(answer == reference)
 
 
