@@ -22,11 +22,11 @@ FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 COMMANDS = {
     "compile": "Prefill a skill once and keep its K/V on disk.",
     "ask": "Ask a question, with skills spliced in and errata appended.",
-    "session": "List, show, fork, shorten, move, take back and remove sessions.",
+    "session": "List, show, fork, undo, compact, export, import and remove sessions.",
     "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",
     "calibrate": "Measure which edit method to trust on this model.",
-    "profile": "List, show and remove what was measured of models.",
+    "profile": "List, show and remove the profiles of models.",
     "probe": "Show on which tokens of a skill a decision rests.",
     "ls": "List compiled skills.",
     "inspect": "Show what is in a compiled skill.",

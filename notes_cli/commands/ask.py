@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 @click.argument("question", required=False)
 @click.option(*("-p", "--prompt"), metavar="TEXT", help="The question, as llama.cpp takes it.")
 @click.option(
-    *("-f", "--file"), type=click.Path(path_type=Path, allow_dash=True), metavar="FILE", help="A text before it."
+    *("-f", "--file"),
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="A text that precedes QUESTION.",
 )
 @click.option(
     "--splice",
@@ -46,23 +49,23 @@ if TYPE_CHECKING:
     "fields",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A field's new value, brought in by --method. Repeatable.",
+    help="A new value of a field, applied by --method. Repeatable.",
 )
 @click.option(
     "--method",
     metavar="METHOD",
-    help="How --field amends the cache: erratum, field+erratum, field, selective@K, blend@K, block, suffix, recompute, "
-    "stale, or auto: what this model was measured to need.  [default: auto]",
+    help="How --field changes the cache: erratum, field+erratum, field, selective@K, blend@K, block, suffix, "
+    "recompute, stale, or auto: the one that notes calibrate chose for this model.  [default: auto]",
 )
 @click.option("-s", "--system", metavar="TEXT", help="System text before the skills.")
-@click.option("--session", metavar="NAME", help="Begin a session of that name, or go on with it.")
+@click.option("--session", metavar="NAME", help="Start a session of that name, or continue it.")
 @click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
 @click.option(
     *("--max-think", "max_think"),
     type=Number(0),
     default=512,
     show_default=True,
-    help="Tokens to reason with at most.",
+    help="At most so many tokens of reasoning.",
 )
 @click.option("--choices", metavar="A,B,...", help="Decide among these answers.")
 @click.option(
@@ -70,7 +73,7 @@ if TYPE_CHECKING:
     type=Number(1, special=-1),
     default=256,
     show_default=True,
-    help="Tokens to answer with at most, -1: until the answer or the context ends.",
+    help="At most so many tokens of answer, -1: until the answer or the context ends.",
 )
 @click.option(
     "--temp",
@@ -97,7 +100,7 @@ if TYPE_CHECKING:
 @click.option(
     "--seam",
     type=Number(0),
-    help="Tokens to recompute where a skill stands behind another text than when it was compiled.  "
+    help="Tokens to recompute at the start of a skill that is preceded by a different context than at compile time.  "
     "[default: as measured, else 1]",
 )
 @click.option(
@@ -107,7 +110,7 @@ if TYPE_CHECKING:
 )
 @click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
 @click.option("--strict", is_flag=True, help="Refuse a skill that cannot be spliced here, instead of decoding it.")
-@click.option("--no-splice", is_flag=True, help="The same tokens by full prefill, to compare.")
+@click.option("--no-splice", is_flag=True, help="Decode the same tokens instead of splicing, to compare.")
 @click.option("--explain", is_flag=True, help="Dry run: each piece of the prompt, how it would be made, and why.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
@@ -115,9 +118,9 @@ if TYPE_CHECKING:
 def command(question: str | None, prompt: str | None, file: Path | None, **given: Any) -> None:
     """Ask a question, with skills spliced in and errata appended.
 
-    Piped text comes before QUESTION, that of --file between them. Skills stand inside the system message of the
-    model's chat template, errata after them. What is not given goes by what `notes calibrate` measured of the model, if
-    it did.
+    The prompt is the piped text, then that of --file, then QUESTION. Skills are placed in the system message of the
+    model's chat template, errata after them. Settings that are not given come from the profile that `notes calibrate`
+    wrote for the model, if there is one.
 
     \b
     Examples:

@@ -39,22 +39,28 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 @click.command()
 @click.argument("sources", type=click.Path(), nargs=-1, metavar="[SOURCE...]")
 @click.option(
-    "--from", "segment", metavar="SEGMENT", help="Instead of SOURCE: the text of a compiled skill, by name or file."
+    "--from",
+    "segment",
+    metavar="SEGMENT",
+    help="Instead of SOURCE: compile the text of a compiled skill (its name or file) again.",
 )
 @click.option("--name", metavar="NAME", help="Name in the library.  [default: front matter, folder or file name]")
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library."
 )
 @click.option(
-    "-f", "--force", is_flag=True, help="Compile even if nothing has changed, or in place of what came from elsewhere."
+    "-f",
+    "--force",
+    is_flag=True,
+    help="Compile even if nothing has changed, or replace a skill that came from another file.",
 )
 @click.option(
     "--influence", is_flag=True, help="Also measure which tokens each field's value changes: for selective edits."
 )
 @click.option(
-    "--blocks", type=Blocks(), metavar="S", help="Compile S parts, or one a heading (headings), on their own."
+    "--blocks", type=Blocks(), metavar="S", help="Compile the text in S parts, or in one for each heading (headings)."
 )
-@click.option("-q", "--quiet", is_flag=True, help="Only the path, no progress.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
 def command(
@@ -71,18 +77,18 @@ def command(
 ) -> int:
     """Prefill a skill once and keep its K/V on disk.
 
-    SOURCE is a text, a SKILL.md with front matter, a folder that holds one, or - for standard input. Its fields are
-    `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to stdout. A
+    SOURCE is a text file, a SKILL.md with front matter, a folder that holds one, or - for standard input. Its fields
+    are `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to stdout. A
     skill that has not changed is not compiled again.
 
     Of several sources, or a folder of such folders, each is compiled; one that fails does not stop the rest, and the
     exit status is 1 then.
 
-    A name belongs to where its text came from: the text of another file takes another --name, or the place of what is
-    there with --force.
+    A name belongs to the file that its text came from: the text of another file needs another --name, or --force to
+    replace what is there.
 
-    In blocks, a part has not seen those before it, but a change is a prefill of the parts that it is in: of the text
-    here, of a field with `notes ask --field NAME=VALUE --method block`.
+    With --blocks the parts of a text are compiled independently: none has seen those before it, but a change recompiles
+    only the parts that it is in (of the text here, of a field with `notes ask --field NAME=VALUE --method block`).
 
     Rows are kept in f16, which serves a K/V cache of any type but f32: that one needs a segment of its own.
 

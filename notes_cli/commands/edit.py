@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="METHOD",
     help="auto: as measured (notes calibrate). Or erratum, field, field+erratum, selective@K, blend@K, or suffix: "
-    "everything behind anew.",
+    "decode everything after it again.",
 )
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options

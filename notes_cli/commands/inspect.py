@@ -56,7 +56,7 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             "bytes": info.nbytes,
             "rows": _rows(info),
             "tokens": len(info.tokens),
-            "compiled_at": f"position {info.base}, behind {len(info.context)} tokens"
+            "compiled_at": f"position {info.base}, after {len(info.context)} tokens"
             + (", and fits there only" if info.pinned else ""),
             "blocks": list(info.blocks),
             "created": f"{info.created} by {info.writer}",

@@ -26,8 +26,8 @@ _OPS = {"turn": "turn", "edit": "edit", "compact": "compaction"}
 
 @click.group(options_metavar="", subcommand_metavar="COMMAND ...")
 def command() -> None:
-    """List, show, fork, take back, shorten, move and remove sessions. `notes ask --session NAME` begins one, or goes on
-    with it.
+    """List, show, fork, undo, compact, export, import and remove sessions. `notes ask --session NAME` starts one, or
+    continues it.
 
     \b
     Examples:
@@ -126,7 +126,7 @@ def show(name: str, json_: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_JSON
 def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
-    """Remove sessions. It asks first: a conversation cannot be had again.
+    """Remove sessions. It asks first: a conversation cannot be repeated.
 
     \b
     Examples:
