@@ -129,7 +129,7 @@ def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
     }
     (shown,) = notes("inspect", "returns", "--json").json
     assert shown["rows"] == rows[kind]
-    assert shown["compiled_at"] == f"position {LEFT}, behind {LEFT} tokens, and fits there only"
+    assert shown["compiled_at"] == f"position {LEFT}, after {LEFT} tokens, and fits there only"
     assert shown["tokens"] == notes("ls", "--json").json[0]["tokens"] == SKILL_TOKENS
 
 
