@@ -60,7 +60,7 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
 
 def _recoveries(workspace: Workspace, mixes: Mixes, case: world.Case) -> Iterator[tuple[str, float | str, float]]:
     yield "field rows fresh", "", mixes.field_only()
-    yield "all behind it fresh", "", mixes.behind_only()
+    yield "all behind it fresh", "", mixes.after_only()
     parts: dict[str, Callable[[float], float]] = {"first": mixes.share_from_field, "last": mixes.share_from_end}
     for probe, patch in parts.items():
         for part in SHARES:

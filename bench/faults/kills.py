@@ -170,9 +170,9 @@ def save_profile(home: Path) -> object:
     verdicts = {"direct": "39 of 40", "reasoned": "none holds"}
     measured = [Measured("method", f"selective@{k}", "direct", 40, 39, 38, 0.99, 12.5, 3.25) for k in range(40)]
     ways = {"direct": "erratum", "reasoned": "recompute"}
-    heard = {"direct": 40, "reasoned": 39}
+    decisive = {"direct": 40, "reasoned": 39}
     profile = Profile(
-        identity, "f16/f16", 40, heard, ways, "now", 1, "early", measured, "2026-06-01T12:00:00Z", verdicts
+        identity, "f16/f16", 40, decisive, ways, "now", 1, "early", measured, "2026-06-01T12:00:00Z", verdicts
     )
     return Profiles(home / "profiles").save(profile, "notes 0")
 

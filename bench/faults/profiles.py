@@ -92,8 +92,11 @@ class Hostile:
             return f"of another model: {found.identity} {found.cache}"[:200]
         if found.place not in ("early", "late") or not isinstance(found.wording, str):
             return f"the place {found.place!r}"
-        numbers = (found.seam, found.cases, *found.heard.values())
-        if any(type(number) is not int or number < 0 for number in numbers) or max(found.heard.values()) > found.cases:
+        numbers = (found.seam, found.cases, *found.decisive.values())
+        if (
+            any(type(number) is not int or number < 0 for number in numbers)
+            or max(found.decisive.values()) > found.cases
+        ):
             return f"seam, cases, heard: {numbers}"
         for one in found.measured:
             counts = (one.cases, one.same, one.right)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +61,7 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
         enough = len(cases) >= LEAST
         path = Profiles(workspace.paths.profiles).save(profile, f"notes {notes_cli.__version__}") if enough else None
     if json_:
-        output.as_json({"version": 1, "path": str(path) if path else None, **asdict(profile)})
+        output.as_json({"version": 1, "path": str(path) if path else None, **profile.as_dict()})
     else:
         print_profile(profile)
     output.say(
@@ -100,5 +99,5 @@ def _shares(one: Measured | None) -> tuple[str, str]:
 
 
 def _verdict(profile: Profile, way: str) -> str:
-    heard = f"a recompute decides by the field in {profile.heard[way]} of {profile.cases} cases"
-    return f"{way}: use {profile.methods[way]}: {profile.verdicts[way]}; {heard}"
+    decisive = f"a recompute decides by the field in {profile.decisive[way]} of {profile.cases} cases"
+    return f"{way}: use {profile.methods[way]}: {profile.verdicts[way]}; {decisive}"

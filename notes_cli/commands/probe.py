@@ -42,7 +42,7 @@ def command(
     """Show on which tokens of a skill a decision rests.
 
     The skill is compiled with the field's value and with a new one, and asked with rows mixed of both: only the field's
-    own from the new text, all behind it, everything from each token on, each token alone. Recovery is 0 where the
+    own from the new text, all after it, everything from each token on, each token alone. Recovery is 0 where the
     decision is as with the old value and 1 where it is as with the new one. The text is shown with the recovery of each
     token under it. A decision that is the same with both values has nothing to show, and is refused.
 
@@ -98,12 +98,12 @@ def _as_json(report: Probe) -> dict[str, Any]:
         "score": dict(zip(("stale", "fresh"), report.scores, strict=True)),
         "tokens": {
             "field": report.field_tokens,
-            "behind": report.behind_tokens,
+            "behind": report.after_tokens,
             "to_50": report.reach(0.5),
             "to_90": report.reach(0.9),
         },
         "field_only": report.field_only,
-        "behind_only": report.behind_only,
+        "behind_only": report.after_only,
         "check": {
             "field": report.by_field,
             "field_difference": _less(report.by_field, report.field_only),
@@ -128,14 +128,14 @@ def _print(report: Probe) -> None:
     stale, fresh = report.decisions
     output.result(f"{report.question}  {_quoted(stale)} becomes {_quoted(fresh)}")
     output.result("its log-probability less that of the other: {:+.2f} and {:+.2f} nats\n".format(*report.scores))
-    whole = report.field_tokens + report.behind_tokens
+    whole = report.field_tokens + report.after_tokens
     rows = [
         _row("the field's own", report.field_tokens, report.field_only, "field", report.by_field),
-        _row("all behind it, not its own", report.behind_tokens, report.behind_only),
+        _row("all after it, not its own", report.after_tokens, report.after_only),
         _row("everything from the field on", whole, report.windows[0].suffix, "suffix", report.by_suffix),
     ]
     if report.best:
-        rows.insert(2, _row(f"{_quoted(report.best.text)} behind it alone", report.best.tokens, report.best.alone))
+        rows.insert(2, _row(f"{_quoted(report.best.text)} after it alone", report.best.tokens, report.best.alone))
     output.table(("rows of the new text", "tokens", "recovery", "by edit method"), rows, right=("tokens", "recovery"))
     output.result("")
     output.result(_verdict(report))
@@ -148,7 +148,7 @@ def _print(report: Probe) -> None:
 
 
 def _span(window: Window, top: float) -> tuple[int, int, float]:
-    """Where its heat stands: not on the blank that many tokens begin with."""
+    """Where its heat is shown: not on the blank that many tokens begin with."""
     word = window.text.lstrip(" ") or window.text
     return window.end - len(word), window.end, window.alone / top
 
@@ -162,14 +162,14 @@ def _number(value: float) -> str:
 
 
 def _verdict(report: Probe) -> str:
-    own, behind = report.field_only >= 0.5, report.behind_only >= 0.5
-    if own and behind:
-        return "It rests on both: the field's own rows or those behind it would do."
+    own, after = report.field_only >= 0.5, report.after_only >= 0.5
+    if own and after:
+        return "It rests on both: the field's own rows or those after it would do."
     if own:
         return "It rests on the field's own rows: the value is looked up when it is asked for."
-    if behind:
-        return "It rests on rows behind the field: what was written there from the old value outweighs the new one."
-    return "It rests on both together: neither the field's own rows nor those behind it would do."
+    if after:
+        return "It rests on rows after the field: what was written there from the old value outweighs the new one."
+    return "It rests on both together: neither the field's own rows nor those after it would do."
 
 
 def _quoted(text: str) -> str:

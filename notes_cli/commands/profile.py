@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,7 +101,7 @@ def show(name: str, json_: bool) -> None:
     profiles = _profiles()
     path, profile = profiles.named(name), _read(profiles, name)
     if json_:
-        output.as_json({"version": 1, "path": str(path), **asdict(profile)})
+        output.as_json({"version": 1, "path": str(path), **profile.as_dict()})
         return
     output.result(f"{profile.identity.model} {profile.identity.quantization}, cache {profile.cache}")
     print_profile(profile)

@@ -42,7 +42,7 @@ def most_deviating(
     segment: Segment, change: Change, k: int, layers: int | None, notebook: Notebook | None
 ) -> tuple[int, ...]:
     """The `k` tokens after the first change whose rows deviate most in a pass over the corrected text, in a scratch
-    notebook. Without one nothing is computed, and some tokens stand for those."""
+    notebook. Without one nothing is computed, and any tokens are returned in their place."""
     effect = np.zeros(len(segment), np.float32)
     if notebook is not None:
         effect = deviation(notebook, segment, change, layers)

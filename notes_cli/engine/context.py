@@ -1,6 +1,6 @@
 """A llama.cpp context: K/V rows of one or more sequences, and the hooks that place, replace, add and read them.
 
-It speaks of sequences, positions and rows; what stands in them is the notebook's business.
+It knows sequences, positions and rows; what they mean is the notebook's business.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ class Context:
             tokens = np.array(self._pool.tokens(number)[:count], np.int32)
             reason = self.supports("read") or self.supports("restore")
             if reason is None and len(tokens) < count:
-                reason = "it holds rows of tokens that are not known"
+                reason = "it has rows of unknown tokens"
             try:
                 for first, last, other in self._runs(number, count, shared) if reason is None else ():
                     rows: tuple[LayerRows, ...] | int | None = other
@@ -475,10 +475,10 @@ class Context:
         rotate: bool = True,
         axes: NDArray[np.int32] | None = None,
     ) -> None:
-        """Place rows at [position, position + len(tokens)), K turned by position - base.
+        """Place rows at [position, position + len(tokens)), K rotated by position - base.
 
-        `rotate=False` leaves K as it is: the control that must go wrong, for measuring what the rotation does.
-        `axes`, [n, 3], says where rows stand that are not one a position, as `read_axes` gave it (an image).
+        `rotate=False` leaves K as it is: the control, which must give wrong rows, for measuring what the rotation does.
+        `axes`, [n, 3]: where rows are not one a position (an image), their positions on three axes, from `read_axes`.
         """
         self._check_layers(layers, len(tokens))
         if self.unmovable and position != base:
@@ -491,7 +491,7 @@ class Context:
         )
 
     def read(self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
-        """Rows of [position, position + count), the first one's K turned to position `base`."""
+        """Rows of [position, position + count), the first one's K rotated to position `base`."""
         layers = self._empty_layers(count, dtype)
         native.call("notes_read", self.handle, sequence, position, count, None, *_rows(layers), base)
         return layers
@@ -499,7 +499,7 @@ class Context:
     def read_axes(
         self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16"
     ) -> tuple[tuple[LayerRows, ...], NDArray[np.int32]]:
-        """The first `count` rows from `position` on, and where they stand on the axes of M-RoPE, [count, 3]."""
+        """The first `count` rows from `position` on, and their positions on the axes of M-RoPE, [count, 3]."""
         layers, axes = self._empty_layers(count, dtype), np.zeros((count, 3), np.int32)
         native.call("notes_read", self.handle, sequence, position, count, _int32(axes), *_rows(layers), base)
         return layers, axes
@@ -545,7 +545,9 @@ class Context:
         logits = np.array(np.ctypeslib.as_array(pointer, (self.model.n_vocab,)), np.float32)
         if np.isnan(logits).any():
             self._damaged = True
-            raise EngineError(f"{self.model.name} computes logits that are not numbers: its file or its K/V is damaged")
+            raise EngineError(
+                f"{self.model.name} computes logits that are not numbers: its file or its K/V cache is damaged"
+            )
         return logits
 
     def _known(self, sequence: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, fields
 
-# What people read stands beside what is compared: a renamed file is still the same model.
+# What people read is kept beside what is compared: a renamed file is still the same model.
 COMPARED = ("architecture", "weights", "rope", "kv_type", "adapters")
 
 

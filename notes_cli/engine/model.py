@@ -256,7 +256,7 @@ class Model:
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes a token stands for; may be part of a UTF-8 character."""
+        """The bytes of a token; they may be part of a UTF-8 character."""
         self._check_token(token)
         buffer = ctypes.create_string_buffer(256)
         size = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)

@@ -1,7 +1,7 @@
 """A notebook: one sequence in a context, an ordered list of pieces with their tokens, positions and K/V.
 
-Pieces are text that is decoded, segments that are spliced in, errata and answers. Decoding waits until it is needed
-(a splice, or logits), so that neighbouring pieces share one pass over the weights.
+Pieces are text that is decoded, segments that are spliced in, errata and answers. Decoding is put off until a
+splice or logits need it, so that neighbouring pieces share one pass over the weights.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Notebook:
     """
 
     def __init__(self, context: Context, lease: Lease | None = None, *, dry: bool = False) -> None:
-        """An empty notebook in a sequence of its own: `lease`, or one that the context has free. `dry`: keep the ledger
-        but compute nothing, to tell beforehand what would be done."""
+        """An empty notebook in a sequence of its own: `lease`, or one that the context has free. `dry`: keep the list
+        of pieces but compute nothing, to tell beforehand what would be done."""
         self.context = context
         self.dry = dry
         self.pieces: list[Piece] = []
@@ -43,7 +43,7 @@ class Notebook:
         self.stopped: Stopped = "end"  # why the last answer ends
         self._lease = None if dry else lease or context.lease()
         self._tokens: list[int] = self._lease.tokens if self._lease else []
-        self._done = 0  # tokens that have rows; the rest waits to be decoded
+        self._done = 0  # tokens that have rows; the rest is pending
         self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
 
     @property
@@ -74,7 +74,7 @@ class Notebook:
     @property
     def intact(self) -> bool:
         """Whether the context still holds the rows of this notebook: it has not been closed, nor its rows changed by
-        anybody else."""
+        other code."""
         held = self._lease is not None and self._lease.held
         return held and self.context.length(self.sequence) == self._done
 
@@ -107,9 +107,9 @@ class Notebook:
         self._logits = None
 
     def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True) -> None:
-        """Put a segment at the end: its first `seam` tokens are decoded anew, the rows of the rest are placed.
+        """Put a segment at the end: its first `seam` tokens are decoded again, the rows of the rest are placed.
 
-        The caller has compared identities. `rotate=False` is the control that must go wrong.
+        The caller has compared identities. `rotate=False` is the control, which must give wrong rows.
         """
         seam = min(seam, len(segment))
         self._check_room(len(segment))
@@ -145,9 +145,7 @@ class Notebook:
     def restore(self, segment: Segment) -> None:
         """Put back a segment whose rows begin at position 0. The notebook holds its left context and nothing more."""
         if self._done or not (self.dry or self.intact) or not np.array_equal(self.tokens, segment.context):
-            raise EngineError(
-                f"{segment.name} can only be restored at the start of a notebook, behind its left context"
-            )
+            raise EngineError(f"{segment.name} can only be restored at the start of a notebook, after its left context")
         self._check_room(len(segment))
         started = time.perf_counter()
         if not self.dry:
@@ -186,9 +184,7 @@ class Notebook:
     def check_intact(self) -> None:
         """Raise EngineError unless decoding can go on from the rows that there are."""
         if not self.intact:
-            raise EngineError(
-                "the sequence of this notebook was closed, or changed by somebody else: assemble it again"
-            )
+            raise EngineError("the sequence of this notebook was closed, or changed by other code: assemble it again")
 
     def ask(self) -> NDArray[np.float32] | None:
         """The logits after the last token if they are there; else see to it that some token is pending whose decoding
@@ -208,7 +204,7 @@ class Notebook:
         self._done = len(self) - 1
 
     def flush(self, progress: Progress | None = None) -> None:
-        """Decode what waits. Interrupted or failed, the notebook keeps what has been decoded and the rest waits on."""
+        """Decode what is pending. If that fails or is interrupted, what has been decoded stays, the rest is pending."""
         if self.dry:
             self._done = len(self)
             return
@@ -230,7 +226,7 @@ class Notebook:
     def replace(self, patches: Sequence[Patch], also: Sequence[int] = ()) -> int:
         """Put other tokens in place of some, in one pass; returns how many were decoded.
 
-        Patches ascend. What stands behind one of another length is moved, its keys rotated. `also`: positions outside
+        Patches ascend. What follows one of another length is moved, its keys rotated. `also`: positions outside
         of the patches whose rows are recomputed with them.
         """
         self.flush()
@@ -249,12 +245,12 @@ class Notebook:
                 self._spread(max(patches[0].first, 1 if 0 in new else 0), tails, shift)
             self._done = len(tokens) if self.dry else self.context.length(self.sequence)
             ready = sorted(place for place in places if place < self._done)
-            if ready and not self.dry:  # the rest stands at the end, and is decoded with what comes after it
+            if ready and not self.dry:  # the rest is at the end, and is decoded with what comes after it
                 self.context.rewrite(self.sequence, ready, np.array([tokens[place] for place in ready], np.int32))
         except BaseException as error:
             self._done = min(self._done, len(self))
             if moves or not isinstance(error, EngineError):  # an interrupt: who can say before or after?
-                self.truncate(patches[0].first)  # what stands before the first patch is right
+                self.truncate(patches[0].first)  # what precedes the first patch is right
             raise
         finally:
             self.seconds["decode"] += time.perf_counter() - started
@@ -270,12 +266,12 @@ class Notebook:
         return replace(piece, position=start).resized(end - start, piece.rewritten + again)
 
     def _tails(self, patches: Sequence[Patch]) -> list[tuple[int, tuple[LayerRows, ...]]]:
-        """What stands behind each patch: its position and its rows. Raise UnsupportedError if it cannot be moved."""
+        """What follows each patch: its position and its rows. Raise UnsupportedError if it cannot be moved."""
         parts = [part for part in align(patches, len(self)) if not part.patch and part.before[0] >= patches[0].last]
         for part in parts:
             reason = self.context.can_move(part.before[0], part.after[0], part.before[1] - part.before[0])
             if reason:
-                raise UnsupportedError(f"what stands behind the change cannot be moved: {reason}")
+                raise UnsupportedError(f"what follows the change cannot be moved: {reason}")
         if self.dry:
             return []
         kind = self.context.lossless_type
@@ -287,7 +283,7 @@ class Notebook:
     def _spread(
         self, keep: int, tails: Sequence[tuple[int, tuple[LayerRows, ...]]], shift: Callable[[int], int]
     ) -> None:
-        """Keep the first rows, put what stands behind each patch to where it will stand, and leave the rest vacant."""
+        """Keep the first rows, put what follows each patch where it will be, and leave the rest vacant."""
         self.context.truncate(self.sequence, keep)
         for start, rows in tails:
             tokens = np.array(self._tokens[start : start + len(rows[0].k)], np.int32)

@@ -13,7 +13,7 @@ How = Literal["decoded", "spliced", "seam"]
 
 
 class Reason(str, Enum):
-    """Why the rows of a piece came about as they did. What `detail` holds is said in brackets."""
+    """Why the rows of a piece came about as they did. In brackets: what `detail` holds."""
 
     PLAIN = ""
     # Of spliced rows.
@@ -47,7 +47,7 @@ class Piece:
     how: How
     reason: Reason = Reason.PLAIN
     detail: str = ""
-    moved: int = 0  # positions that spliced keys were turned by
+    moved: int = 0  # positions that spliced keys were rotated by
     rewritten: int = 0  # tokens of it that were recomputed in place
     blocks: int = 0  # that the skill was compiled in, where these have not seen each other
     passed: int = 0  # tokens that a pass went over to know what to recompute

@@ -1,4 +1,4 @@
-"""Whether keys turn as native/notes_graph.cpp says: measured on the model and the context at hand.
+"""Whether keys rotate as native/notes_graph.cpp says: measured on the model and the context at hand.
 
 The table there was made by reading llama.cpp's graphs and measuring random models of each architecture. A file that
 says something else of itself, or a llama.cpp whose graph has changed, would make every splice silently wrong.
@@ -17,13 +17,13 @@ from notes_cli.engine.segment import Tokens
 TOKENS = 8
 TEXT = "On 2026-06-01 the rule was: 14 days, paid in euros."
 ROUNDING = 1e-5  # of rows in f16, squared and relative: 1e-7, and room
-AMPLIFIED = 4.0  # what rounding grows to in a layer shows in its V, which does not turn; in K it is up to twice that
+AMPLIFIED = 4.0  # what rounding grows to in a layer shows in its V, which is not rotated; in K it is up to twice that
 FLOATS = 8 / 2**24  # radians a position by which llama.cpp's angles, floats, may be off
 
 
 @dataclass(frozen=True, slots=True)
 class RotationCheck:
-    """The layer whose keys are farthest off: computed at position 0, and `distance` positions on and turned back."""
+    """The layer whose keys are farthest off: computed at position 0, and `distance` positions on and rotated back."""
 
     distance: int
     layer: int
@@ -38,14 +38,14 @@ class RotationCheck:
     def reason(self) -> str:
         """Why no rows may be moved."""
         return (
-            f"its keys do not turn as notes expects: those of layer {self.layer} are off by {self.error:.2g} after "
+            f"its keys do not rotate as notes expects: those of layer {self.layer} are off by {self.error:.2g} after "
             f"{self.distance} positions, where rounding explains {self.bound:.2g}. "
             "Skills can still be put back where they were compiled, at the start of a prompt"
         )
 
 
 def measure_rotation(context: Context, sequence: int) -> RotationCheck | None:
-    """Decode a few tokens at the start and near the middle of the context, turn the latter back, and compare.
+    """Decode a few tokens at the start and near the middle of the context, rotate the latter back, and compare.
 
     The sequence is empty before and afterwards. None where the context moves no rows anyway, or has no room to move
     them in.
@@ -67,7 +67,7 @@ def measure_rotation(context: Context, sequence: int) -> RotationCheck | None:
     for one, other in zip(here, there, strict=True):
         bound = ROUNDING + floats + AMPLIFIED * _difference(one.v, other.v)
         found.append(RotationCheck(distance, one.layer, _difference(one.k, other.k), bound))
-    return max(found, key=lambda turned: turned.error / turned.bound if turned.bound > 0 else np.inf)
+    return max(found, key=lambda check: check.error / check.bound if check.bound > 0 else np.inf)
 
 
 def _distance(context: Context) -> int:

@@ -40,7 +40,7 @@ class LayerRows:
 
 @dataclass(frozen=True, slots=True)
 class FieldSpan:
-    """Where a field's value stands in a segment: characters [start, end) of the text, tokens [first, last)."""
+    """Where a field's value is in a segment: characters [start, end) of the text, tokens [first, last)."""
 
     name: str
     value: str
@@ -54,7 +54,7 @@ class FieldSpan:
 class Segment:
     """A compiled skill.
 
-    The K rows are rotated to positions base, base+1, ...: `base` is where the skill stood when it was compiled, so a
+    The K rows are rotated to positions base, base+1, ...: `base` is where the skill was when it was compiled, so a
     splice at position p rotates once, by p - base, and copies bit for bit where the two agree.
     """
 
@@ -63,18 +63,18 @@ class Segment:
     text: str
     tokens: Tokens
     base: int
-    context: Tokens  # the tokens that stood before the skill when it was compiled: its left context
+    context: Tokens  # the tokens that preceded the skill when it was compiled: its left context
     fields: tuple[FieldSpan, ...]
     identity: Identity
     layers: tuple[LayerRows, ...]
     # Rows that cannot be moved are kept with those of the left context, from position 0 on, and the state of recurrent
     # layers with them: the whole can be put back at the start of a prompt, and nowhere else.
     pinned: bool = False
-    # By field: how much its value changes the rows of each token behind it, [n_tokens]; empty if not measured.
+    # By field: how much its value changes the rows of each token after it, [n_tokens]; empty if not measured.
     influence: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     # The first token of each block, from 0 on, where parts were compiled independently; empty: all of it is one block.
     blocks: tuple[int, ...] = ()
-    # Of each block: how often its rows have been moved and rounded anew since they were put in their first place.
+    # Of each block: how often its rows have been moved, and rounded each time, since they were first placed.
     moves: tuple[int, ...] = ()
     # Where the text came from: the absolute path of a file, "-" for standard input; empty: it is not known.
     source: str = ""
@@ -113,7 +113,7 @@ class Segment:
             raise EngineError(f"{self.name} has {len(self)} tokens: [{first}, {last}) is no part of them")
         part = last - first < len(self)
         if part and ((self.pinned and first) or any(rows.part == "state" for rows in self.layers)):
-            raise EngineError(f"the rows of {self.name} cannot be moved: no part can be taken out of them")
+            raise EngineError(f"the rows of {self.name} cannot be moved, so no part of them can be taken out")
         left = self.base - self.first  # rows of the left context, which stay before a first part
         rows = slice(left + first if first else 0, left + last)
         layers = [layer if layer.part == "state" else layer.cut(rows) for layer in self.layers]

@@ -55,7 +55,7 @@ class Profile:
     identity: Identity
     cache: str  # K and V as the cache keeps them, "q8_0/f16"
     cases: int
-    heard: dict[str, int]  # by way: cases in which a full recompute decides by the field
+    decisive: dict[str, int]  # by way: cases in which a full recompute decides by the field
     methods: dict[str, str]  # by way: the edit method to use
     wording: str
     seam: int
@@ -63,6 +63,10 @@ class Profile:
     measured: Sequence[Measured]
     created: str = ""
     verdicts: dict[str, str] = field(default_factory=lambda: dict.fromkeys(WAYS, ""))  # by way: why that method
+
+    def as_dict(self) -> dict[str, Any]:
+        """As files and JSON documents have it."""
+        return {{"decisive": "heard"}.get(key, key): value for key, value in asdict(self).items()}
 
     def found(self, what: str, name: str, way: str = "direct") -> Measured | None:
         """What was measured of one way of doing it."""
@@ -149,7 +153,7 @@ class Profiles:
         """Write the profile in place of an older one. Raise NotesError if that cannot be."""
         path = self.path(profile.identity, profile.cache)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        data = {"format": FORMAT, "writer": writer, **asdict(profile), "created": profile.created or now}
+        data = {"format": FORMAT, "writer": writer, **profile.as_dict(), "created": profile.created or now}
         try:
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -176,7 +180,7 @@ def _profile(data: dict[str, Any]) -> Profile:
     """Raise _BadError, or what a value of another type raises, where the data is no profile: it decides how answers
     come about."""
     cases = _count(data, "cases")
-    heard, methods, verdicts = (_dict(data, key) for key in ("heard", "methods", "verdicts"))
+    decisive, methods, verdicts = (_dict(data, key) for key in ("heard", "methods", "verdicts"))
     try:
         identity = Identity.from_dict(_dict(data, "identity"))
     except KeyError as error:
@@ -188,7 +192,7 @@ def _profile(data: dict[str, Any]) -> Profile:
         identity=identity,
         cache=_text(data, "cache"),
         cases=cases,
-        heard={way: _count(heard, way, cases, "heard.") for way in WAYS},
+        decisive={way: _count(decisive, way, cases, "heard.") for way in WAYS},
         methods={way: _text(methods, way, under="methods.") for way in WAYS},
         wording=_text(data, "wording"),
         seam=_count(data, "seam", LONGEST_SEAM),

@@ -1,4 +1,4 @@
-"""What was measured of how keys turn, by model, rotation and native library: a small JSON file.
+"""What was measured of how keys rotate, by model, rotation and native library: a small JSON file.
 
 Lost or damaged it costs a measurement, which is made with the next compile. It knows no contexts.
 """
@@ -25,19 +25,19 @@ def load_checks(memory: Path) -> dict[str, RotationCheck | None]:
         return {}
 
 
-def keep_check(memory: Path, key: str, turned: RotationCheck | None) -> None:
+def keep_check(memory: Path, key: str, check: RotationCheck | None) -> None:
     """Remember one more. Two processes may write at once: the last one wins, and the other measures again some day."""
     known = load_checks(memory)
     known.pop(key, None)
-    entries = [*known.items(), (key, turned)][-KEPT:]
+    entries = [*known.items(), (key, check)][-KEPT:]
     data = {name: None if entry is None else asdict(entry) for name, entry in entries}
     with contextlib.suppress(OSError), replacing(memory) as temporary:
         temporary.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
 
 def _check_of(entry: dict[str, int | float]) -> RotationCheck:
-    turned = RotationCheck(**{name: entry[name] for name in ("distance", "layer", "error", "bound")})  # type: ignore[arg-type]
-    kinds = [type(value) for value in asdict(turned).values()]
-    if kinds != [int, int, float, float] or not turned.bound < 1:
+    check = RotationCheck(**{name: entry[name] for name in ("distance", "layer", "error", "bound")})  # type: ignore[arg-type]
+    kinds = [type(value) for value in asdict(check).values()]
+    if kinds != [int, int, float, float] or not check.bound < 1:
         raise ValueError(entry)
-    return turned
+    return check

@@ -22,7 +22,7 @@ KEYS = {"text", "skill", "question", "choices", "field", "value", "right"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One decision. `right` are the right answers: as the text stands, and with the new value."""
+    """One decision. `right` are the right answers: with the value in the text, and with the new value."""
 
     skill: Skill
     question: str

@@ -59,7 +59,7 @@ class _Recomputed:
     after: _Found
 
     @property
-    def heard(self) -> bool:
+    def decisive(self) -> bool:
         """Whether the field decides."""
         return self.before.choice != self.after.choice
 
@@ -98,7 +98,7 @@ class _Tally:
 def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | None = None) -> Profile:
     """Measure the model over the cases: wordings, seams and places first, then the methods in the wording that was
     best. `progress` counts each case twice. Raise UnsupportedError where its rows cannot be kept at all."""
-    tally, heard = _Tally(), dict.fromkeys(WAYS, 0)
+    tally, decisive = _Tally(), dict.fromkeys(WAYS, 0)
     cache = workspace.context.options.cache
     told = progress or (lambda done, of: None)
     recomputed = []  # directly, of each case: the dearest part, so done once
@@ -113,16 +113,16 @@ def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | 
     for number, (case, found) in enumerate(zip(cases, recomputed, strict=True), len(cases) + 1):
         prompt = replace(_prompt(case, _influenced(workspace, case)), wording=wording)
         thinking = replace(prompt, think=True)
-        heard["direct"] += _methods(workspace, case, prompt, found, "direct", tally)
+        decisive["direct"] += _methods(workspace, case, prompt, found, "direct", tally)
         found = _recomputed(workspace, case, thinking)
-        heard["reasoned"] += _methods(workspace, case, thinking, found, "reasoned", tally)
+        decisive["reasoned"] += _methods(workspace, case, thinking, found, "reasoned", tally)
         told(number, 2 * len(cases))
     chosen = {way: choose(tally.right("method", way), str(ERRATUM), CLASSES, SAFEST) for way in WAYS}
     return Profile(
         identity=workspace.identity,
         cache=cache,
         cases=len(cases),
-        heard=heard,
+        decisive=decisive,
         methods={way: choice.name for way, choice in chosen.items()},
         wording=wording,
         seam=int(_one_of(tally, "seam", str(DEFAULT_SEAM))),
@@ -141,7 +141,7 @@ def _one_of(tally: _Tally, what: str, default: str) -> str:
 
 
 def _prompt(case: Case, segment: Segment) -> Prompt:
-    """Behind a system text: skills stand elsewhere than where they were compiled, as they mostly will."""
+    """With a system text: skills are not where they were compiled, as they mostly will not be."""
     return Prompt(case.question, [segment], system=verify_system(), values={case.field: case.value})
 
 
@@ -174,11 +174,11 @@ def _methods(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recom
             continue
         tally.add("method", str(method), way, found, after, case.right[1])
     tally.add("method", str(RECOMPUTE), way, after, after, case.right[1])
-    return reference.heard
+    return reference.decisive
 
 
 def _unedited(workspace: Workspace, case: Case, prompt: Prompt, reference: _Found, tally: _Tally) -> None:
-    """Seams and places, on the text as it stands; `reference` is its recompute."""
+    """Seams and places, on the text as it is; `reference` is its recompute."""
     right = case.right[0]
     for seam in SEAMS:
         found = _decided(workspace, prompt, case, seam=seam)

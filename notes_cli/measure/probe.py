@@ -35,12 +35,12 @@ WINDOWS = 128  # so many places are probed at most, unless a window is asked for
 
 
 class AlikeError(NotesError):
-    """The two texts decide alike, so there is nothing to locate."""
+    """The two texts decide the same, so there is nothing to locate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Tokens [first, last) of the stale text, and those of the fresh one that stand in their place."""
+    """Tokens [first, last) of the stale text, and those of the fresh one that take their place."""
 
     stale: tuple[int, int]
     fresh: tuple[int, int]
@@ -65,10 +65,9 @@ def columns_of(tokens: int, patches: Sequence[Patch]) -> list[Column]:
 
 
 class Mixes:
-    """One question to a skill whose rows are mixed of two compiles: each method lays a mix and gives its recovery.
+    """One question to a skill whose rows are mixed of two compiles: each method assembles a mix and gives its recovery.
 
-    The prompt is laid once, up to the skill; a mix shares with the one before it what it can. It holds the context of
-    the workspace: nothing else may be laid there between two calls.
+    The prompt is assembled once, up to the skill; a mix keeps what it has in common with the one before it.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Mixes:
 
         Without `choices` the two greedy answers are compared; without a question the field is asked for, and its two
         values are the choices. `compiling` is told how many tokens of the fresh text have been prefilled. Raise
-        AlikeError if both texts decide alike, SkillError for a field that is not there, UnsupportedError where rows
+        AlikeError if both texts decide the same, SkillError for a field that is not there, UnsupportedError where rows
         cannot be moved.
         """
         self._workspace = workspace
@@ -111,7 +110,7 @@ class Mixes:
         others = [replace(other, fields=()) for other in before]  # of this field it is the probed skill's that changes
         self._prompt = Prompt(self.question, [*others, self.stale], system=system)
         self.notebook = workspace.notebook()
-        self._relay(self._prompt)
+        self._assemble(self._prompt)
         self.decisions = self._decide(lambda: decide(self.notebook, choices).choice if choices else self._said())
         self.scores = self._score_of(False), self._score_of(True)
         if not self.scores[0] < self.scores[1]:
@@ -121,15 +120,15 @@ class Mixes:
 
     def recovery(self, fresh: Sequence[bool]) -> float:
         """Of any mix: for each column, whether its rows are fresh."""
-        self._lay(fresh)
+        self._mix(fresh)
         return self._recovered(self._score())
 
     def field_only(self) -> float:
         """The field's rows fresh, all else stale."""
         return self.recovery([column.field for column in self.columns])
 
-    def behind_only(self) -> float:
-        """All rows behind the field fresh, its own stale."""
+    def after_only(self) -> float:
+        """All rows after the field fresh, its own stale."""
         return self.recovery([i > self.first and not column.field for i, column in enumerate(self.columns)])
 
     def between(self, first: int, last: int) -> float:
@@ -147,7 +146,7 @@ class Mixes:
     def by_method(self, name: str) -> float:
         """Of the stale skill, amended by an edit method. Raise UnsupportedError where this model cannot do it."""
         field = self.change.fields[0]
-        self._relay(replace(self._prompt, values={field: self.new}, method=Method.parse(name)))
+        self._assemble(replace(self._prompt, values={field: self.new}, method=Method.parse(name)))
         return self._recovered(self._score())
 
     @property
@@ -157,45 +156,43 @@ class Mixes:
 
     def characters(self) -> list[tuple[int, int]]:
         """Characters [start, end) of the stale text that each of its tokens touches, be it with a part of one."""
-        text, sizes = (
-            self.stale.text,
-            [len(self._workspace.model.token_bytes(int(token))) for token in self.stale.tokens],
-        )
+        text, model = self.stale.text, self._workspace.model
+        sizes = [len(model.token_bytes(int(token))) for token in self.stale.tokens]
         ends = list(accumulate((len(char.encode()) for char in text), initial=0))
         blank = sum(sizes) - ends[-1]  # some tokenizers put one before the text
         cuts = [max(0, cut - blank) for cut in accumulate(sizes, initial=0)]
         return [(bisect_right(ends, a) - 1, bisect_left(ends, b)) for a, b in pairwise(cuts)]
 
-    # Laying.
+    # Assembling.
 
-    def _relay(self, prompt: Prompt) -> None:
-        """Lay a whole prompt; what stands before and behind the skill is kept for all mixes."""
-        # A mix may be longer than the prompt, and answers stand behind it while they are scored.
+    def _assemble(self, prompt: Prompt) -> None:
+        """Assemble a whole prompt; what precedes and what follows the skill is the same for all mixes."""
+        # A mix may be longer than the prompt, and answers follow it while they are scored.
         room = self._longest + sum(max(0, patch.grows) for patch in self.change.patches)
         self.notebook.close()
         self.notebook = assemble(self._workspace, prompt, seam=0, room=room)
-        self._laid: list[bool] = []
+        self._mixed: list[bool] = []
         if prompt is self._prompt:
             mine = [piece for piece in self.notebook.pieces if piece.kind == "splice" and piece.name == self.stale.name]
             if mine[0].how != "spliced":
                 raise UnsupportedError(f"{self.stale.name} cannot be probed here: {mine[0].detail}")
             self._workspace.check(self.fresh)  # as `assemble` does: a larger context may rotate otherwise
             self._start = mine[0].position
-            self._behind = self.notebook.tokens[self._start + len(self.stale) :]
+            self._after = self.notebook.tokens[self._start + len(self.stale) :]
 
-    def _lay(self, fresh: Sequence[bool]) -> None:
-        """Lay a mix and the question behind it; what it shares with the mix that is there stays."""
-        pairs = zip(self._laid, fresh, strict=False)
-        same = next((i for i, (was, will) in enumerate(pairs) if was != will), len(self._laid))
-        self._laid = list(fresh[:same])
+    def _mix(self, fresh: Sequence[bool]) -> None:
+        """Assemble a mix and the question after it; what it has in common with the mix that is there stays."""
+        pairs = zip(self._mixed, fresh, strict=False)
+        same = next((i for i, (was, will) in enumerate(pairs) if was != will), len(self._mixed))
+        self._mixed = list(fresh[:same])
         self.notebook.truncate(self._start + sum(map(self._width, range(same), fresh)))
         for is_fresh, run in groupby(range(same, len(self.columns)), lambda i: fresh[i]):
             members = [self.columns[i].fresh if is_fresh else self.columns[i].stale for i in run]
             part = (self.fresh if is_fresh else self.stale).slice(members[0][0], members[-1][1])
             if len(part):
                 self.notebook.splice(part)
-        self._laid = list(fresh)
-        self.notebook.append(self._behind, "question")
+        self._mixed = list(fresh)
+        self.notebook.append(self._after, "question")
 
     def _width(self, index: int, fresh: bool) -> int:
         first, last = self.columns[index].fresh if fresh else self.columns[index].stale
@@ -208,7 +205,7 @@ class Mixes:
         return (score - stale) / (fresh - stale)
 
     def _score_of(self, fresh: bool) -> float:
-        self._lay([fresh] * len(self.columns))
+        self._mix([fresh] * len(self.columns))
         return self._score()
 
     def _score(self) -> float:
@@ -221,7 +218,7 @@ class Mixes:
         """What the two texts answer. Raise AlikeError if that is the same."""
         found = []
         for fresh in (False, True):
-            self._lay([fresh] * len(self.columns))
+            self._mix([fresh] * len(self.columns))
             found.append(answer())
         if found[0] == found[1]:
             raise self._alike(found[0])
@@ -238,8 +235,8 @@ class Mixes:
     def _alike(self, choice: str) -> AlikeError:
         field = self.change.fields[0]
         return AlikeError(
-            f"asked {self.question!r}, {self.stale.name} decides alike with {field}={self.old} and {field}={self.new}: "
-            f"{choice!r}, so there is nothing to locate",
+            f"asked {self.question!r}, {self.stale.name} decides the same with {field}={self.old} and "
+            f"{field}={self.new}: {choice!r}, so there is nothing to locate",
             Help.OTHER_VALUE_OR_QUESTION(),
         )
 
@@ -277,7 +274,7 @@ class Probe:
     decisions: tuple[str, str]
     scores: tuple[float, float]
     field_only: float
-    behind_only: float
+    after_only: float
     by_field: float | None
     by_suffix: float | None
     window: int
@@ -285,23 +282,23 @@ class Probe:
 
     @property
     def best(self) -> Window | None:
-        """The window behind the field that recovers most on its own."""
-        behind = [window for window in self.windows if not window.field]
-        return max(behind, key=lambda window: window.alone, default=None)
+        """The window after the field that recovers most on its own."""
+        after = [window for window in self.windows if not window.field]
+        return max(after, key=lambda window: window.alone, default=None)
 
     @property
     def field_tokens(self) -> int:
         return sum(window.tokens for window in self.windows if window.field)
 
     @property
-    def behind_tokens(self) -> int:
+    def after_tokens(self) -> int:
         return sum(window.tokens for window in self.windows if not window.field)
 
     def reach(self, recovery: float) -> int:
         """How many tokens from the field on must be fresh for so much recovery, from 0 to 1."""
         tokens = accumulate(window.tokens for window in self.windows)
         enough = (n for n, window in zip(tokens, self.windows, strict=True) if window.prefix >= recovery)
-        return next(enough, self.field_tokens + self.behind_tokens)
+        return next(enough, self.field_tokens + self.after_tokens)
 
 
 def probe(mixes: Mixes, window: int | None = None, progress: Progress | None = None) -> Probe:
@@ -324,7 +321,7 @@ def probe(mixes: Mixes, window: int | None = None, progress: Progress | None = N
     suffix = [step(mixes.between(first, count)) for first, _ in reversed(spans)][::-1]
     alone = [step(mixes.between(*span)) for span in spans]
     prefix = [step(mixes.between(mixes.first, last)) for _, last in spans]
-    field_only, behind_only = step(mixes.field_only()), step(mixes.behind_only())
+    field_only, after_only = step(mixes.field_only()), step(mixes.after_only())
     by_field, by_suffix = (step(mixes.by_method(name)) if mixes.rewrites else None for name in ("field", "suffix"))
     characters, name = mixes.characters(), mixes.change.fields[0]
     windows = []
@@ -345,7 +342,7 @@ def probe(mixes: Mixes, window: int | None = None, progress: Progress | None = N
         decisions=mixes.decisions,
         scores=mixes.scores,
         field_only=field_only,
-        behind_only=behind_only,
+        after_only=after_only,
         by_field=by_field,
         by_suffix=by_suffix,
         window=window,
@@ -378,7 +375,7 @@ def _only(segment: Segment, field: str) -> Segment:
 def _compiled(
     workspace: Workspace, segment: Segment, field: str, value: str, progress: Progress | None
 ) -> tuple[Segment, Segment]:
-    """The text with its own value and with another one, both compiled in one piece behind the same left context."""
+    """The text with its own value and with another one, both compiled in one piece after the same left context."""
     skill = skill_of(segment)
     as_is = not segment.blocks and np.array_equal(segment.context, workspace.left_context)
     stale = segment if as_is else compile_skill(workspace, skill)

@@ -158,7 +158,7 @@ def _back(workspace: Workspace, notebook: Notebook, length: int) -> None:
 
 
 def _end(notebook: Notebook, ending: int) -> _Found:
-    """Behind the token that ends the answer: rows that were put back have no logits of their own."""
+    """After the token that ends the answer: rows that were put back have no logits of their own."""
     return _Found(notebook.lookahead([ending])[0], None)
 
 

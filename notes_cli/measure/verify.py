@@ -1,11 +1,11 @@
 """Verifying: does a spliced and corrected prompt decide as a full recompute does, on this model?
 
-Every case is laid out four ways: spliced; recomputed from the same tokens (the reference); spliced without rotation
+Every case is assembled in four ways: spliced; recomputed from the same tokens (the reference); spliced without rotation
 (the control); and, where errata change fields, the corrected text recomputed without errata.
 
 What the control must do: the keys of the first layer, which follow from a token and its position alone, must be off by
-WORSE times as much as those of the splice. Deeper rows and logits also hold what stands before the skill, so they say
-how near the splice is, but not for sure whether keys were turned. Where nothing was moved, or the first layer does not
+WORSE times as much as those of the splice. Deeper rows and logits also hold what precedes the skill, so they say
+how near the splice is, but not for sure whether keys were rotated. Where nothing was moved, or the first layer does not
 rotate, the control cannot show anything, and that is what is said of it.
 """
 
@@ -109,7 +109,7 @@ class Report:
             return Control(
                 "caught" if caught else "missed",
                 f"without rotation the first layer's keys are off by {off:.1e}, with it by {keys:.1e} "
-                f"({WORSE:g} times as much is asked)",
+                f"(they must be off by {WORSE:g} times as much)",
             )
         if moved:
             return Control("nothing", "the first layer of this model does not rotate its keys")
@@ -143,7 +143,7 @@ def below_cosine(rows: Sequence[tuple[str, float]]) -> list[Notice]:
     if mean >= COSINE:
         return []
     row, lowest = min(rows, key=lambda one: one[1])
-    return [Notice(f"the mean cosine is {mean:.4f}, at least {COSINE} is asked (lowest: {lowest:.4f}, {row!r})")]
+    return [Notice(f"the mean cosine is {mean:.4f}, it must be {COSINE} or more (lowest: {lowest:.4f}, {row!r})")]
 
 
 def other_decision(row: str, decision: str | None, reference: str | None, whose: str = "the recompute's") -> Notice:

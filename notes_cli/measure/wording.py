@@ -10,5 +10,5 @@ from notes_cli.documents import read_yaml
 
 @cache
 def verify_system() -> str:
-    """System text that makes skills stand elsewhere than where they were compiled."""
+    """System text that moves skills away from where they were compiled."""
     return str(read_yaml(resource("prompts") / "verify.yaml")["system"])

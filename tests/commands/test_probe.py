@@ -148,7 +148,7 @@ def test_a_picture_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
         (("--field", "date="), 1, "has no value"),
         (("--field", "date=2026-06-01"), 1, "date is 2026-06-01 already"),
         (("--field", "tier=basic", "--choices", "a,a"), 2, "two or more different answers"),
-        (("--field", "tier=basic", "--choices", "a,b"), 1, "decides alike with tier=gold and tier=basic"),
+        (("--field", "tier=basic", "--choices", "a,b"), 1, "decides the same with tier=gold and tier=basic"),
         (("--field", "tier", "--window", 0), 2, "from 1 to"),
         ((), 2, "--field"),
     ],

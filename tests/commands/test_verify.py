@@ -29,7 +29,7 @@ def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.Monkey
     outcome = notes("verify", "returns", "--choices", "a,b", "--question", "Why?")
     lines = outcome.out.splitlines()
     assert outcome.code == 1 and lines[-1].startswith("FAIL: 1 of 1")
-    assert lines[-2].startswith("missed: the mean cosine is ") and "at least 1.1 is asked (lowest: " in lines[-2]
+    assert lines[-2].startswith("missed: the mean cosine is ") and "it must be 1.1 or more (lowest: " in lines[-2]
     assert "'Why?'" in lines[-2]
     js = notes("verify", "returns", "--choices", "a,b", "--question", "Why?", "--json")
     assert js.code == 1 and js.json["pass"] is False and js.json["same_decision"] is True

@@ -433,7 +433,7 @@ def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWo
     changed = np.flatnonzero(~same_rows(edited, plain, plain.end)).tolist()
     assert changed and set(changed) <= set(field_positions(segment, plain.start))
     for dry in (True, False):
-        with pytest.raises(UnsupportedError, match="what stands behind the change cannot be moved: this model learned"):
+        with pytest.raises(UnsupportedError, match="what follows the change cannot be moved: this model learned"):
             assemble(workspace, Prompt(QUESTION, [segment], values={"date": "1 May"}, method=Method("field")), dry=dry)
     found, wanted = (decoded(workspace, segment, name, {"date": "1 May"}) for name in ("suffix", "recompute"))
     assert found.book.count("spliced") == segment.base + segment.fields[0].first

@@ -260,10 +260,10 @@ def test_a_sequence_changed_behind_a_notebook_is_noticed(model: Model) -> None:
         notebook.flush()
         notebook.append(QUESTION)
         ctx.truncate(notebook.sequence, 3)
-        with pytest.raises(EngineError, match="changed by somebody else"):
+        with pytest.raises(EngineError, match="changed by other code"):
             notebook.flush()
         ctx.clear()
-        with pytest.raises(EngineError, match="changed by somebody else"):
+        with pytest.raises(EngineError, match="changed by other code"):
             notebook.flush()
 
 

@@ -283,5 +283,5 @@ def test_rows_of_somebody_else_are_not_taken_for_ours(context: Context) -> None:
     assert not book.intact and other.intact
     with pytest.raises(EngineError, match="its context was cleared"):
         book.append(ASK)
-    with pytest.raises(EngineError, match="closed, or changed by somebody else"):
+    with pytest.raises(EngineError, match="closed, or changed by other code"):
         book.logits()

@@ -50,9 +50,9 @@ def test_a_part_keeps_its_rows_where_they_are(first: int, last: int) -> None:
 def test_rows_that_cannot_be_moved_are_cut_at_their_end_only() -> None:
     """A first part keeps the left context; any other is refused, and none is taken from before a recurrent state."""
     assert whole().slice(0, 2).layers[0].k[:, 0].tolist() == [0, 1, 2, 3]
-    with pytest.raises(EngineError, match="cannot be moved: no part"):
+    with pytest.raises(EngineError, match="cannot be moved, so no part"):
         whole().slice(1, 2)
-    with pytest.raises(EngineError, match="cannot be moved: no part"):
+    with pytest.raises(EngineError, match="cannot be moved, so no part"):
         whole("state").slice(0, 4)
     assert whole("state").slice(0, 5).layers[0].k.shape == (7, 3)
 

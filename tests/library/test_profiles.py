@@ -24,7 +24,7 @@ def profile(identity: Identity) -> Profile:
         identity=identity,
         cache="q8_0/f16",
         cases=40,
-        heard={"direct": 39, "reasoned": 38},
+        decisive={"direct": 39, "reasoned": 38},
         methods={"direct": "field", "reasoned": "recompute"},
         wording="now",
         seam=0,

@@ -36,13 +36,13 @@ def test_it_is_not_agreement_that_counts() -> None:
     assert measured == {"erratum": (0, 10), "field": (10, 0), "stale": (10, 0), "suffix": (0, 1)}
 
 
-def test_the_shipped_model_is_heard() -> None:
+def test_fields_decide_on_the_shipped_model() -> None:
     """On a few decisions: every method, wording, seam and place is measured, and nothing is chosen by so few."""
     told: list[tuple[int, int]] = []
     with Workspace(shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
         profile = calibrate(workspace, shipped_battery()[:4], lambda done, of: told.append((done, of)))
     assert told == [(done, 8) for done in range(1, 9)]
-    assert profile.heard["direct"] >= 3
+    assert profile.decisive["direct"] >= 3
     for way in ("direct", "reasoned"):
         assert profile.methods[way] == "erratum" and profile.verdicts[way].startswith("4 cases prove nothing")
         stale, recompute = profile.found("method", "stale", way), profile.found("method", "recompute", way)
@@ -58,7 +58,7 @@ def test_a_deaf_model_is_told(make_workspace: MakeWorkspace) -> None:
     """Random weights do not decide by the field: nothing is proven, and the default stays."""
     profile = calibrate(make_workspace(), shipped_battery()[:6])
     assert profile.methods == {"direct": "erratum", "reasoned": "erratum"}
-    assert max(profile.heard.values()) < 3
+    assert max(profile.decisive.values()) < 3
 
 
 def test_a_model_that_cannot_rewrite(make_workspace: MakeWorkspace) -> None:

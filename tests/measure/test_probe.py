@@ -89,7 +89,7 @@ def test_rows_are_those_of_the_mix(which: str, request: pytest.FixtureRequest) -
             tokens += source.tokens[first:last].tolist()
             parts.append(source.slice(first, last).layers[-1])
         book, start = mixed.notebook, mixed._start
-        assert book.tokens[start:].tolist() == [*tokens, *mixed._behind]
+        assert book.tokens[start:].tolist() == [*tokens, *mixed._after]
         found = book.context.read(0, start, len(tokens), base=start)[-1]
         np.testing.assert_array_equal(found.v, np.concatenate([part.v for part in parts]))
         if start == mixed.stale.base and not mixed.change.patches[0].grows:
@@ -99,7 +99,7 @@ def test_rows_are_those_of_the_mix(which: str, request: pytest.FixtureRequest) -
 def test_a_mix_does_not_depend_on_the_one_before(mixes: Mixes) -> None:
     """What is shared with the mix before is kept, and gives what laying all of it gives."""
     first = mixes.field_only()
-    mixes.behind_only()
+    mixes.after_only()
     mixes.between(mixes.first + 2, mixes.first + 9)
     assert mixes.field_only() == first
     mixes.by_method("stale")
@@ -117,11 +117,11 @@ def test_edit_methods_agree_with_patched_rows(which: str, request: pytest.Fixtur
 
 def test_where_the_shipped_model_decides(report: Probe) -> None:
     """On the field's own rows, its last token above all; the rows behind it alone change nothing."""
-    assert report.field_only > 0.9 and abs(report.behind_only) < 0.1
+    assert report.field_only > 0.9 and abs(report.after_only) < 0.1
     assert report.reach(0.5) == report.reach(0.9) == report.field_tokens == 5
     assert report.best is not None and abs(report.best.alone) < 0.1
     assert report.windows[0].suffix == report.windows[-1].prefix == 1
-    assert report.windows[1].suffix == pytest.approx(report.behind_only)
+    assert report.windows[1].suffix == pytest.approx(report.after_only)
     assert report.windows[0].prefix == report.windows[0].alone == pytest.approx(report.field_only)
 
 
@@ -135,7 +135,7 @@ def test_windows_tile_the_text_from_the_field_on(report: Probe, returns: Segment
         assert (one.last, one.end) == (following.first, following.start)
         assert not following.field and 1 <= following.last - following.first <= 8
     assert "".join(window.text for window in report.windows) == returns.text[first.start :]
-    assert report.field_tokens + report.behind_tokens == len(returns) - span.first
+    assert report.field_tokens + report.after_tokens == len(returns) - span.first
     assert report.places == ((span.start, span.end),)
 
 
@@ -179,7 +179,7 @@ def test_both_texts_are_compiled_alike(reader: Workspace, returns: Segment, chan
 def test_alike(reader: Workspace, returns: Segment) -> None:
     """A value that changes no decision is refused with what to do, whether there are choices or not."""
     for choices in (CHOICES, None):
-        with pytest.raises(AlikeError, match="decides alike with date=2026-05-01 and date=2026-02-01: 'accepted'"):
+        with pytest.raises(AlikeError, match="decides the same with date=2026-05-01 and date=2026-02-01: 'accepted'"):
             Mixes(reader, returns, "date", "2026-02-01", question=QUESTION, choices=choices)
 
 

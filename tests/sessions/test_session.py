@@ -466,7 +466,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         profile("field", "field: 9 of 9")
         assert session.edit("date", "2026-07-01").method == "field"
         done = session.edit("date", "July 1")
-        assert done.method == "erratum" and "what stands behind the change cannot be moved" in done.chosen
+        assert done.method == "erratum" and "what follows the change cannot be moved" in done.chosen
     with held(make(), "short") as session:
         prompt = Prompt("?", [compile_skill(session.workspace, parse_skill("a: b", source="-", default="s"))])
         session.begin(prompt, assemble(session.workspace, prompt))
@@ -555,7 +555,7 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
         for method in methods:
             with pytest.raises(
                 UnsupportedError,
-                match=r"^(the edit method .*Use the edit method erratum or suffix|what stands behind .*moved)",
+                match=r"^(the edit method .*Use the edit method erratum or suffix|what follows .*moved)",
             ):
                 session.edit("date", "July 1", Method(method))
         session.edit("date", "2026-07-01", Method())

@@ -89,17 +89,17 @@ def probes(workspace: Workspace, case: world.Case, found: Found, tag: str) -> No
         try:
             mixes = Mixes(workspace, own, case.rule.field, case.new, question=case.question, choices=case.rule.choices)
         except AlikeError:
-            found[f"{where}: decides alike"].append(True)
+            found[f"{where}: decides the same"].append(True)
             continue
-        found[f"{where}: decides alike"].append(False)
+        found[f"{where}: decides the same"].append(False)
         found[f"{where}: field"].append(mixes.field_only() > 0.5)
-        found[f"{where}: follow"].append(mixes.behind_only() > 0.5)
+        found[f"{where}: follow"].append(mixes.after_only() > 0.5)
         try:
             cued = case.question + REASON_CUE
             mixes = Mixes(workspace, own, case.rule.field, case.new, question=cued)
         except AlikeError:
             continue
-        for name, mix in (("field", mixes.field_only), ("follow", mixes.behind_only)):
+        for name, mix in (("field", mixes.field_only), ("follow", mixes.after_only)):
             mix()
             text = said(workspace, mixes.notebook)
             found[f"{where}, thinking: {name}"].append(outcome(text, case.rule.choices) == case.right[1])
