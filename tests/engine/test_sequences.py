@@ -1,0 +1,431 @@
+"""Sequences of a context: who holds which, what two of them share, and a context that grows under them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.patches import Patch
+from notes_cli.engine.segment import LayerRows
+from notes_cli.engine.sequences import Pool
+from notes_cli.errors import EngineError, UnsupportedError
+
+TEXT = list(range(40))
+MORE = [7, 3, 9]
+
+Load = Callable[..., Context]
+LoadZoo = Callable[..., Model]
+
+
+@pytest.fixture
+def load(make_model: Callable[..., Path]) -> Iterator[Load]:
+    """Contexts of tiny models, open as long as a test needs them."""
+    opened: list[Any] = []
+
+    def make(kind: str = "llama", **options: Any) -> Context:
+        opened.append(Model(make_model(kind, name="tiny")))  # llama.cpp knows "phi3" in a name
+        opened.append(Context(opened[-1], ContextOptions(**{"n_ctx": 512, "n_threads": 1, **options})))
+        return opened[-1]  # type: ignore[no-any-return]
+
+    yield make
+    for one in reversed(opened):
+        one.close()
+
+
+def written(context: Context, tokens: Sequence[int] = TEXT) -> Notebook:
+    book = Notebook(context)
+    book.append(tokens)
+    book.flush()
+    return book
+
+
+def rows(book: Notebook) -> tuple[LayerRows, ...]:
+    context = book.context
+    return context.read(book.sequence, 0, context.length(book.sequence), base=0, dtype=context.lossless_type)
+
+
+def same(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> bool:
+    return all(np.array_equal(a.k, b.k) and np.array_equal(a.v, b.v) for a, b in zip(found, wanted, strict=True))
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> bool:
+    """Equal to rounding: other cells are added up in another order."""
+    return bool(np.allclose(found, wanted, atol=2e-2 * np.abs(wanted).max()))
+
+
+# Who holds which, without llama.cpp.
+
+
+def pool(size: int = 3) -> tuple[Pool, list[int]]:
+    emptied: list[int] = []
+    return Pool(size, emptied.append), emptied
+
+
+def test_a_lease_is_held_until_it_is_closed() -> None:
+    """Its number is nobody else's; closed, it is free and its rows are dropped, once however often it is closed."""
+    held, emptied = pool()
+    with held.take(1) as lease:
+        assert (lease.id, held.held, held.free) == (1, [1], [0, 2])
+    lease.close()
+    assert (held.held, held.free, emptied, lease.held) == ([], [0, 1, 2], [1], False)
+    with pytest.raises(EngineError, match="was given back"):
+        _ = lease.id
+
+
+def test_a_closed_lease_does_not_take_the_next_ones_sequence() -> None:
+    """Closed again, or gone, after somebody else was given the same number."""
+    held, emptied = pool()
+    old = held.take(0)
+    old.close()
+    new = held.take(0)
+    new.tokens.append(5)
+    old.close()
+    del old
+    gc.collect()
+    assert (held.held, held.tokens(0), emptied, new.held) == ([0], [5], [0], True)
+
+
+def test_a_dropped_lease_is_taken_back_when_somebody_asks() -> None:
+    """Not where it is dropped: that may be in any thread, and while the context computes."""
+    held, emptied = pool()
+    lease = held.take(2)
+    del lease
+    gc.collect()
+    assert emptied == []
+    assert held.free == [0, 1, 2] and emptied == [2] and held.tokens(2) == []
+
+
+def test_to_clear_a_pool_is_to_forget_all() -> None:
+    """Nobody holds any more, and what they hold is not given back a second time."""
+    held, emptied = pool()
+    leases = [held.take(number) for number in range(3)]
+    held.clear()
+    assert held.free == [0, 1, 2] and not any(lease.held for lease in leases)
+    new = held.take(0)
+    for lease in leases:
+        lease.close()
+    del leases
+    gc.collect()
+    assert held.held == [0] and new.held and emptied == []
+
+
+# Notebooks.
+
+
+def test_a_notebook_that_is_gone_gives_its_sequence_back(load: Load) -> None:
+    """Closed or dropped: its rows are gone and the next one has its place."""
+    context = load(n_sequences=2, unified=True)
+    book = written(context)
+    del book
+    gc.collect()
+    for _ in range(5):
+        with written(context) as again:
+            assert again.sequence == 0 and context.used == len(TEXT)
+    again.close()
+    assert context.used == 0 and context.options.n_sequences == 2
+    for use in (
+        again.flush,
+        again.logits,
+        again.share,
+        lambda: again.truncate(3),
+        lambda: again.rewrite([3], MORE[:1]),
+    ):
+        with pytest.raises(EngineError, match=r"given back|closed, or changed"):
+            use()
+    assert not again.intact
+
+
+def test_a_cleared_context_is_nobodys(load: Load) -> None:
+    """What a notebook had is gone, which it says, and a new one does not find its rows."""
+    context = load()
+    book = written(context)
+    context.clear()
+    assert not book.intact
+    with written(context, MORE) as other:
+        with pytest.raises(EngineError, match="was closed, or changed by somebody else"):
+            book.logits()
+        book.close()
+        assert other.intact and context.length(other.sequence) == len(MORE)
+
+
+def test_no_more_sequences_than_a_context_may_have(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grows on demand up to there, then says so; one that is given back serves again."""
+    monkeypatch.setattr("notes_cli.engine.context._MOST_SEQUENCES", 4)
+    context = load()
+    books = [written(context, TEXT[: 3 + number]) for number in range(4)]
+    assert sorted(book.sequence for book in books) == [0, 1, 2, 3]
+    with pytest.raises(EngineError, match="all 4 sequences of the context are in use"):
+        Notebook(context)
+    books[2].close()
+    with Notebook(context) as book:
+        assert book.sequence == 2
+    assert all(one.intact for one in (books[0], books[1], books[3]))
+
+
+# Sharing.
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
+def test_shared_rows_are_in_the_same_cells(load: Load, kind: str) -> None:
+    """They count once; what each adds is its own, and each goes on as one that is alone."""
+    context, alone = load(kind, n_sequences=4, unified=True), load(kind)
+    with written(context) as one, one.share() as two, two.share() as three:
+        assert context.used == len(TEXT) and same(rows(two), rows(one)) and same(rows(three), rows(one))
+        for book, added in ((one, MORE), (two, MORE[:2]), (three, MORE[1:])):
+            book.append(added)
+            logits = book.logits()
+            with written(alone, TEXT + added) as wanted:
+                assert close(logits, wanted.logits())
+        assert context.used == len(TEXT) + 7
+        before = rows(three)
+        one.close()
+        two.close()
+        assert same(rows(three), before) and context.used == len(TEXT) + 2
+    assert context.used == 0
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_rewrite_of_shared_rows_is_nobody_elses(load: Load, kind: str) -> None:
+    """In place, moved, truncated, written over: the other one is as it was, bit for bit."""
+    context = load(kind, n_sequences=2, unified=True)
+    with written(context) as one:
+        before = rows(one)
+        changes: list[Callable[[Notebook], object]] = [
+            lambda book: book.rewrite([3, 4, 20], MORE),
+            lambda book: book.replace([Patch(5, 7, (1, 2, 3, 4))]),
+            lambda book: book.truncate(10),
+            lambda book: (book.truncate(10), book.append(MORE * 4), book.flush()),
+        ]
+        for change in changes:
+            with one.share() as two:
+                change(two)
+                assert same(rows(one), before) and (len(two) < 40 or not same(rows(two), before))
+                after = rows(two)
+                one.append(MORE)
+                one.flush()
+                assert same(rows(two), after)
+                one.truncate(len(TEXT))
+            assert same(rows(one), before) and context.used == len(TEXT)
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
+def test_a_state_is_shared_as_a_whole(load: Load, kind: str) -> None:
+    """It belongs to the last token: a part cannot be had, the whole goes on in each as alone."""
+    context = load(kind, n_sequences=3, unified=True)
+    with written(context) as one:
+        with pytest.raises(EngineError, match="recurrent state belongs to the last one"):
+            context.share(one.sequence, 20)
+        with one.share() as two:
+            two.append(MORE)
+            found = two.logits()
+            one.append(MORE)
+            assert close(one.logits(), found)
+            two.close()
+            one.append(MORE)
+            with written(load(kind), TEXT + MORE + MORE) as wanted:
+                assert close(one.logits(), wanted.logits())
+
+
+def test_caches_of_their_own_share_nothing(load: Load) -> None:
+    """Refused with the reason, before anything is done; one sequence alone becomes several in one cache."""
+    context = load(n_sequences=2, n_ctx=512)
+    with written(context) as one:
+        before = rows(one)
+        with pytest.raises(UnsupportedError, match="caches of their own cannot share"):
+            one.share()
+        assert context.options.n_sequences == 2 and same(rows(one), before)
+    context = load()
+    with written(context) as one, one.share() as two:
+        assert context.used == len(TEXT) and same(rows(one), rows(two))
+
+
+def test_a_failed_share_holds_no_sequence(load: Load) -> None:
+    """More rows than there are, of a sequence that is not there."""
+    context = load(n_sequences=2, unified=True)
+    with written(context) as one:
+        for sequence, length in ((one.sequence, 41), (one.sequence, -1), (7, 3)):
+            with pytest.raises(EngineError):
+                context.share(sequence, length)
+        assert context.options.n_sequences == 2 and same(rows(one), rows(one.share()))
+
+
+# Growing.
+
+CACHES = [("llama", "f16"), ("llama", "f32"), ("qwen3", "q8_0"), ("gemma3", "f16"), ("lfm2", "f16"), ("mamba", "f16")]
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.parametrize(("kind", "cache"), CACHES)
+def test_a_context_grows_under_its_notebooks(load: Load, kind: str, cache: str, flash: str) -> None:
+    """More tokens and more sequences: rows are the same bit for bit, and all go on to what they would have said."""
+    context = load(kind, n_ctx=256, type_k=cache, type_v=cache, flash_attention="on" if cache == "q8_0" else flash)
+    one, two = written(context), written(context, TEXT[::-1])
+    before = rows(one), rows(two)
+    context.resize(n_ctx=1024, n_sequences=7)
+    assert context.n_ctx >= 1024 and context.options.n_sequences == 7
+    assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
+    for book in (one, two):
+        book.append(MORE)
+        with written(load(kind, type_k=cache, type_v=cache), book.tokens) as wanted:
+            assert close(book.logits(), wanted.logits())
+
+
+def test_an_indexers_keys_come_along(load_zoo: LoadZoo) -> None:
+    """A mixture of experts with a sparse attention: rows and keys of the indexer."""
+    with (
+        load_zoo("deepseek32-moe") as model,
+        Context(model, ContextOptions(n_ctx=256, n_threads=1, n_sequences=2, unified=True)) as context,
+    ):
+        one = written(context)
+        two = one.share()
+        two.rewrite([5], [1])
+        before, found = [], []
+        for each in (before, found):
+            each += [rows(one), rows(two)]
+            context.resize(n_ctx=2 * context.n_ctx)
+        assert context.used == len(TEXT) + 1
+        for was, layers in zip(before, found, strict=True):
+            attention = [[layer for layer in one if layer.part == "attention"] for one in (was, layers)]
+            assert same(*attention) and len(attention[0]) < len(was)
+            assert all(np.allclose(a.k, b.k, rtol=0, atol=1e-6) for a, b in zip(was, layers, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
+def test_what_is_shared_stays_shared(load: Load, kind: str) -> None:
+    """In a context that is nearly full: grown, eight sequences of one text take no more cells than before."""
+    context = load(kind, n_ctx=256, n_sequences=2, unified=True)
+    text = TEXT * 5
+    one = written(context, text)
+    others = [one.share() for _ in range(7)]
+    assert context.options.n_sequences >= 8 and context.used == len(text)
+    if kind != "lfm2":  # states that have parted share no more
+        for number, book in enumerate(others):
+            book.append([number])
+            book.flush()
+    before = [rows(book) for book in (one, *others)]
+    context.resize(n_ctx=512)
+    assert context.used == len(text) + (7 if kind != "lfm2" else 0)
+    assert all(same(rows(book), wanted) for book, wanted in zip((one, *others), before, strict=True))
+
+
+def test_rows_that_are_shared_around_a_rewrite(load: Load) -> None:
+    """Not from the start alone: what is before, between and after the rows that one of them has for itself."""
+    context = load(n_ctx=256, n_sequences=3, unified=True)
+    one = written(context, TEXT * 5)
+    two, three = one.share(), one.share()
+    two.rewrite([0, 9, 10, 150], [1, 2, 3, 4])
+    three.rewrite([9, 199], [1, 2])
+    before, used = [rows(book) for book in (one, two, three)], context.used
+    assert used == 206
+    context.resize(n_ctx=1024)
+    assert context.used == used
+    assert all(same(rows(book), wanted) for book, wanted in zip((one, two, three), before, strict=True))
+
+
+def test_states_that_have_parted_are_not_lost(load: Load) -> None:
+    """With a state, rows are shared as a whole. Where there is no place for all of them apart, all is as it was."""
+    context = load("lfm2", n_ctx=256, n_sequences=3, unified=True)
+    one = written(context, TEXT * 5)
+    two = one.share()
+    two.append(MORE)
+    two.flush()
+    before = rows(one), rows(two)
+    with pytest.raises(UnsupportedError, match="without which they need 403 cells, and it has"):
+        context.resize(n_ctx=1024)
+    assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
+
+
+def test_streams_keep_their_cells(load: Load) -> None:
+    """More sequences with caches of their own: each has as many tokens as before."""
+    context = load(n_ctx=512, n_sequences=2)
+    books = [written(context, TEXT * 6) for _ in range(2)]
+    before = [rows(book) for book in books]
+    cells = context.cells
+    third = written(context, TEXT * 6)
+    assert context.cells >= cells and all(same(rows(a), b) for a, b in zip(books, before, strict=True))
+    assert close(third.logits(), books[0].logits())
+
+
+def test_a_rotation_that_would_change(load: Load) -> None:
+    """LongRoPE has other factors beyond a length: refused while there are rows, and all is as it was."""
+    context = load("phi3", n_ctx=1024)
+    with written(context) as book:
+        before, logits = rows(book), book.logits()
+        with pytest.raises(UnsupportedError, match="rotates its keys otherwise in a context of 8,192 tokens"):
+            context.resize(n_ctx=8192)
+        assert context.options.n_ctx == 1024 and same(rows(book), before)
+        book.truncate(len(TEXT) - 1)
+        book.append(TEXT[-1:])
+        assert close(book.logits(), logits)
+        context.resize(n_ctx=2048)
+        assert same(rows(book), before)
+    context.resize(n_ctx=8192)
+    assert context.n_ctx >= 8192
+
+
+def test_rows_that_cannot_be_read(load: Load) -> None:
+    """A small window has dropped some: refused, and the notebook goes on; as is one whose tokens nobody knows."""
+    context = load("gemma3", swa_full=False, n_ubatch=8, n_batch=8)
+    with written(context, TEXT * 8) as book:
+        with pytest.raises(UnsupportedError, match="cannot be made larger while sequence 0 has rows"):
+            context.resize(n_ctx=1024)
+        book.append(MORE)
+        assert book.intact and len(book.logits())
+    context = load()
+    context.append({0: np.array(TEXT, np.int32)})
+    with pytest.raises(UnsupportedError, match="rows of tokens that are not known"):
+        context.resize(n_ctx=1024)
+    assert context.length(0) == len(TEXT)
+
+
+@pytest.mark.parametrize("failure", [EngineError("no memory"), KeyboardInterrupt()], ids=["memory", "interrupt"])
+@pytest.mark.parametrize("step", ["_open", "splice"])
+@pytest.mark.parametrize("kind", ["llama", "lfm2"])
+def test_a_context_that_cannot_grow(
+    load: Load, kind: str, step: str, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocation fails, or what comes after it, or somebody presses Ctrl-C: the old one is there, with all rows."""
+    context = load(kind, n_sequences=2, unified=True)
+    one, two = written(context), written(context, TEXT[::-1])
+    before, call = (rows(one), rows(two)), getattr(Context, step)
+    failures = iter([failure])
+
+    def failing(self: Context, *arguments: Any, **options: Any) -> Any:
+        for error in failures:
+            raise error
+        return call(self, *arguments, **options)
+
+    monkeypatch.setattr(Context, step, failing)
+    with pytest.raises(type(failure)):
+        context.resize(n_ctx=4096, n_sequences=9)
+    assert (context.options.n_ctx, context.options.n_sequences) == (512, 2)
+    assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
+    context.resize(n_ctx=1024)
+    assert same(rows(one), before[0]) and same(rows(two), before[1])
+
+
+def test_a_context_of_the_models_own_size_does_not_shrink(load: Load) -> None:
+    """n_ctx 0 is what the model was trained for: growing to less than that leaves it so."""
+    context = load(n_ctx=0)
+    size = context.n_ctx
+    context.resize(n_ctx=512, n_sequences=3)
+    assert context.n_ctx >= size > 512
+
+
+def test_a_stock_copy_is_a_share_too(load: Load) -> None:
+    """Sequences that share cells by llama.cpp's own call, as other programs do, and whose tokens are known."""
+    context = load(n_sequences=2, unified=True)
+    with written(context) as one, Notebook(context) as two:
+        llama.llama_memory_seq_cp(llama.llama_get_memory(context.handle), one.sequence, two.sequence, 0, 30)
+        two.append(TEXT[:30])
+        context.resize(n_ctx=1024)
+        assert context.used == len(TEXT) and context.length(two.sequence) == 30
