@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,20 +42,30 @@ def decode(
     try:
         context.append({book.sequence: np.array(book.pending[:count], np.int32) for book, count in parts}, outputs)
     except BaseException:
-        for notebook in notebooks:  # an interrupt comes after the call that it waited for: those rows are there
-            notebook.failed()
+        done = [context.length(book.sequence) == len(book) - len(book.pending) + count for book, count in parts]
+        if all(done):  # an interrupt comes after the call that it waited for
+            _advance(parts, outputs, every)
+        else:
+            for notebook in notebooks:
+                notebook.failed()
         raise
     finally:
         for notebook in notebooks:
             notebook.seconds["decode"] += time.perf_counter() - started
-    for notebook, count in parts:
-        notebook.advance(count)
+    return _advance(parts, outputs, every)
+
+
+def _advance(
+    parts: Sequence[tuple[Notebook, int]], outputs: Mapping[int, Output], every: Collection[int]
+) -> dict[int, list[Logits] | EngineError]:
+    """Tell the notebooks how many of their tokens were decoded, and what came of it."""
     wanted = [{"none": 0, "last": 1, "all": count}[outputs[book.sequence]] for book, count in parts]
     found: dict[int, list[Logits] | EngineError] = {}
     index = -sum(wanted)
-    for (notebook, _), number in zip(parts, wanted, strict=True):
+    for (notebook, count), number in zip(parts, wanted, strict=True):
+        notebook.advance(count)
         try:
-            logits = [context.logits(index + place) for place in range(number)]
+            logits = [notebook.context.logits(index + place) for place in range(number)]
         except EngineError as error:
             notebook.advance(0, error)
             found[notebook.sequence] = error

@@ -94,7 +94,8 @@ class _Look:
             self._found = rows
         else:
             self._rows += rows
-            self._found = None if self.pending else np.array(self._rows)
+            width = self.wish.notebook.context.model.n_vocab if isinstance(self.wish, Ahead) else 0
+            self._found = None if self.pending else np.array(self._rows, np.float32).reshape(len(self._rows), width)
         if self._found is not None:
             self.close()
 

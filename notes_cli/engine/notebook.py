@@ -321,7 +321,7 @@ class Notebook:
                 part = tokens[first : first + self.context.n_batch]
                 self.context.append({sequence: np.array(part)}, "all")
                 found += [self.context.logits(index) for index in range(len(part))]
-            return np.array(found)
+            return np.array(found, np.float32).reshape(len(found), self.context.model.n_vocab)
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token, and
