@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import model_options, open_workspace
+from notes_cli.commands.options import library, model_options, open_workspace
 from notes_cli.commands.remedies import tell, worded
 from notes_cli.errors import NotesError
 
@@ -101,8 +101,6 @@ def command(
       notes compile manual.md --blocks headings
       notes compile --from returns -m other.gguf     its text, for another model
     """
-    from notes_cli import config
-    from notes_cli.library.store import Library
     from notes_cli.runtime.compiling import again
     from notes_cli.text.skill import skill_sources
 
@@ -123,7 +121,7 @@ def command(
 
     skills: list[tuple[str, Skill]] = []
     if segment is not None:
-        info = Library(config.paths().library).latest(segment)
+        info = library().latest(segment)
         blocks = blocks or len(info.blocks) or None
         skills.append((segment, again(info, name)))
     for word in words:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from notes_cli import output
+from notes_cli.commands.options import library
 
 if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
@@ -30,16 +31,14 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     """
     if text + tokens + json_ > 1:
         raise click.UsageError("--text, --tokens and --json exclude each other. Give one of them")
-    from notes_cli.config import paths
     from notes_cli.errors import SegmentError
     from notes_cli.library.container import open_segment, peek
-    from notes_cli.library.store import Library
 
-    library = Library(paths().library)
-    target = library.resolve(name)
+    store = library()
+    target = store.resolve(name)
     if target.kind == "text":
         raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {quote(name)}")
-    files = [entry.path for entry in library.entries(target.name)] if target.path is None else [target.path]
+    files = [entry.path for entry in store.entries(target.name)] if target.path is None else [target.path]
     shown = []
     for path in files:
         open_segment(path)  # checks every byte

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from notes_cli import output
+from notes_cli.commands.options import library
 
 
 @click.command()
@@ -19,11 +20,9 @@ def command(quiet: bool, json_: bool) -> None:
       notes ls -q | xargs notes rm
     """
     from notes_cli.commands.remedies import worded
-    from notes_cli.config import paths
-    from notes_cli.library.store import Library
 
-    library = Library(paths().library)
-    entries = library.entries()
+    store = library()
+    entries = store.entries()
     if quiet:
         for name in sorted({entry.name for entry in entries}):
             output.result(name)
@@ -53,7 +52,7 @@ def command(quiet: bool, json_: bool) -> None:
         )
         return
     if not entries:
-        output.say(f"no compiled skills yet in {library.folder}. Compile one: notes compile FILE")
+        output.say(f"no compiled skills yet in {store.folder}. Compile one: notes compile FILE")
         return
     rows = []
     for entry in entries:
@@ -68,4 +67,4 @@ def command(quiet: bool, json_: bool) -> None:
         )
     output.table(("name", "tokens", "size", "model", "compiled", "fields"), rows, right=("tokens", "size"))
     count = "1 file" if len(entries) == 1 else f"{len(entries)} files"
-    output.result(f"{count}, {output.human_size(sum(e.info.nbytes for e in entries if e.info))} in {library.folder}")
+    output.result(f"{count}, {output.human_size(sum(e.info.nbytes for e in entries if e.info))} in {store.folder}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from notes_cli.library.store import Library
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.ledger import Header
 
@@ -207,6 +208,7 @@ def open_workspace(
                 path,
                 options,
                 paths=config.paths(),
+                library=library(),
                 fixed_size=given["ctx_size"] is not None,
                 beyond_trained=given["beyond_trained"],
                 gpu_layers=given["gpu_layers"],
@@ -215,6 +217,14 @@ def open_workspace(
                 log=output.say if given["verbose"] else None,
             )
         yield stack.enter_context(workspace)
+
+
+def library() -> Library:
+    """The compiled skills that all commands work on."""
+    from notes_cli import config
+    from notes_cli.library.store import Library
+
+    return Library(config.paths().library)
 
 
 def named(parameter: str) -> bool:

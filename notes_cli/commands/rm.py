@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from notes_cli import output
+from notes_cli.commands.options import library
 
 
 @click.command()
@@ -21,21 +22,19 @@ def command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
       notes rm returns
       notes ls -q | xargs notes rm
     """
-    from notes_cli.config import paths
     from notes_cli.errors import SegmentError
-    from notes_cli.library.store import Library
     from notes_cli.text.names import typed
 
-    library = Library(paths().library)
-    known = set(library.names())
+    store = library()
+    known = set(store.names())
     names = tuple(dict.fromkeys(map(typed, names)))
     for name in names:  # all or nothing: a typing error removes nothing
         if name not in known:
             raise SegmentError(f"there is no compiled skill {name!r}. See: notes ls")
     if dry_run:
-        files = [str(entry.path) for entry in library.entries() if entry.name in names]
+        files = [str(entry.path) for entry in store.entries() if entry.name in names]
     else:
-        files = [str(path) for name in names for path in library.remove(name)]
+        files = [str(path) for name in names for path in store.remove(name)]
     if json_:
         output.as_json({"version": 1, "removed": [] if dry_run else files, "would_remove": files if dry_run else []})
     else:
