@@ -11,6 +11,7 @@ import gguf
 import pytest
 import tiny
 
+from notes_cli.commands.remedies import worded
 from notes_cli.config import shipped_model
 from notes_cli.engine import limits
 from notes_cli.engine.context import Context, ContextOptions
@@ -117,12 +118,12 @@ def test_no_memory_is_a_line_and_no_attempt(make_model: Callable[..., Path], mon
         monkeypatch.setattr(limits, "available", lambda: needed - 1)
         with pytest.raises(EngineError) as refused:
             Context(model, OPTIONS)
-        said = str(refused.value)
+        said = worded(refused.value)
         assert said.startswith("a context of 1,024 tokens needs about ") and f"{limits.size(needed - 1)} of mem" in said
         assert "-c" in said and "-ctk q8_0" in said and "\n" not in said
         with pytest.raises(EngineError) as refused:
             Context(model, replace(OPTIONS, type_k="q8_0", type_v="q8_0"))
-        assert "-ctk" not in str(refused.value)
+        assert "-ctk" not in worded(refused.value)
         monkeypatch.setattr(limits, "available", lambda: None)  # a system that does not say: try
         Context(model, OPTIONS).close()
 

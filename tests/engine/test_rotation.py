@@ -139,8 +139,7 @@ def test_rows_that_turn_wrongly_are_not_moved(turned_wrong: None, workspace: Wor
     reason = workspace.context.supports("splice")
     assert reason and "do not turn as notes expects" in reason and "512 positions" in reason and "put back" in reason
     assert workspace.context.can_move(0, 0, 8) is None
-    rows = workspace.context.read(0, 0, 4, base=0)
-    workspace.context.clear()
+    rows = [layer.cut(slice(4)) for layer in segment.layers]
     with pytest.raises(UnsupportedError, match="do not turn"):
         workspace.context.splice(0, 7, segment.tokens[:4], rows, 0)
     elsewhere = assemble(workspace, Prompt("Why?", [segment], system="Be brief."))

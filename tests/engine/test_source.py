@@ -139,5 +139,5 @@ def test_descriptors_are_closed(path: Path) -> None:
 def test_what_is_no_file(tmp_path: Path) -> None:
     """A pipe would be waited for without end."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ModelError, match="no regular file"):
+    with pytest.raises(ModelError, match="is not a regular file"):
         Model(tmp_path / "pipe")

@@ -242,7 +242,7 @@ def test_names(tmp_path: Path) -> None:
     """As the file is called, if that is a name."""
     assert name_of(tmp_path / "mine.notes.tar") == name_of(Path("mine")) == "mine"
     for name in ("Mine.notes.tar", "a b", ".notes.tar", "mine.tar"):
-        with pytest.raises(SessionError, match=r"use letters and digits .* Give it another name"):
+        with pytest.raises(SessionError, match=r"use lower-case letters and digits .* Give it another name"):
             name_of(Path(name))
 
 

@@ -169,7 +169,7 @@ def test_names_in_any_script(sessions: Sessions) -> None:
     for name, message in (("Mein Tag", "such as mein-tag"), ("../x", "such as x"), ("", "single -$")):
         with pytest.raises(SessionError, match=message), sessions.locked(name, new=True):
             pass
-    with pytest.raises(SessionError, match="there is grüße already"), sessions.locked("grüsse", new=True):
+    with pytest.raises(SessionError, match="there is already grüße"), sessions.locked("grüsse", new=True):
         pass
     sessions.fork("grüße", "方針")
     assert sessions.names() == ["grüße", "方針"]
