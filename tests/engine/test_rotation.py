@@ -137,13 +137,13 @@ def test_rows_that_turn_wrongly_are_not_moved(turned_wrong: None, workspace: Wor
     segment = compile_skill(workspace, skill)
     assert segment.pinned
     reason = workspace.context.supports("splice")
-    assert reason and "do not turn as notes expects" in reason and "512 positions" in reason and "put back" in reason
+    assert reason and "do not rotate as notes expects" in reason and "512 positions" in reason and "put back" in reason
     assert workspace.context.can_move(0, 0, 8) is None
     rows = [layer.cut(slice(4)) for layer in segment.layers]
-    with pytest.raises(UnsupportedError, match="do not turn"):
+    with pytest.raises(UnsupportedError, match="do not rotate"):
         workspace.context.splice(0, 7, segment.tokens[:4], rows, 0)
     elsewhere = assemble(workspace, Prompt("Why?", [segment], system="Be brief."))
-    assert elsewhere.count("spliced") == 0 and any("do not turn" in piece.detail for piece in elsewhere.pieces)
+    assert elsewhere.count("spliced") == 0 and any("do not rotate" in piece.detail for piece in elsewhere.pieces)
     back = workspace.notebook()
     back.append(segment.context)
     back.restore(segment)
