@@ -12,7 +12,7 @@ export CMAKE_ARGS := -DLLAMA_BUILD=OFF $(CMAKE_ARGS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint train bench experiments zoo upstream sanitize faults faults-slice clean
+.PHONY: help setup demo test lint wheel train bench experiments zoo upstream sanitize faults faults-slice clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,16 @@ test: $(READY) $(MODELS) ## Run all tests, with a part of the zoo
 lint: $(READY) ## Check style and types, and mend what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 	@$(BIN)/mypy
+
+# In the build folder of $(READY), so that llama.cpp is not built again.
+WHEEL := build/wheel
+
+wheel: $(READY) ## Build the wheel, install it into a new environment, and run README's Python example and mypy --strict there
+	@rm -rf $(WHEEL) && mkdir -p $(WHEEL)
+	@$(BIN)/python -m pip wheel -q --no-deps -w $(WHEEL) .
+	@$(PYTHON) -m venv $(WHEEL)/venv
+	@$(WHEEL)/venv/bin/python -m pip install -q $(WHEEL)/*.whl mypy
+	@$(WHEEL)/venv/bin/python bench/readme.py
 
 experiments: $(READY) ## What the paper measured, on the model that ships (docs/results.md, half an hour); ONLY='name ...' for some, MODEL=FILE
 	@$(BIN)/python -m bench.experiments $(ONLY) $(if $(MODEL),--model $(MODEL),--write docs)

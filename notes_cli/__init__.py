@@ -1,8 +1,12 @@
 """notes: compile a skill once, splice it into any prompt, correct it with one line.
 
-The Python API behind the command line. Importing the package loads nothing; naming one of these does:
+The Python API is in api.py; the command line is written with it. Importing the package loads nothing; naming one of
+these does:
 
-    from notes_cli import Model, Skill, Notebook
+    import notes_cli as notes
+
+    with notes.open() as model:
+        print(model.ask("May I return this?", splice=["skills/returns"]))
 """
 
 from __future__ import annotations
@@ -12,53 +16,55 @@ TYPE_CHECKING = False  # typing's, which takes as long to load as all of Python
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from notes_cli.engine.context import Context, ContextOptions
-    from notes_cli.engine.model import Model
-    from notes_cli.engine.notebook import Notebook
-    from notes_cli.engine.sampler import Sampler, SamplerOptions
+    from notes_cli.api import Model, Session, open
+    from notes_cli.config import Paths
+    from notes_cli.editing.methods import Method
+    from notes_cli.engine.context import ContextOptions
+    from notes_cli.engine.decision import Decision
+    from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.engine.segment import Segment
-    from notes_cli.errors import NotesError
-    from notes_cli.library.container import open_segment, write_segment
-    from notes_cli.runtime.assembling import Prompt, assemble
-    from notes_cli.runtime.compiling import compile_skill
-    from notes_cli.runtime.workspace import Workspace
+    from notes_cli.errors import NotesError, Notice
+    from notes_cli.measure.probing import Probing
+    from notes_cli.runtime.asking import Answer, Listener, Request
     from notes_cli.text.skill import Skill, load_skill
 
 _HOMES = {
-    "Context": "engine.context",
+    "Answer": "runtime.asking",
     "ContextOptions": "engine.context",
-    "Model": "engine.model",
-    "Notebook": "engine.notebook",
+    "Decision": "engine.decision",
+    "Listener": "runtime.asking",
+    "Method": "editing.methods",
+    "Model": "api",
     "NotesError": "errors",
-    "Prompt": "runtime.assembling",
-    "Sampler": "engine.sampler",
+    "Notice": "errors",
+    "Paths": "config",
+    "Probing": "measure.probing",
+    "Request": "runtime.asking",
     "SamplerOptions": "engine.sampler",
     "Segment": "engine.segment",
+    "Session": "api",
     "Skill": "text.skill",
-    "Workspace": "runtime.workspace",
-    "compile_skill": "runtime.compiling",
-    "assemble": "runtime.assembling",
     "load_skill": "text.skill",
-    "open_segment": "library.container",
-    "write_segment": "library.container",
+    "open": "api",
 }
 __all__ = [
-    "Context",
+    "Answer",
     "ContextOptions",
+    "Decision",
+    "Listener",
+    "Method",
     "Model",
-    "Notebook",
     "NotesError",
-    "Prompt",
-    "Sampler",
+    "Notice",
+    "Paths",
+    "Probing",
+    "Request",
     "SamplerOptions",
     "Segment",
+    "Session",
     "Skill",
-    "Workspace",
-    "assemble",
-    "compile_skill",
     "load_skill",
-    "open_segment",
-    "write_segment",
+    "open",
 ]
 
 

@@ -23,7 +23,7 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/json.md", "docs/format.md")
 
 # Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
 # "" is `notes_cli` itself, of which all may know the version.
-LEVELS = ("__main__", "cli", "commands", "output stops", "api", "", "measure", "sessions", "runtime")
+LEVELS = ("__main__", "cli", "commands", "output stops", "", "api", "measure", "sessions", "runtime")
 LEVELS += ("editing library", "text engine", "config", "documents", "errors")
 
 # Who alone may import these: paths are handed in below `runtime`, and bindings stay in the engine.
@@ -31,7 +31,7 @@ ONLY = {
     "llama_cpp": {"engine"},
     "ctypes": {"engine"},
     "notes_cli.engine.native": {"engine"},
-    "notes_cli.config": {"cli", "commands", "api", "measure", "runtime", "text"},
+    "notes_cli.config": {"", "cli", "commands", "api", "measure", "runtime", "text"},
     "click": {"cli", "commands", "output"},
     "jinja2": {"text"},
     "matplotlib": {"commands"},

@@ -68,9 +68,11 @@ class Voices:
         self._thought.end()
         self._answer.end()
 
-    def _watch(self, label: str, tokens: int | None = None, *, later: bool = False) -> AbstractContextManager[Progress]:
+    def _watch(
+        self, label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+    ) -> AbstractContextManager[Progress]:
         short = tokens is not None and tokens < LONG
-        return output.progress(label, hidden=short or self._call.json, later=later)
+        return output.progress(label, unit, hidden=short or self._call.json, later=later)
 
     def _thought_ended(self, thought: Thought, asked: bool) -> None:
         if asked and not self._call.stream and not self._call.json:

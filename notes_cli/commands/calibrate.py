@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, model_options, open_workspace
+from notes_cli.commands.listening import listening
+from notes_cli.commands.options import Number, model_options, open_model
 
 if TYPE_CHECKING:
     from notes_cli.library.profiles import Measured, Profile
@@ -47,19 +48,13 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
     if only and not files:
         raise click.UsageError("--only needs decisions of your own: --cases FILE")
 
-    import notes_cli
-    from notes_cli.library.profiles import Profiles
     from notes_cli.measure.battery import load_battery, shipped_battery
-    from notes_cli.measure.calibrate import calibrate
     from notes_cli.measure.proof import LEAST
 
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
     cases = [case for battery in batteries for case in battery[:number]]
-    with open_workspace(quiet=json_, **model) as workspace:
-        with output.progress("measuring decisions", unit="steps", hidden=json_) as update:
-            profile = calibrate(workspace, cases, update)
-        enough = len(cases) >= LEAST
-        path = Profiles(workspace.paths.profiles).save(profile, f"notes {notes_cli.__version__}") if enough else None
+    with open_model(quiet=json_, **model) as opened:
+        profile, path = opened.calibrate(cases, listener=listening(json_))
     if json_:
         output.as_json({"version": 1, "path": str(path) if path else None, **profile.as_dict()})
     else:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import library, model_options, open_workspace
-from notes_cli.commands.remedies import tell, worded
+from notes_cli.commands.listening import listening
+from notes_cli.commands.options import library, model_options, open_model
+from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
+    from notes_cli.api import Model
     from notes_cli.runtime.compiling import Compiled
-    from notes_cli.runtime.workspace import Workspace
     from notes_cli.text.skill import Skill
 
 MOST_BLOCKS = 64
@@ -131,10 +131,10 @@ def command(
             fails(word, error)
     done: list[dict[str, Any]] = []
     if skills:
-        with open_workspace(quiet=quiet or json_, **model) as workspace:
+        with open_model(quiet=quiet or json_, **model) as opened:
             for word, skill in skills:
                 try:
-                    done.append(_compile(workspace, skill, target, force, influence, blocks, quiet or json_))
+                    done.append(_compile(opened, skill, target, force, influence, blocks or 1, quiet or json_))
                 except NotesError as error:
                     fails(word, error)
                     continue
@@ -157,40 +157,27 @@ def _read(source: str, name: str | None) -> Skill:
 
 
 def _compile(
-    workspace: Workspace, skill: Skill, target: Path | None, force: bool, influence: bool, blocks: Any, quiet: bool
+    model: Model, skill: Skill, target: Path | None, force: bool, influence: bool, blocks: Any, quiet: bool
 ) -> dict[str, Any]:
     """Compile one skill, say what was done, and return the facts of it."""
-    from notes_cli.runtime.compiling import allowed, block_warnings, compile_to_library
+    from notes_cli.runtime.compiling import allowed
     from notes_cli.text.keys import listed
 
-    warnings = [*skill.warnings, *(block_warnings(workspace, skill, blocks) if blocks else ())]
-    for warning in warnings[len(skill.warnings) :]:
-        output.say(f"warning: {warning}")
-    with output.progress(f"compiling {skill.name}", hidden=quiet) as update:
-        measure = (
-            (lambda done, of: output.say(f"measured the influence of {done} of {of} fields")) if influence else None
-        )
-        compiled = compile_to_library(
-            *(workspace, skill),
-            force=force,
-            progress=update,
-            output=target,
-            measure=measure,
-            blocks=blocks or 1,
-            say=tell,
-        )
+    compiled = model.bring_up_to_date(
+        skill, output=target, force=force, influence=influence, blocks=blocks, listener=listening(quiet)
+    )
     if not quiet:
         fields = listed(list(skill.values)) if skill.values else "no fields"
         done = "; ".join(compiled.reasons) if compiled.reasons else "up to date"
         if compiled.blocks > 1:
             fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
             done += fresh if compiled.reasons else ", in blocks"
-        where = f". {allowed(workspace, compiled.tokens)}" if compiled.reasons else ""
+        where = f". {allowed(model.workspace, compiled.tokens)}" if compiled.reasons else ""
         output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}")
-    return _facts(skill, compiled, warnings)
+    return _facts(skill, compiled)
 
 
-def _facts(skill: Skill, compiled: Compiled, warnings: Sequence[str]) -> dict[str, Any]:
+def _facts(skill: Skill, compiled: Compiled) -> dict[str, Any]:
     return {
         "name": skill.name,
         "path": str(compiled.path),
@@ -200,5 +187,5 @@ def _facts(skill: Skill, compiled: Compiled, warnings: Sequence[str]) -> dict[st
         "reasons": list(compiled.reasons),
         "blocks": compiled.blocks,
         "fresh": compiled.fresh,
-        "warnings": list(warnings),
+        "warnings": [*skill.warnings, *compiled.warnings],
     }

@@ -8,7 +8,8 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.explaining import edited
-from notes_cli.commands.options import model_options, open_workspace
+from notes_cli.commands.listening import listening
+from notes_cli.commands.options import model_options, open_model
 
 if TYPE_CHECKING:
     from notes_cli.sessions.edits import Edited
@@ -40,28 +41,15 @@ def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **mode
       notes edit mine --field date=2026-07-01 --method suffix
       notes edit mine --field returns.date=2026-07-01   # of several; *.date: all
     """
-    from notes_cli.editing.methods import Method
-    from notes_cli.runtime.assembling import meant, parse_values
-    from notes_cli.runtime.settings import AUTO
-    from notes_cli.sessions.folder import Sessions
-    from notes_cli.sessions.session import Session
+    from notes_cli.runtime.assembling import parse_values
 
-    values, chosen = parse_values(fields), None if method == AUTO else Method.parse(method, also=(AUTO,))
-    with (
-        open_workspace(quiet=json_, session=name, **model) as workspace,
-        Sessions(workspace.paths.sessions).locked(name) as stored,
-    ):
-        session = Session(workspace, stored)
-        for told in meant(values, session.state.known):
-            output.say(told)
-        wanted = {key: value for field, value in values.items() for key in session.targets(field, value)}
-        for field, value in wanted.items():
-            session.check(field, value, chosen)  # all before the first is made
-        edits = []
-        for field, value in wanted.items():
-            edits.append(session.edit(field, value, chosen))
+    values = parse_values(fields)
+    edits = []
+    with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
+        for made in session.edits(values, method, listener=listening(json_)):
+            edits.append(made)
             if not json_:
-                output.result(_told(edits[-1]))
+                output.result(_told(made))
     if json_:
         output.as_json({"version": 1, "session": name, "edits": [_as_json(edit) for edit in edits]})
 

@@ -17,7 +17,9 @@ def listening(quiet: bool) -> Listener:
     """Notices go to stderr, and progress unless that is to be `quiet`."""
     from notes_cli.runtime.asking import Listener
 
-    def watch(label: str, tokens: int | None = None, *, later: bool = False) -> AbstractContextManager[Progress]:
-        return output.progress(label, hidden=quiet, later=later)
+    def watch(
+        label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+    ) -> AbstractContextManager[Progress]:
+        return output.progress(label, unit, hidden=quiet, later=later)
 
     return Listener(notice=tell, watch=watch)

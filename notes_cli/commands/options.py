@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from notes_cli.api import Model
     from notes_cli.library.store import Library
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.ledger import Header
@@ -225,6 +226,15 @@ def library() -> Library:
     from notes_cli.library.store import Library
 
     return Library(config.paths().library)
+
+
+@contextmanager
+def open_model(**given: Any) -> Iterator[Model]:
+    """`open_workspace`, as the Python API has it."""
+    from notes_cli.api import Model
+
+    with open_workspace(**given) as workspace, Model(workspace) as model:
+        yield model
 
 
 def named(parameter: str) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
-from notes_cli.commands.remedies import tell
+from notes_cli.commands.listening import listening
+from notes_cli.commands.options import Number, answers_of, model_options, open_model
 
 if TYPE_CHECKING:
     from notes_cli.measure.probe import Probe, Window
@@ -52,28 +51,22 @@ def command(
       notes probe returns --field tier=silver --plot out.png
     """
     from notes_cli.commands.plot import check_plot, write_plot
-    from notes_cli.measure.probe import Mixes, probe
-    from notes_cli.runtime.assembling import known_fields, open_segments
+    from notes_cli.measure.probing import Probing
 
     if plot:
         check_plot(plot)
-    answers = answers_of(choices)
     field, equals, value = field.partition("=")
-    with open_workspace(quiet=json_, **model) as workspace:
-        (segment,) = open_segments(workspace, [name], tell, watch=partial(output.progress, hidden=json_))
-        if "." in field:
-            (reference,) = known_fields(segment).resolve(field.strip(), f"{segment.name} does not have")
-            field = reference.field
-        with output.progress("compiling the new text", hidden=json_) as update:
-            mixes = Mixes(
-                *(workspace, segment, field.strip(), value if equals else None),
-                question=question or None,
-                choices=answers,
-                system=system,
-                compiling=update,
-            )
-        with output.progress("probing", unit="mixes", hidden=json_) as update:
-            report = probe(mixes, window, update)
+    wanted = Probing(
+        skill=name,
+        field=field,
+        value=value if equals else None,
+        question=question,
+        choices=answers_of(choices),
+        system=system,
+        window=window,
+    )
+    with open_model(quiet=json_, **model) as opened:
+        report = opened.probe(wanted, listener=listening(json_))
     try:
         if plot:
             write_plot(plot, report)

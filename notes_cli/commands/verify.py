@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.explaining import entry_why, expected
 from notes_cli.commands.listening import listening
-from notes_cli.commands.options import Number, answers_of, model_options, open_workspace
+from notes_cli.commands.options import Number, answers_of, model_options, open_model
 from notes_cli.commands.remedies import worded
 
 if TYPE_CHECKING:
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.edits import Edits
     from notes_cli.measure.session import SessionReport
     from notes_cli.measure.verify import Report
-    from notes_cli.runtime.workspace import Workspace
-    from notes_cli.sessions.session import Session
+    from notes_cli.sessions.state import Entry
 
 
 @click.command()
@@ -103,7 +101,7 @@ def command(
     _check_usage(names, session, errata, fields, methods, system, seam)
     answers = answers_of(choices)
 
-    from notes_cli.measure.examination import Examination, examine_edits, examine_session, examine_splice
+    from notes_cli.measure.examination import Examination
     from notes_cli.runtime.assembling import parse_values
     from notes_cli.runtime.settings import AUTO
 
@@ -119,31 +117,23 @@ def command(
         wording=wording,
     )
     listener = listening(json_)
-    with open_workspace(quiet=json_, session=session, **model) as workspace:
-        about = f"{workspace.model.name} {workspace.model.quantization}"
+    with open_model(quiet=json_, session=session, **model) as opened:
         if session:
-            with _held(workspace, session) as held:
-                checked = examine_session(held, wanted, listener)
-                at = [_place(held, error.position) for error in checked.layers]
-            output.as_json(_session_as_json(checked, session, at)) if json_ else _print_session(checked, at, about)
+            with opened.session(session, new=False, reading=True) as held:
+                checked, entries = held.verify(wanted, listener=listener), held.entries
+            places = [_place(entries, error.position) for error in checked.layers]
+            if json_:
+                output.as_json(_session_as_json(checked, session, places))
+            else:
+                _print_session(checked, places, opened.name)
             return 0 if checked.passed else 1
         if fields:
-            edits = examine_edits(workspace, wanted, listener)
-            output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, about)
+            edits = opened.verify_edits(wanted, listener=listener)
+            output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, opened.name)
             return 0 if edits.passed else 1
-        report = examine_splice(workspace, wanted, listener)
-        output.as_json(_as_json(report)) if json_ else _print(report, about)
+        report = opened.verify(wanted, listener=listener)
+        output.as_json(_as_json(report)) if json_ else _print(report, opened.name)
         return 0 if report.passed else 1
-
-
-@contextmanager
-def _held(workspace: Workspace, name: str) -> Iterator[Session]:
-    """The session, which will only be read."""
-    from notes_cli.sessions.folder import Sessions
-    from notes_cli.sessions.session import Session
-
-    with Sessions(workspace.paths.sessions).locked(name, reading=True) as stored, Session(workspace, stored) as session:
-        yield session
 
 
 def _check_usage(
@@ -262,9 +252,9 @@ def _print_edits(edits: Edits, model: str) -> None:
     _verdict(f"against a recompute of the corrected text on {model}", edits.failures)
 
 
-def _place(session: Session, position: int) -> str:
-    """What stands at a position of the session, for people."""
-    for entry in session.state.entries:
+def _place(entries: Sequence[Entry], position: int) -> str:
+    """What is at a position of a session, for people."""
+    for entry in entries:
         if entry.position <= position < entry.position + entry.tokens:
             return f"position {position}, {entry.kind} {entry.name}".rstrip()
     return "the state after the last token"

@@ -35,9 +35,21 @@ Task = Generator[Sequence[Wish], list[Logits], T]
 
 def run(task: Task[T]) -> T:
     """Drive one task by itself. What fails is raised where the task waits for it."""
+    going = steps(task)
+    try:
+        while True:
+            next(going)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+def steps(task: Task[T]) -> Generator[None, None, T]:
+    """`run`, pausing whenever the task waits for something; closing this closes the task."""
     try:
         wishes = next(task)
         while True:
+            yield
             try:
                 found = [_alone(wish) for wish in wishes]
             except NotesError as error:

@@ -11,21 +11,25 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+import notes_cli
 from notes_cli.editing.influence import influence
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Progress, UnsupportedError
-from notes_cli.library.profiles import WAYS, Measured, Profile
+from notes_cli.library.profiles import WAYS, Measured, Profile, Profiles
 from notes_cli.measure.battery import Case
 from notes_cli.measure.compare import cosine
-from notes_cli.measure.proof import choose
+from notes_cli.measure.proof import LEAST, choose
 from notes_cli.measure.wording import verify_system
+from notes_cli.runtime.asking import SILENT, Listener
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
@@ -93,6 +97,23 @@ class _Tally:
             means = round(fmean(near), 5), round(fmean(decoded), 1), round(1000 * fmean(seconds), 1)
             found.append(Measured(what, name, way, *counts, *means))
         return found
+
+
+class Calibration(NamedTuple):
+    """What was measured, and where it is kept: nowhere, if the cases were too few to choose by."""
+
+    profile: Profile
+    path: Path | None
+
+
+def calibrate_and_keep(workspace: Workspace, cases: Sequence[Case], listener: Listener = SILENT) -> Calibration:
+    """Calibrate, and keep the profile for whoever asks this model from then on. Raise what `calibrate` raises."""
+    with listener.watch("measuring decisions", unit="steps") as update:
+        profile = calibrate(workspace, cases, update)
+    if len(cases) < LEAST:
+        return Calibration(profile, None)
+    path = Profiles(workspace.paths.profiles).save(profile, f"notes {notes_cli.__version__}")
+    return Calibration(profile, path)
 
 
 def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | None = None) -> Profile:

@@ -116,6 +116,16 @@ class Mixes:
         if not self.scores[0] < self.scores[1]:
             raise self._alike(self.decisions[0])
 
+    def close(self) -> None:
+        """Give back what its notebook takes of the context."""
+        self.notebook.close()
+
+    def __enter__(self) -> Mixes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # Mixes, by what of them is fresh. Nothing before the field differs.
 
     def recovery(self, fresh: Sequence[bool]) -> float:

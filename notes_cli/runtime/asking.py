@@ -6,14 +6,14 @@ A session assembles its own notebook (sessions/session.py) and is settled and an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from notes_cli.editing.methods import RECOMPUTE, Method
 from notes_cli.engine.decision import Decision, deciding
-from notes_cli.engine.loop import Task, run
+from notes_cli.engine.loop import Task, run, steps
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
@@ -85,15 +85,17 @@ class Settings:
 
 
 class Watch(Protocol):
-    """Shows how far something has come that takes long: what is done, and how many tokens it will take, if that is
-    known. `later`: it may be over before it is worth showing."""
+    """Shows how far something has come that takes long: what is done, how many tokens it will take, if that is known,
+    and in which unit it is counted. `later`: it may be over before it is worth showing."""
 
     def __call__(
-        self, label: str, tokens: int | None = None, *, later: bool = False
+        self, label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
     ) -> AbstractContextManager[Progress]: ...
 
 
-def _unseen(label: str, tokens: int | None = None, *, later: bool = False) -> AbstractContextManager[Progress]:
+def _unseen(
+    label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+) -> AbstractContextManager[Progress]:
     return nullcontext(lambda done, total: None)
 
 
@@ -155,10 +157,18 @@ class Answer:
     prompt: float = 0.0
     first_token: float = 0.0  # or the choice
 
+    def __str__(self) -> str:
+        return self.text
+
     @property
     def choice(self) -> str | None:
         """The one of the choices that the model prefers; None without choices."""
         return self.decision.choice if self.decision else None
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """That of each of the choices, together 1; none without choices."""
+        return self.decision.probabilities if self.decision else {}
 
     @property
     def unwritten(self) -> str:
@@ -167,6 +177,7 @@ class Answer:
         return self.text if self.decision and not at_the_end else ""
 
 
+Stream = Generator[str, None, Answer]  # texts as they come, and the answer that they come to
 SILENT = Listener()
 
 
@@ -175,6 +186,13 @@ def ask(workspace: Workspace, request: Request, listener: Listener = SILENT) -> 
     plan = prepare(workspace, request, listener)
     with plan.notebook:
         return answer(workspace, request, plan, listener)
+
+
+def ask_stream(workspace: Workspace, request: Request, listener: Listener = SILENT) -> Stream:
+    """`ask`, step by step. It begins when the first text is asked for; closing it gives back what it holds."""
+    plan = prepare(workspace, request, listener)
+    with plan.notebook:
+        return (yield from stream(workspace, request, plan, listener))
 
 
 def explain(workspace: Workspace, request: Request, listener: Listener = SILENT) -> Plan:
@@ -279,13 +297,43 @@ def room_for(workspace: Workspace, request: Request, settings: Settings) -> int:
 
 def answer(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Answer:
     """Decode the prompt and answer it. The notebook ends with the answer, unless that is a choice."""
+    _read(plan, listener)
+    found = run(answering(workspace, request, plan, listener))
+    listener.answered(found)
+    return found
+
+
+def stream(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Stream:
+    """`answer`, step by step: the text as it comes, a choice whole."""
+    _read(plan, listener)
+    heard: list[str] = []
+
+    def hear(text: str) -> None:
+        heard.append(text)
+        if listener.answer:
+            listener.answer(text)
+
+    with closing(steps(answering(workspace, request, plan, replace(listener, answer=hear)))) as going:
+        found: Answer | None = None
+        while found is None:
+            try:
+                next(going)
+            except StopIteration as done:
+                found = done.value
+            yield from heard
+            heard.clear()
+    if found.decision:
+        yield found.text
+    listener.answered(found)
+    return found
+
+
+def _read(plan: Plan, listener: Listener) -> None:
+    """Decode the prompt, telling what of it could not be spliced, and how far it has come."""
     for notice in unspliced(plan.notebook):
         listener.notice(Notice(f"warning: {notice.what}", notice.remedy))
     with listener.watch("reading the prompt", plan.counts.decoded) as update:
         plan.notebook.flush(update)
-    found = run(answering(workspace, request, plan, listener))
-    listener.answered(found)
-    return found
 
 
 def answering(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Task[Answer]:

@@ -45,6 +45,7 @@ class Compiled:
     reasons: tuple[str, ...]
     blocks: int = 1
     fresh: int = 0  # blocks that were prefilled; the others were there already
+    warnings: tuple[str, ...] = ()  # of blocks that refer to each other
 
 
 def compile_skill(

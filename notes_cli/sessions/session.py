@@ -5,7 +5,7 @@ Here are the turns; edits are in edits.py, the notebook in live.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from time import perf_counter
@@ -14,7 +14,7 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, SessionError
+from notes_cli.errors import Help, Notice, SessionError
 from notes_cli.runtime.asking import (
     SILENT,
     Answer,
@@ -22,14 +22,16 @@ from notes_cli.runtime.asking import (
     Listener,
     Plan,
     Request,
+    Stream,
     answer,
     opened,
     prompt_of,
     room_for,
     settle,
+    stream,
     tell_meant,
 )
-from notes_cli.runtime.assembling import Prompt, assemble, changes_of, known_fields, place_segment
+from notes_cli.runtime.assembling import Prompt, assemble, changes_of, known_fields, meant, place_segment
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor
@@ -86,6 +88,23 @@ class Session:
     def ask(self, request: Request, listener: Listener = SILENT) -> Answer:
         """The next turn: ask, answer, and keep both. Raise SessionError where a session that has begun is asked for
         what belongs to its first turn."""
+        found = answer(self.workspace, request, self._prepare(request, listener), listener)
+        self.keep(found.unwritten)
+        return found
+
+    def stream(self, request: Request, listener: Listener = SILENT) -> Stream:
+        """`ask`, step by step. The turn is kept when the answer is complete, and not if this is closed before."""
+        plan = self._prepare(request, listener)
+        try:
+            found = yield from stream(self.workspace, request, plan, listener)
+        except BaseException:
+            self._live.drop()
+            raise
+        self.keep(found.unwritten)
+        return found
+
+    def _prepare(self, request: Request, listener: Listener) -> Plan:
+        """Settle what holds for the next turn, and assemble it."""
         goes_on = not self.empty
         if goes_on and (request.values or request.recompute or request.place or request.system is not None):
             raise SessionError(
@@ -115,9 +134,7 @@ class Session:
                 strict=request.strict,
             )
             self.begin(prompt, notebook)
-        found = answer(self.workspace, request, Plan(notebook, settings, Counts.of(notebook), at), listener)
-        self.keep(found.unwritten)
-        return found
+        return Plan(notebook, settings, Counts.of(notebook), at)
 
     def begin(self, prompt: Prompt, notebook: Notebook) -> None:
         """The first turn's prompt has been assembled in this notebook."""
@@ -242,6 +259,21 @@ class Session:
 
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
         return Editor(self._live).edit(name, value, method)
+
+    def edits(
+        self, values: Mapping[str, str], method: Method | None = None, listener: Listener = SILENT
+    ) -> Iterator[Edited]:
+        """Give several fields other values, `*.field` that of each skill that has it; yield each edit when it is made.
+
+        Raise NotesError, before the first is made, where one of them cannot be.
+        """
+        for told in meant(values, self.state.known):
+            listener.notice(Notice(told))
+        wanted = {key: value for field, value in values.items() for key in self.targets(field, value)}
+        for field, value in wanted.items():
+            self.check(field, value, method)
+        for field, value in wanted.items():
+            yield self.edit(field, value, method)
 
     def compact(self) -> Compacted:
         return Editor(self._live).compact()

@@ -1,0 +1,85 @@
+"""The Python examples of README, as a user has them: run in a folder of their own, and checked by mypy --strict.
+
+    python bench/readme.py --python build/wheel/venv/bin/python
+
+Nothing of the checkout is imported: `notes_cli` is what the interpreter that is named has installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def examples() -> list[str]:
+    """The blocks of Python in README."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+
+
+def promised(example: str) -> list[str]:
+    """What an example says that it prints: the comments after its calls of `print`."""
+    return re.findall(r"^ *print\(.*\)  # (.*)$", example, re.M)
+
+
+def run(python: Path | str, example: str, folder: Path, path: Path | None = None) -> list[str]:
+    """The lines that an example prints in a folder, beside the skills that ship. Raise CalledProcessError."""
+    (folder / "example.py").write_text(example, encoding="utf-8")
+    if not (folder / "skills").exists():
+        (folder / "skills").symlink_to(ROOT / "skills")
+    environment = _environment(path) | {"NOTES_HOME": str(folder / "home")}
+    return _lines([str(python), "example.py"], folder, environment)
+
+
+def check(python: Path | str, example: str, folder: Path, path: Path | None = None) -> list[str]:
+    """What mypy --strict finds in an example. Of the installed package it believes what `py.typed` lets it."""
+    (folder / "example.py").write_text(example, encoding="utf-8")
+    done = subprocess.run(
+        [str(python), "-m", "mypy", "--strict", "--no-error-summary", "example.py"],
+        cwd=folder,
+        env=_environment(path),
+        capture_output=True,
+        text=True,
+    )
+    return [*done.stdout.splitlines(), *done.stderr.splitlines()]
+
+
+def _environment(path: Path | None) -> dict[str, str]:
+    """That of this process without the checkout; `path`: a folder that packages are installed in, too."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH", "NOTES_MODEL")}
+    return kept | ({"PYTHONPATH": str(path)} if path else {})
+
+
+def _lines(command: list[str], folder: Path, environment: dict[str, str]) -> list[str]:
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        done.check_returncode()
+    return done.stdout.splitlines()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run and check the Python examples of README.")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that has notes installed")
+    python = Path(parser.parse_args().python).absolute()
+    failed = 0
+    for number, example in enumerate(examples(), 1):
+        with tempfile.TemporaryDirectory() as folder:
+            wrong, found = check(python, example, Path(folder)), run(python, example, Path(folder))
+        for line in wrong:
+            print(f"example {number}: {line}")
+        if found != promised(example):
+            print(f"example {number} prints {found}, README says {promised(example)}")
+        failed += bool(wrong) or found != promised(example)
+    print(f"{len(examples()) - failed} of {len(examples())} examples print what README says and pass mypy --strict")
+    return 1 if failed or not examples() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

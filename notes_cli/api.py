@@ -1,0 +1,452 @@
+"""The Python API: open a model, compile skills, ask, keep sessions, measure. The commands are written with it.
+
+    import notes_cli as notes
+
+    with notes.open() as model:
+        returns = model.compile("skills/returns")
+        print(model.ask("May I return this?", splice=[returns], errata=["date=2026-07-01"]))
+
+What goes wrong is a NotesError, with `what` happened and a `remedy`. Nothing is printed: notices, progress and texts go
+to a Listener. Use a model, and what it hands out, from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from notes_cli.config import Paths, shipped_model
+from notes_cli.editing.methods import Method
+from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import Notice
+from notes_cli.runtime.asking import SILENT, Answer, Listener, Plan, Request, Stream, ask, ask_stream, explain, opened
+from notes_cli.runtime.compiling import Compiled, block_warnings, compile_to_library
+from notes_cli.runtime.settings import AUTO
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.blocks import Blocks
+from notes_cli.text.skill import Skill, load_skill
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from notes_cli.library.store import Store
+    from notes_cli.measure.battery import Case
+    from notes_cli.measure.calibrate import Calibration
+    from notes_cli.measure.edits import Edits
+    from notes_cli.measure.examination import Examination
+    from notes_cli.measure.probe import Probe
+    from notes_cli.measure.probing import Probing
+    from notes_cli.measure.session import SessionReport
+    from notes_cli.measure.verify import Report
+    from notes_cli.sessions.edits import Compacted, Edited
+    from notes_cli.sessions.folder import Sessions
+    from notes_cli.sessions.lines import Line
+    from notes_cli.sessions.session import Session as Held
+    from notes_cli.sessions.state import Entry
+
+
+class Asking(TypedDict, total=False):
+    """How a question is to be answered; what is left out goes by what was measured of the model, or by the defaults of
+    Request (runtime/asking.py)."""
+
+    splice: Sequence[str | Segment]  # names of compiled skills, segment files or texts, or segments
+    errata: Sequence[str]  # field=value, or free words
+    values: Mapping[str, str]  # new values of fields, brought in by `method`
+    system: str | None  # text before the skills
+    think: bool  # reason first
+    max_think: int  # tokens to reason with at most
+    choices: Sequence[str] | None  # decide among these answers, at least two
+    limit: int  # tokens to answer with at most
+    sampling: SamplerOptions  # greedy by default
+    seam: int | None  # tokens to recompute where a skill follows another context than at compile time
+    place: str | None  # skills in the system message ("early"), or right before the question ("late")
+    wording: str | None  # of errata, as prompts/errata.yaml names it
+    recompute: bool  # decode the very same tokens instead of splicing, to compare
+    strict: bool  # refuse a skill that cannot be spliced, instead of decoding it
+
+
+class Examining(TypedDict, total=False):
+    """How skills are to be verified; what is left out goes by the defaults of Examination (measure/examination.py)."""
+
+    questions: Sequence[str]  # without any, the value of each field
+    errata: Sequence[str]  # each question is asked without them and with them
+    choices: Sequence[str] | None  # without any, greedy answers are compared
+    system: str | None  # by default a few sentences, so that skills move, where they can
+    seam: int | None
+    wording: str | None
+
+
+def open(
+    model: str | os.PathLike[str] | None = None,
+    options: ContextOptions | None = None,
+    *,
+    paths: Paths | None = None,
+    library: Store | None = None,
+    fixed_size: bool = False,
+    beyond_trained: bool = False,
+    gpu_layers: int = -1,
+) -> Model:
+    """Open a GGUF model, None for the small one that ships. Close what is returned, or use it as a context manager.
+
+    `options`: how the context is made; without any, it has 4096 tokens and grows as needed. `paths`: the folders of one
+    user, by default those that NOTES_HOME or the system names. `library`: where compiled skills are, by default the
+    folder in `paths`. `fixed_size`: the context keeps the size that `options` gives it, and what does not fit is an
+    error. `beyond_trained`: more tokens than the model was trained for are allowed. `gpu_layers`: -1 for all.
+
+    Raise ModelError for a model that cannot be loaded, EngineError for a context that cannot be made.
+    """
+    file = shipped_model() if model is None else Path(model).expanduser()
+    return Model(
+        Workspace(
+            file,
+            options,
+            paths=paths,
+            library=library,
+            fixed_size=fixed_size,
+            beyond_trained=beyond_trained,
+            gpu_layers=gpu_layers,
+        )
+    )
+
+
+class Model:
+    """A model that is open, with one context in which everything is computed.
+
+    Several things may be alive at once: sessions, streams, and what is asked meanwhile.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        """It closes the workspace. `open` makes one."""
+        self.workspace = workspace
+        self._held = ExitStack()
+
+    def close(self) -> None:
+        """Close the sessions that are open, and the model."""
+        try:
+            self._held.close()
+        finally:
+            self.workspace.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """The name and the quantization, for people."""
+        return f"{self.workspace.model.name} {self.workspace.model.quantization}"
+
+    # Skills.
+
+    def compile(
+        self,
+        source: str | os.PathLike[str] | Skill,
+        *,
+        name: str | None = None,
+        force: bool = False,
+        influence: bool = False,
+        blocks: Blocks = 1,
+        listener: Listener = SILENT,
+    ) -> Segment:
+        """The segment of a skill, to be spliced: that of the library if it is up to date, else compiled into it.
+
+        `source`: a text file, a folder with a SKILL.md, or a Skill. `name`: in the library, by default the skill's own.
+        `force`: compile it although nothing has changed, or in place of a text that came from elsewhere. `influence`:
+        measure which tokens each field's value changes, for selective edits. `blocks`: so many parts, or "headings" for
+        one a heading, each compiled on its own.
+
+        Raise SkillError for a text that cannot be read, TakenError for a name that another text has, UnsupportedError
+        where this model's rows cannot be kept, EngineError for more tokens than it was trained for.
+        """
+        compiled = self.bring_up_to_date(
+            source, name=name, force=force, influence=influence, blocks=blocks, listener=listener
+        )
+        return self.workspace.open(compiled.path)
+
+    def bring_up_to_date(
+        self,
+        source: str | os.PathLike[str] | Skill,
+        *,
+        name: str | None = None,
+        output: Path | None = None,
+        force: bool = False,
+        influence: bool = False,
+        blocks: Blocks | None = 1,
+        listener: Listener = SILENT,
+    ) -> Compiled:
+        """As `compile`, and what was done: where the segment is, how many tokens it has, and why it was compiled.
+
+        `output`: write it to this file, not into the library. `blocks`: None for as many as it has there.
+        """
+        workspace = self.workspace
+        if not isinstance(source, Skill):
+            source = load_skill(os.fspath(source), name=name)
+            for warning in source.warnings:
+                listener.notice(Notice(f"warning: {warning}"))
+        warnings = tuple(block_warnings(workspace, source, blocks)) if blocks not in (None, 1) else ()
+        for warning in warnings:
+            listener.notice(Notice(f"warning: {warning}"))
+
+        def measured(done: int, of: int) -> None:
+            listener.notice(Notice(f"measured the influence of {done} of {of} fields"))
+
+        with listener.watch(f"compiling {source.name}") as update:
+            compiled = compile_to_library(
+                *(workspace, source),
+                force=force,
+                progress=update,
+                output=output,
+                measure=measured if influence else None,
+                blocks=blocks,
+                say=listener.notice,
+            )
+        return replace(compiled, warnings=warnings)
+
+    def segment(self, name: str) -> Segment:
+        """A compiled skill by its name, or a segment file. Raise SegmentError if it is not there, or does not fit this
+        model."""
+        (segment,) = opened(self.workspace, [name], SILENT)
+        return segment
+
+    # Questions.
+
+    def ask(
+        self,
+        question: str | Request,
+        *,
+        method: Method | str | None = None,
+        listener: Listener = SILENT,
+        **how: Unpack[Asking],
+    ) -> Answer:
+        """Answer one question. `str` of the answer is its text; `choice` the one of the `choices` that the model
+        prefers. Raise NotesError where that cannot be."""
+        return ask(self.workspace, _request(question, method, how), listener)
+
+    def stream(
+        self,
+        question: str | Request,
+        *,
+        method: Method | str | None = None,
+        listener: Listener = SILENT,
+        **how: Unpack[Asking],
+    ) -> Stream:
+        """The answer's text as it comes; a choice comes whole. It begins with the first text that is asked for, and is
+        given up when it is closed. What `ask` returns is the value that the generator returns."""
+        return ask_stream(self.workspace, _request(question, method, how), listener)
+
+    def explain(
+        self,
+        question: str | Request,
+        *,
+        method: Method | str | None = None,
+        listener: Listener = SILENT,
+        **how: Unpack[Asking],
+    ) -> Plan:
+        """What asking would do: the pieces of the prompt, and how each would be made. Nothing is computed."""
+        return explain(self.workspace, _request(question, method, how), listener)
+
+    # Sessions.
+
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions on disk, by name."""
+        from notes_cli.sessions.folder import Sessions
+
+        return Sessions(self.workspace.paths.sessions)
+
+    def session(self, name: str, *, new: bool = True, reading: bool = False) -> Session:
+        """Begin a session of this name or go on with it. It is held until it, or the model, is closed.
+
+        `new`: it need not have been begun. `reading`: it will not be changed, so that a read-only folder will do. Raise
+        SessionError if there is none, if another process holds it, or if it is another model's, UnsupportedError where
+        this model's rows cannot be kept.
+        """
+        from notes_cli.sessions.session import Session as Held
+
+        with ExitStack() as held:
+            stored = held.enter_context(self.sessions.locked(name, new=new, reading=reading))
+            session = Session(held.enter_context(Held(self.workspace, stored)), held.pop_all())
+        self._held.callback(session.close)
+        return session
+
+    # Measuring.
+
+    def verify(
+        self,
+        splice: Sequence[str | Segment] | Examination,
+        *,
+        listener: Listener = SILENT,
+        **how: Unpack[Examining],
+    ) -> Report:
+        """Compare what is spliced, with errata and without, with a full recompute of the same tokens: `passed`, and
+        `cases`, a question each. Raise NotesError where that cannot be."""
+        from notes_cli.measure.examination import Examination, examine_splice
+
+        wanted = splice if isinstance(splice, Examination) else Examination(splice=splice, **how)
+        return examine_splice(self.workspace, wanted, listener)
+
+    def verify_edits(
+        self,
+        splice: Sequence[str | Segment] | Examination,
+        values: Mapping[str, str] | None = None,
+        methods: Sequence[str] = (AUTO,),
+        *,
+        listener: Listener = SILENT,
+        **how: Unpack[Examining],
+    ) -> Edits:
+        """Compare edit methods that bring in new values of fields with a full recompute of the corrected text.
+        `methods` may hold "auto" and "all". Raise NotesError where that cannot be."""
+        from notes_cli.measure.examination import Examination, examine_edits
+
+        if not isinstance(splice, Examination):
+            splice = Examination(splice=splice, values=values or {}, methods=methods, **how)
+        return examine_edits(self.workspace, splice, listener)
+
+    def calibrate(self, cases: Sequence[Case] | None = None, *, listener: Listener = SILENT) -> Calibration:
+        """Measure which edit method, wording, seam and place to trust on this model, and keep that as its profile if
+        there are cases enough; without any, over those that ship. Raise UnsupportedError where its rows cannot be
+        kept."""
+        from notes_cli.measure.battery import shipped_battery
+        from notes_cli.measure.calibrate import calibrate_and_keep
+
+        return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, listener)
+
+    def probe(self, wanted: Probing, *, listener: Listener = SILENT) -> Probe:
+        """Measure on which tokens of a skill a decision rests. Raise NotesError where that cannot be."""
+        from notes_cli.measure.probing import probe_skill
+
+        return probe_skill(self.workspace, wanted, listener)
+
+
+class Session:
+    """A conversation that is kept on disk, held by this process. Close it, or use it as a context manager."""
+
+    def __init__(self, held: Held, stack: ExitStack) -> None:
+        """`stack` lets go of it. `Model.session` makes one."""
+        self._session, self._stack = held, stack
+
+    def close(self) -> None:
+        """Let go of it, and of the forks that were made of it. What was kept is on disk."""
+        self._stack.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        return self._session.stored.name
+
+    @property
+    def turns(self) -> int:
+        """How many questions were asked and answered."""
+        return self._session.state.turns
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has."""
+        return len(self._session.state.tokens)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The value of each field of its skills, as it is now."""
+        return dict(self._session.state.fields)
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """What it is made of, in order: pieces of prompts, answers and edits."""
+        return tuple(self._session.state.entries)
+
+    def ask(
+        self,
+        question: str | Request,
+        *,
+        method: Method | str | None = None,
+        listener: Listener = SILENT,
+        **how: Unpack[Asking],
+    ) -> Answer:
+        """The next turn: ask, answer, and keep both. Raise SessionError where a session that has begun is asked for
+        what belongs to its first turn: `values`, `recompute`, `place` and `system`."""
+        return self._session.ask(_request(question, method, how), listener)
+
+    def stream(
+        self,
+        question: str | Request,
+        *,
+        method: Method | str | None = None,
+        listener: Listener = SILENT,
+        **how: Unpack[Asking],
+    ) -> Stream:
+        """The answer's text as it comes. The turn is kept when the answer is complete, and not if this is closed
+        before."""
+        return self._session.stream(_request(question, method, how), listener)
+
+    def edit(
+        self, field: str, value: str, method: Method | str | None = None, *, listener: Listener = SILENT
+    ) -> list[Edited]:
+        """Give a field another value, `*.field` that of each skill that has it. `method`: None for the one that was
+        measured to be best. Raise NotesError where that cannot be; then nothing is changed."""
+        return list(self.edits({field: value}, method, listener=listener))
+
+    def edits(
+        self, values: Mapping[str, str], method: Method | str | None = None, *, listener: Listener = SILENT
+    ) -> Iterator[Edited]:
+        """Give several fields other values, and tell of each edit when it is made."""
+        return self._session.edits(values, _method(method), listener)
+
+    def undo(self) -> Line:
+        """Go back to before the last turn, edit or compaction, which is returned. Raise SessionError if there is
+        none."""
+        return self._session.undo()
+
+    def compact(self) -> Compacted:
+        """Take out the errata that later ones of the same field supersede."""
+        return self._session.compact()
+
+    def fork(self, name: str) -> Session:
+        """A second session that goes on from here. It is closed with this one, or before. Raise SessionError if there
+        is one of that name, or nothing to fork yet."""
+        stack = ExitStack()
+        fork = Session(stack.enter_context(self._session.fork(name)), stack)
+        self._stack.callback(fork.close)
+        return fork
+
+    def verify(
+        self,
+        questions: Sequence[str] | Examination = (),
+        choices: Sequence[str] | None = None,
+        *,
+        wording: str | None = None,
+        listener: Listener = SILENT,
+    ) -> SessionReport:
+        """Compare what is put back from disk with a prefill of the session's tokens, at its end and after each
+        question; without questions, after those for the value of each field. Raise NotesError where there is no
+        turn."""
+        from notes_cli.measure.examination import Examination, examine_session
+
+        if not isinstance(questions, Examination):
+            questions = Examination(questions=questions, choices=choices, wording=wording)
+        return examine_session(self._session, questions, listener)
+
+
+def _request(question: str | Request, method: Method | str | None, how: Asking) -> Request:
+    """The request that is meant. Raise NotesError for an edit method that there is not."""
+    request = question if isinstance(question, Request) else Request(question)
+    return replace(request, method=_method(method) or request.method, **how)
+
+
+def _method(given: Method | str | None) -> Method | None:
+    """None for the one that was measured to be best. Raise NotesError for one that there is not."""
+    if not isinstance(given, str):
+        return given
+    return None if given == AUTO else Method.parse(given, also=(AUTO,))

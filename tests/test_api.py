@@ -1,0 +1,249 @@
+"""The Python API: what it answers is what the rooms below answer, and README's examples are as a user has them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+import notes_cli as notes
+from bench import readme
+from notes_cli import api
+from notes_cli.config import resource
+from notes_cli.editing.methods import Method
+from notes_cli.errors import NotesError, Notice, Progress, SessionError, SkillError
+from notes_cli.library.profiles import Profiles
+from notes_cli.measure.battery import shipped_battery
+from notes_cli.measure.examination import Examination
+from notes_cli.measure.probing import Probing
+from notes_cli.runtime.asking import Listener, Request, ask
+from notes_cli.runtime.compiling import Compiled
+from notes_cli.text.skill import Skill
+
+from .conftest import MakeModel
+
+PACKAGE = Path(notes.__file__).parent
+CHOICES = ["accepted", "refused"]
+QUESTION = "May I return this?"
+
+
+@pytest.fixture
+def model(make_model: MakeModel, home: Path) -> Iterator[notes.Model]:
+    """Random weights, and the folders of NOTES_HOME."""
+    with notes.open(make_model(), notes.ContextOptions(n_ctx=1024, n_threads=1)) as opened:
+        yield opened
+
+
+def test_importing_loads_nothing() -> None:
+    """Neither llama.cpp nor numpy, nor anything of ours; each name is there when it is asked for."""
+    script = "import sys, notes_cli; print(sorted(name for name in sys.modules if name[:5] in ('notes', 'numpy')))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['notes_cli']"
+    assert all(getattr(notes, name) for name in notes.__all__) and notes.open is api.open
+    with pytest.raises(AttributeError, match="nothing"):
+        notes.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_keywords_are_those_of_the_requests() -> None:
+    """Whatever a request can hold can be given by its name."""
+    named = {one.name for one in fields(Request)}
+    assert set(api.Asking.__annotations__) | {"question", "method"} == named
+    named = {one.name for one in fields(Examination)}
+    assert set(api.Examining.__annotations__) | {"splice", "values", "methods"} == named
+
+
+def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
+    """The segment, new or up to date, in the library; of a text, a Skill or a folder; warnings are told."""
+    segment = model.compile(skill)
+    assert (segment.name, segment.text) == (skill.name, skill.text)
+    done = model.bring_up_to_date(skill)
+    assert done == Compiled(model.workspace.library.path("returns", segment.identity), len(segment), ())
+    again = model.segment("returns")
+    assert again.tokens.tolist() == segment.tokens.tolist() and len(again.layers) == len(segment.layers)
+    (tmp_path / "text.txt").write_text("date: 1\n\nSee section 2.\n\ndate: 1\n")
+    told: list[Notice] = []
+    listener = notes.Listener(notice=told.append)
+    found = model.bring_up_to_date(
+        tmp_path / "text.txt", name="other", influence=True, blocks=2, output=tmp_path / "x.gguf", listener=listener
+    )
+    assert found.path == tmp_path / "x.gguf" and found.blocks == 2
+    assert "measured the influence of 1 of 1 fields" in [notice.what for notice in told]
+    with pytest.raises(SkillError, match=r"none\.txt"):
+        model.compile(tmp_path / "none.txt")
+
+
+def test_ask_is_that_of_the_runtime(model: notes.Model, skill: Skill) -> None:
+    """By keywords or by a request; its `str` is its text; probabilities are of the choices."""
+    segment = model.compile(skill)
+    request = Request("Why?", [segment], ["date=2026-07-01"], limit=8)
+    wanted = ask(model.workspace, request)
+    found = model.ask("Why?", splice=[segment], errata=["date=2026-07-01"], limit=8)
+    assert str(found) == found.text == wanted.text == model.ask(request).text and found.pieces == wanted.pieces
+    assert found.choice is None and found.probabilities == {}
+    chosen = model.ask(request, choices=CHOICES)
+    assert chosen.choice in CHOICES and sum(chosen.probabilities.values()) == pytest.approx(1)
+    assert set(chosen.probabilities) == set(CHOICES) and chosen.counts == wanted.counts
+    plan = model.explain("Why?", splice=["returns"])
+    assert plan.counts == replace(wanted.counts, total=plan.counts.total, decoded=plan.counts.decoded, erratum=0)
+
+
+def test_methods_by_name(model: notes.Model, skill: Skill) -> None:
+    """A method is a text, a Method, or "auto"; one that there is not is refused."""
+    segment, values = model.compile(skill), {"date": "2026-07-01"}
+    for method in ("selective@2", Method("selective", 2)):
+        answer = model.ask("Why?", splice=[segment], values=values, method=method, limit=1)
+        assert str(answer.settings.method) == "selective@2" and answer.counts.rewritten
+    answer = model.ask("Why?", splice=[segment], values=values, method="auto", limit=1)
+    assert answer.settings.method and answer.settings.why
+    with pytest.raises(NotesError, match="no edit method 'nothing'") as caught:
+        model.ask("Why?", splice=[segment], values=values, method="nothing")
+    assert caught.value.what.startswith("no edit method")
+
+
+def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:
+    """Its texts are those of the answer, which it returns; a choice comes whole; listeners hear as ever."""
+    segment = model.compile(skill)
+    wanted = model.ask("Why?", splice=[segment], limit=12)
+    heard: list[str] = []
+    ended: list[str] = []
+    listener = Listener(answer=heard.append, answered=lambda answer: ended.append(answer.text))
+    stream = model.stream("Why?", splice=[segment], limit=12, listener=listener)
+    texts = []
+    with pytest.raises(StopIteration) as done:
+        while True:
+            texts.append(next(stream))
+    assert "".join(texts).strip() == wanted.text == done.value.value.text and len(texts) > 3
+    assert heard == texts and ended == [wanted.text]
+    assert list(model.stream("Why?", splice=[segment], choices=CHOICES)) == [
+        model.ask("Why?", splice=[segment], choices=CHOICES).text
+    ]
+
+
+def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, skill: Skill) -> None:
+    """Before its first text, after it, and by an error of whoever hears it; what is asked meanwhile is as ever."""
+    segment = model.compile(skill)
+    wanted, context = model.ask("Why?", splice=[segment], limit=8).text, model.workspace.context
+    assert context.used == 0
+    model.stream("Why?", splice=[segment]).close()
+    stream = model.stream("Why?", splice=[segment], limit=8)
+    first = next(stream)
+    assert context.used > len(segment)
+    assert model.ask("Why?", splice=[segment], limit=8).text == wanted  # beside the one that waits
+    stream.close()
+    assert context.used == 0
+    stream = model.stream("Why?", splice=[segment], limit=8)
+    assert next(stream) == first and "".join([first, *stream]).strip() == wanted
+    assert context.used == 0
+
+    def fails(text: str) -> None:
+        raise SkillError(f"heard {text!r}")
+
+    with pytest.raises(SkillError, match="heard"):
+        list(model.stream("Why?", splice=[segment], listener=Listener(answer=fails)))
+    assert context.used == 0
+
+
+def test_sessions(model: notes.Model, skill: Skill) -> None:
+    """Turns, edits, forks and undo, each kept on disk; closing the model closes what is open of them."""
+    model.compile(skill)
+    with pytest.raises(SessionError, match="no session"):
+        model.session("mine", new=False)
+    with model.session("mine") as session:
+        session.ask("Why?", splice=["returns"], choices=CHOICES)
+        (edit,) = session.edit("date", "2026-07-01")
+        assert (edit.field, edit.value, edit.method) == ("date", "2026-07-01", "erratum")
+        assert (session.name, session.turns, session.fields["date"]) == ("mine", 1, "2026-07-01")
+        fork = session.fork("other")
+        with pytest.raises(SessionError, match="another process uses session other"):
+            model.session("other")
+        fork.ask("And then?", choices=CHOICES)
+        assert (fork.turns, session.turns) == (2, 1)
+        assert session.undo()["op"] == "edit" and session.fields["date"] == "2026-06-01"
+        assert session.verify(["Why?"], CHOICES).passed
+        assert session.tokens == session.entries[-1].position + session.entries[-1].tokens
+    assert model.sessions.names() == ["mine", "other"]
+    left = model.session("other")  # the fork was closed with the one it was made of
+    assert left.turns == 2 and left.fields["date"] == "2026-07-01"
+    with pytest.raises(NotesError, match="belong to its first turn"):
+        left.ask("Why?", system="Be kind.")
+    model.close()
+    left.close()  # once more does nothing
+    assert model.workspace.paths.sessions.is_dir()
+
+
+def test_a_turn_is_kept_when_its_stream_has_ended(model: notes.Model, skill: Skill) -> None:
+    """Closed before, it never was: the next turn is that of a session that was never interrupted."""
+    model.compile(skill)
+    with model.session("mine") as session, model.session("other") as other:
+        for one in (session, other):
+            one.ask("Why?", splice=["returns"], limit=4)
+        stream = session.stream("And then?", limit=8)
+        next(stream)
+        stream.close()
+        assert session.turns == 1
+        texts = list(session.stream("And then?", limit=8))
+        assert "".join(texts).strip() == other.ask("And then?", limit=8).text and session.turns == 2
+
+
+def test_verify_and_probe(model: notes.Model, skill: Skill) -> None:
+    """By keywords or by an examination; edits against the corrected text; a probe of one decision."""
+    segment = model.compile(skill)
+    report = model.verify([segment], questions=["Why?"], errata=["date=2026-07-01"], choices=CHOICES)
+    wanted = Examination([segment], ["Why?"], ["date=2026-07-01"], choices=CHOICES)
+    assert report.passed and len(report.cases) == 2
+    assert [case.decision for case in model.verify(wanted).cases] == [case.decision for case in report.cases]
+    edits = model.verify_edits([segment], {"date": "2026-07-01"}, ["suffix", "stale"], questions=["Why?"])
+    assert [one.method for one in edits.tried] == ["suffix", "stale"] and edits.tried[0].passed
+    assert model.workspace.context.used == 0
+
+
+def test_probe_and_calibrate(home: Path) -> None:
+    """The model that ships decides by a date; too few decisions are no profile. Progress is told with its unit."""
+    watched: list[str] = []
+
+    def watch(
+        label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+    ) -> AbstractContextManager[Progress]:
+        watched.append(f"{label} in {unit}")
+        return nullcontext(lambda done, total: None)
+
+    listener = Listener(watch=watch)
+    with notes.open(options=notes.ContextOptions(n_ctx=1024, n_threads=1)) as model:
+        model.compile(resource("skills") / "returns")
+        probed = model.probe(
+            Probing("returns", "returns.date", "2026-07-01", QUESTION, CHOICES, window=40), listener=listener
+        )
+        assert probed.field == "date" and probed.values == ("2026-05-01", "2026-07-01")
+        assert probed.decisions == ("accepted", "refused") and model.workspace.context.used == 0
+        profile, path = model.calibrate(shipped_battery()[:1], listener=listener)
+        assert path is None and profile.cases == 1 and not Profiles(home / "profiles").names()
+    assert watched == ["compiling the new text in tokens", "probing in mixes", "measuring decisions in steps"]
+
+
+@pytest.mark.parametrize("number", range(len(readme.examples())))
+def test_the_examples_of_the_readme(number: int, tmp_path: Path) -> None:
+    """In a process and a folder of their own they print what README says they print."""
+    example = readme.examples()[number]
+    assert len(readme.promised(example)) > 5
+    assert readme.run(sys.executable, example, tmp_path, PACKAGE.parent) == readme.promised(example)
+
+
+def test_a_users_file_passes_mypy_strict(tmp_path: Path) -> None:
+    """README's example, with the package beside other installed ones, as a wheel puts it there. Types are not Any: what
+    misuses them is found; and without the marker nothing is believed."""
+    (example,) = readme.examples()
+    site, folder = tmp_path / "site", tmp_path / "user"
+    folder.mkdir()
+    shutil.copytree(PACKAGE, site / "notes_cli", ignore=lambda _, names: [n for n in names if n in ("lib", "models")])
+    assert readme.check(sys.executable, example, folder, site) == []
+    wrong = f"{example}\n    number: int = model.ask('Why?', choices=3)\n"
+    found = readme.check(sys.executable, wrong, folder, site)
+    assert len(found) == 2 and all(f"example.py:{wrong.count(chr(10))}: error" in line for line in found)
+    (site / "notes_cli" / "py.typed").unlink()
+    assert any("py.typed" in line for line in readme.check(sys.executable, example, folder, site))
