@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.influence import influence
-from notes_cli.engine.decision import decide
+from notes_cli.engine.loop import run
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
-from notes_cli.runtime.thinking import decide_after, think
+from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 from training import world
@@ -58,17 +57,14 @@ def with_influence(workspace: Workspace, segment: Segment, field: str) -> Segmen
 def decided(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str], *, splice: bool = True
 ) -> tuple[str, Notebook]:
-    """The decision of a prompt, behind a chain of thought if it asks for one, and its notebook."""
+    """The decision of a prompt, after a chain of thought if it asks for one, and its notebook."""
     notebook = assemble(workspace, prompt, splice=splice, room=THINK if prompt.think else 0)
     return decided_in(workspace, notebook, prompt, choices), notebook
 
 
 def decided_in(workspace: Workspace, notebook: Notebook, prompt: Prompt, choices: Sequence[str]) -> str:
     """The decision at the end of a notebook."""
-    if not prompt.think:
-        return decide(notebook, choices).choice
-    thought = think(workspace, notebook, SamplerOptions(), THINK)
-    return decide_after(workspace, notebook, choices, thought).choice
+    return run(choosing(workspace, notebook, choices, THINK if prompt.think else 0)).choice
 
 
 def error(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
