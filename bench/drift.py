@@ -2,7 +2,7 @@
 
     python -m bench.drift [--model FILE]
 
-A text stands behind one token, which becomes two and one again: each time the rows behind it move by a position. Shown
+A text follows one token, which becomes two and one again: each time the rows after it move by a position. Shown
 is the largest squared error of a row, normalised, against the rows before the first move. The limits on edits in place
 (sessions/session.py) and on blocks that are used again (runtime/compiling.py) rest on this.
 """
@@ -21,7 +21,7 @@ from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import LayerRows
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-MOVES = (2, 4, 8, 16, 32, 64, 128)  # even: the text is back where it stood
+MOVES = (2, 4, 8, 16, 32, 64, 128)  # even: the text is back where it was
 TEXT = "Returns before 2026-06-15 are accepted. Gold members have ten days more, and the shipping is free. " * 2
 
 

@@ -1,4 +1,4 @@
-"""Flash attention on and off, for what is decoded behind a long spliced skill: answers, questions, errata.
+"""Flash attention on and off, for what is decoded after a long spliced skill: answers, questions, errata.
 
     python -m bench.flash [--model FILE] [--tokens 4096] [--threads N]
 
@@ -25,7 +25,7 @@ BATCHES = (1, 8, 16, 40, 63, 64, 128)
 
 
 def measure(model: Model, options: ContextOptions, tokens: int) -> list[float]:
-    """Milliseconds for each of BATCHES behind so many spliced tokens."""
+    """Milliseconds for each of BATCHES after so many spliced tokens."""
     random = np.random.default_rng(0)
     with Context(model, options) as context:
         ids = random.integers(5, 200, tokens + max(BATCHES)).astype(np.int32)

@@ -43,7 +43,7 @@ SEGMENT, BASE = 60, 5  # tokens of a compiled segment, and where it was compiled
 CONTROLS = {
     "window": "the reference sees one position more than the window",
     "rewrite": "the reference keeps the old row of the first token that is rewritten",
-    "turn": "the reference turns spliced keys by one position too many",
+    "turn": "the reference rotates spliced keys by one position too many",
 }
 CONTROL_SCRIPTS = 40
 TITLE = "Sliding windows"

@@ -144,7 +144,7 @@ class Case:
             return context.read(self.sequence, base, TOKENS, base=base, dtype=self.master)
 
     def outcome(self, context: Context, position: int) -> Outcome:
-        """Rows of the skill where it stands, and the logits of each token of a question behind it."""
+        """Rows of the skill where it is, and the logits of each token of a question after it."""
         whole = context.supports("splice") is not None  # recurrent: the state is that of the last token
         rows = () if whole else context.read(self.sequence, position, TOKENS, base=position, dtype="f32")
         context.append({self.sequence: self.question}, "all")

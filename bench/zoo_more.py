@@ -184,7 +184,7 @@ def bitnet() -> tuple[Metadata, Shapes]:
 
 
 def graniteswitch() -> tuple[Metadata, Shapes]:
-    """A token switches to the adapter behind it; a row of a layer beyond the last remembers that, and has no position.
+    """A token switches to the adapter after it; a row of a layer beyond the last remembers that, and has no position.
 
     With so few tokens most texts have the one that switches.
     """
@@ -226,7 +226,7 @@ ARCHITECTURES = {
 
 def weights(arch: str, name: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
     """Such that every layer's output is about as large as its input, and attention looks at some tokens more."""
-    if name == "rope_freqs":  # as in Gemma 4, the last pairs all but stand still
+    if name == "rope_freqs":  # as in Gemma 4, the last pairs hardly rotate
         return np.where(np.arange(shape[0]) < 0.75 * shape[0], random.uniform(1, 8, shape), 1e30)
     if "norm" in name or len(shape) == 1:
         large = 2.0

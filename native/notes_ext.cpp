@@ -115,7 +115,7 @@ int32_t notes_read(llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t 
     }
     return guarded([&] {
         if (p0 != base) {
-            notes_kv(*ctx, NOTES_SPLICE); // to turn rows one must know how they are rotated
+            notes_kv(*ctx, NOTES_SPLICE); // to move rows one must know how they are rotated
         }
         notes_kv(*ctx, NOTES_READ).read(seq, p0, n, positions, rows, n_layers, base);
         return NOTES_OK;

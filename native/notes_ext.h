@@ -103,18 +103,18 @@ struct notes_rows {
     void *  v;
 };
 
-// Where rows stand that are not one a position, as those of an image: `n` triples of time, row and column, ascending.
+// Positions of rows that are not one a position, as those of an image: `n` triples of time, row and column, ascending.
 // NULL for text: base, base+1, ... on every axis. Only models with M-RoPE have such rows.
 
 // Place `n` rows of every layer at positions [p0, p0+n) of `seq`, which must be vacant. K is given rotated to positions
-// base, base+1, ... (or to `positions`, which begin at base) and is turned by p0 - base, in float, rounding once; V is
+// base, base+1, ... (or to `positions`, which begin at base) and is rotated by p0 - base, in float, rounding once; V is
 // copied. `rows` has one entry a layer, in the order of notes_layers; `tokens` are the tokens of the rows. With
 // p0 == base this is a restore. Where the sliding-window layers keep only the window, they get only the rows in it.
 LLAMA_API int32_t notes_splice(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
         int32_t n, const llama_pos * positions, const struct notes_rows * rows, int32_t n_layers, llama_pos base);
 
-// Read rows [p0, p0+n) of `seq` into `rows`, K turned so that the first row is rotated to position `base`. If
-// `positions` is given, read the first `n` rows from p0 on instead, and tell where they stand, relative to `base`.
+// Read rows [p0, p0+n) of `seq` into `rows`, K rotated so that the first row is at position `base`. If
+// `positions` is given, read the first `n` rows from p0 on instead, and tell their positions, relative to `base`.
 // With recurrent layers only the whole sequence can be read, p0 = 0.
 LLAMA_API int32_t notes_read(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n,
         llama_pos * positions, struct notes_rows * rows, int32_t n_layers, llama_pos base);

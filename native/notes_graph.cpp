@@ -9,7 +9,7 @@
 
 // The architectures whose graphs have been read and whose rows and logits have been measured against decoding at the
 // target position (make zoo, docs/architectures.md). To move the rows of another one on trust could make a silently
-// wrong cache. Where a graph does something of its own, it stands in notes_graph_of.
+// wrong cache. What a graph does of its own is in notes_graph_of.
 static const std::set<llm_arch> KNOWN = {
     LLM_ARCH_AFMOE, LLM_ARCH_APERTUS, LLM_ARCH_ARCEE, LLM_ARCH_ARCTIC, LLM_ARCH_BAICHUAN, LLM_ARCH_BAILINGMOE,
     LLM_ARCH_BAILINGMOE2, LLM_ARCH_BITNET, LLM_ARCH_BLOOM, LLM_ARCH_CHATGLM, LLM_ARCH_CODESHELL, LLM_ARCH_COGVLM,
@@ -78,7 +78,7 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
 
     const bool window = model.hparams.is_swa(il);
 
-    // With low-rank K (MLA) what is rotated stands at the end: of the row that K and V are computed from, or of a head.
+    // With low-rank K (MLA) what is rotated is at the end: of the row that K and V are computed from, or of a head.
     if (kind == NOTES_ATTENTION && (model.hparams.is_mla() || model.hparams.n_lora_kv > 0)) {
         res.offset = hparams.n_embd_head_k(il) - res.n_rot;
     }
@@ -223,7 +223,7 @@ std::string notes_graph_move_refusal(const llama_context & ctx, llama_pos base, 
             (low/size != (low + n - 1)/size || high/size != last/size)) {
         return "rows cannot be moved across a boundary of this model's attention chunks of " + std::to_string(size) + " positions";
     }
-    // Queries are scaled by how far along the text they stand, in steps: rows of higher layers follow from that.
+    // Queries are scaled by their position, in steps: rows of higher layers follow from that.
     if (const int32_t size = hparams.n_attn_temp_floor_scale; hparams.f_attn_temp_scale != 0.0f && size > 0) {
         const llama_pos offset = hparams.f_attn_temp_offset;
         if ((low + offset)/size != (last + offset)/size) {
@@ -233,7 +233,7 @@ std::string notes_graph_move_refusal(const llama_context & ctx, llama_pos base, 
     // Which blocks of positions a token looks at is chosen by score once there are more than it may look at.
     if (const int32_t size = hparams.indexer_block_size; model.arch == LLM_ARCH_MINIMAX_M3 && notes_graph_uses_indexer(ctx) &&
             size > 0 && (high - low) % size != 0 && last >= (int64_t) size*hparams.indexer_top_k) {
-        return "behind position " + std::to_string((int64_t) size*hparams.indexer_top_k) + " rows can be moved by multiples of " + std::to_string(size) + " positions only, this model's attention blocks";
+        return "from position " + std::to_string((int64_t) size*hparams.indexer_top_k) + " on, rows can be moved by multiples of " + std::to_string(size) + " positions only, this model's attention blocks";
     }
     return "";
 }

@@ -12,7 +12,7 @@ struct ggml_tensor;
 struct llama_context;
 struct llama_hparams;
 
-// The arguments of ggml_rope for the K of one layer, and what stands around it.
+// The arguments of ggml_rope for the K of one layer, and what else its graph says.
 struct notes_graph {
     llama_rope_type type; // NONE: not rotated
     int   n_rot;

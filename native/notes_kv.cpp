@@ -213,7 +213,7 @@ void notes_kv::check_rows(const notes_rows * rows, int32_t n_layers) const {
     }
 }
 
-// Positions count in 32 bits, and so does what stands after the last one.
+// Positions count in 32 bits, and so does the one after the last.
 static void check_range(llama_pos p0, int64_t n) {
     if (n <= 0 || p0 < 0 || p0 + n > INT32_MAX) {
         throw notes_failure(NOTES_E_ARGUMENT, "there are no positions " + between(p0, n));
@@ -341,7 +341,7 @@ struct tensor_rows {
     ggml_tensor * t;
     int  n_embd;
     int  hadamard;
-    bool columns; // V without flash attention: element j of cell c stands at j*kv_size + c
+    bool columns; // V without flash attention: element j of cell c is at j*kv_size + c
 
     bool   host()   const { return ggml_backend_buffer_is_host(t->view_src ? t->view_src->buffer : t->buffer); }
     size_t item()   const { return ggml_type_size(t->type); }
@@ -419,7 +419,7 @@ bool notes_kv::move_layer(direction way, const layer & layer, const place & plac
     return true;
 }
 
-// The state of a recurrent layer stands in row `state` of its tensors.
+// The state of a recurrent layer is in row `state` of its tensors.
 bool notes_kv::move_state(direction way, const layer & layer, int64_t state, const notes_rows & rows) const {
     const auto & mem = *memory.recurrent;
     char * k = (char *) rows.k;
@@ -493,7 +493,7 @@ void notes_kv::check_positions(const llama_pos * positions, int32_t n, llama_pos
     }
 }
 
-// The ubatch that a decode of rows [first, n) would have had: it says where the cells stand (as in state_read_meta).
+// The ubatch that a decode of rows [first, n) would have had: it says where the cells are (as in state_read_meta).
 llama_ubatch notes_kv::ubatch(const llama_seq_id & seq, const llama_token * tokens, int32_t first, int32_t n, const std::function<llama_pos(int32_t, uint32_t)> & at) const {
     const uint32_t n_pos = ctx.get_model().hparams.n_pos_per_embd();
     llama_batch_allocr balloc(n_pos);
@@ -578,7 +578,7 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
             throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(n - first) + " free cells in the K/V cache");
         }
         if (memory.caches[c].kind == NOTES_INDEXER && to.slot.idxs != landings.front().slot.idxs) {
-            throw notes_failure(NOTES_E_ROOM, "the indexer's keys do not stand where the rows stand");
+            throw notes_failure(NOTES_E_ROOM, "the indexer's keys are not in the cells of the rows");
         }
         places.push_back({ (uint32_t) to.slot.strm[0], runs(to.slot.idxs[0], first) });
         landings.push_back(std::move(to));
@@ -592,7 +592,7 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
             throw notes_failure(NOTES_E_ROOM, "no room for the state of another sequence");
         }
         state = mem.head;
-        mem.cells[state].src = state; // as in state_read_meta: what stands there counts
+        mem.cells[state].src = state; // as in state_read_meta: what is there counts
     }
 
     // Free cells first, the books after: if the rows turn out bad, no sequence has ever seen them. What has been
@@ -647,7 +647,7 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * posit
             for (int axis = 0; positions && axis < 3; ++axis) {
                 positions[3*i + axis] = here[axis] - p0 + base;
             }
-            // Sound stands on the fourth axis too, which text and images do not; the cells do not tell it.
+            // Sound has positions on the fourth axis, too, which text and images have not; the cells do not tell.
             const bool alone = (i == 0 || cells.pos_get(found[i - 1]) != pos) && (i + 1 == n || cells.pos_get(found[i + 1]) != pos);
             if (axes && ext.tok == LLAMA_TOKEN_NULL && alone && ext.x == pos && ext.y == pos && has_still_pairs()) {
                 throw notes_failure(NOTES_E_UNSUPPORTED, "the row at position " + std::to_string(pos) + " may be one of sound, whose rotation is another one");
@@ -668,7 +668,7 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * posit
     }
 }
 
-// Whether some rotated pairs stand still when text moves: those of the fourth axis of M-RoPE.
+// Whether some rotated pairs do not change when text moves: those of the fourth axis of M-RoPE.
 bool notes_kv::has_still_pairs() const {
     return std::any_of(all.begin(), all.end(), [&](const layer & layer) {
         if (layer.kind == NOTES_RECURRENT) {
@@ -714,7 +714,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
     check_range(positions[n - 1], 1);
     for (int32_t i = 1; i < n; ++i) {
         if (positions[i] <= positions[i - 1]) {
-            throw notes_failure(NOTES_E_ARGUMENT, "positions must ascend: " + std::to_string(positions[i]) + " stands after " + std::to_string(positions[i - 1]));
+            throw notes_failure(NOTES_E_ARGUMENT, "positions must ascend: " + std::to_string(positions[i]) + " comes after " + std::to_string(positions[i - 1]));
         }
     }
 
@@ -752,7 +752,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         }
     }
 
-    // Out of the sequence's sight, but not free: the old rows survive until the new ones stand. Meanwhile no cell is free
+    // Out of the sequence's sight, but not free: the old rows survive until the new ones are there. Meanwhile no cell is free
     // for lying outside of a window: the parked ones and what the next token to be rewritten looks at would seem to.
     std::vector<bool> keeps;
     for (size_t c = 0; c < memory.caches.size(); ++c) {

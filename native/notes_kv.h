@@ -32,7 +32,7 @@ struct notes_kv {
     std::vector<notes_layer> layers() const;
     std::vector<double>      frequencies(int32_t i) const;
 
-    // Throws notes_failure if `n` rows computed at `base` cannot stand at `p0`.
+    // Throws notes_failure if `n` rows computed at `base` cannot be placed at `p0`.
     void check_move(llama_pos base, llama_pos p0, int32_t n) const;
 
     void splice (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_rows * rows, int32_t n_layers, llama_pos base);

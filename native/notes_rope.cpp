@@ -12,7 +12,7 @@
 #include <array>
 #include <cmath>
 
-// Whether a pair turns when a text or an image moves along the time axis: with M-RoPE its time, row and column all grow
+// Whether a pair rotates when a text or an image moves along the time axis: with M-RoPE its time, row and column all grow
 // by the distance, but the fourth axis stays 0 (ggml_mrope_cache_init in ggml-cpu/ops.cpp; llm_graph_input_pos).
 static bool follows_time(llama_rope_type type, const std::array<int, 4> & sections, int pair) {
     const int sector = pair % std::max(1, sections[0] + sections[1] + sections[2] + sections[3]);

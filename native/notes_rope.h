@@ -1,4 +1,4 @@
-// notes_rope.h: how a layer's K is rotated in effect, and turning rows by a distance.
+// notes_rope.h: how a layer's K is rotated in effect, and rotating rows by a distance.
 #pragma once
 
 #include "notes_ext.h"
@@ -18,14 +18,14 @@ struct notes_rotation {
     int n_rot     = 0;
     float freq_base  = 0.0f;
     float freq_scale = 1.0f;
-    float magnitude  = 1.0f; // already in the rows: a turn must not apply it again
+    float magnitude  = 1.0f; // already in the rows: a rotation must not apply it again
     std::vector<double> freq;
 };
 
 // The rotation of layer `il` in a cache of this kind; `hparams` are the cache's, which for an indexer are not the model's.
 notes_rotation notes_layer_rotation(const llama_context & ctx, const llama_hparams & hparams, notes_layer_kind kind, int32_t il);
 
-// A turn by `distance` positions, laid out so that a head becomes out[j] = x[j]*cos[j] + x[partner(j)]*sin[j].
+// A rotation by `distance` positions, arranged so that a head becomes out[j] = x[j]*cos[j] + x[partner(j)]*sin[j].
 struct notes_turn {
     notes_turn() = default; // none
     notes_turn(const notes_rotation & rotation, double distance);

@@ -1,4 +1,4 @@
-// notes_rows.h: the inner loops over K and V rows: turn, convert, mix, transpose, and look for NaN on the way.
+// notes_rows.h: the inner loops over K and V rows: rotate, convert, mix, transpose, and look for NaN on the way.
 #pragma once
 
 #include "notes_rope.h"
@@ -19,11 +19,11 @@ struct notes_row_block {
 // Whether rows can be converted from and to this type.
 bool notes_rows_can(ggml_type type);
 
-// Copy `n_rows` rows of `n_embd` elements, turned, in float, rounding once. Bit for bit where nothing is to be done.
+// Copy `n_rows` rows of `n_embd` elements, rotated, in float, rounding once. Bit for bit where nothing is to be done.
 // Returns false if an element is NaN or infinite or would be so in `dst`; no such element is written, the rows before
 // it are. Blocks must not overlap.
 bool notes_rows_move(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
 
-// The same without a turn, transposed: element j of row i of `src` becomes element i of row j of `dst`, which has n_cols
+// The same without a rotation, transposed: element j of row i of `src` becomes element i of row j of `dst`, which has n_cols
 // rows. Neither is mixed or quantized.
 bool notes_rows_transpose(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols);

@@ -77,7 +77,7 @@ class Batch:
     prefix_len: npt.NDArray[np.int64]  # B
     branch: npt.NDArray[np.int64]  # B, K, L
     branch_at: npt.NDArray[np.int64]
-    weight: npt.NDArray[np.float32]  # B, K, L: of predicting the token that stands here
+    weight: npt.NDArray[np.float32]  # B, K, L: of predicting the token here
     kind: npt.NDArray[np.int64]
     hints: npt.NDArray[np.int64]  # N, 3 + 8: b, k, position, field, value x 3, limit x 3, condition
 
@@ -303,7 +303,7 @@ class Teacher:
         hints: list[tuple[int, ...]] = []
         for b, ids in enumerate(texts):
             prefix[b, : len(ids)] = ids
-            # A gap in the positions, as if other text stood there.
+            # A gap in the positions, as if other text were there.
             cut = rng.randint(1, len(ids))
             prefix_at[b] = np.arange(width) + np.where(np.arange(width) >= cut, starts[b][0], 0)
             branch_at[b] = len(ids) + sum(starts[b]) + np.arange(length)

@@ -160,11 +160,11 @@ def orthogonal(rows: int, columns: int, g: torch.Generator) -> Tensor:
     return q if rows >= columns else q.T
 
 
-BACK = (1, 2, 5, 7)  # where a rule's topic, value and field stand, seen from its outcome
+BACK = (1, 2, 5, 7)  # where a rule's topic, value and field are, seen from its outcome
 FURTHER = (
     6,
     5,
-)  # where the topic of a question stands, seen from the answer; where the value in a line of reasoning does
+)  # where the topic of a question is, seen from the answer; where the value in a line of reasoning does
 SLOT, SLOTS = 32, 5
 
 
@@ -177,8 +177,8 @@ def start(model: Tiny, families: Sequence[Sequence[int]], lines: Sequence[Sequen
     * Embeddings: identity in its part, little elsewhere. `families` are spellings of a word ("date", " date")
       and share most of it; `lines` are ordered numbers and get a common direction.
     * Layer 0: heads that look some tokens back (`BACK`; Q and K biases on the fast rotary pairs) and put what
-      stands there into the slots, through one projection that all heads share. Layer 1: two more (`FURTHER`).
-    * Layers 1 and up: heads that match what stands here (or in a slot) against a slot of the key (slow rotary
+      is there into the slots, through one projection that all heads share. Layer 1: two more (`FURTHER`).
+    * Layers 1 and up: heads that match what is here (or in a slot) against a slot of the key (slow rotary
       pairs), and carry back the key's identity, or its slots of value and field.
     """
     s = model.shape
@@ -225,7 +225,7 @@ def start(model: Tiny, families: Sequence[Sequence[int]], lines: Sequence[Sequen
             b.o.weight[slot(into), at : at + SLOT] = 0.6 * torch.eye(SLOT)
 
     def match(b: Block, kv: int, key: int, queries: Sequence[int], identity: bool = True) -> None:
-        """Heads of group `kv` match a slot of the key against slots of the query (-1: what stands here).
+        """Heads of group `kv` match a slot of the key against slots of the query (-1: what is here).
 
         They carry the key's identity, or else its slots of value and field.
         """

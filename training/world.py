@@ -1,6 +1,6 @@
 """The small world the tiny model lives in: skills, questions, errata and their right answers.
 
-Pure Python. Everything random comes from a `random.Random` the caller seeds. Rule tables are drawn anew for
+Pure Python. Everything random comes from a `random.Random` the caller seeds. New rule tables are drawn for
 every text, so only reading can answer. Training and held-out texts never share an organisation name or a rule
 (see `is_held_out`).
 """
@@ -245,7 +245,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class SkillText:
-    """A skill as it stands in a file (no front matter); every field stands as a `key: value` line."""
+    """A skill as it is in a file (no front matter); every field is a `key: value` line."""
 
     name: str
     text: str
@@ -254,7 +254,7 @@ class SkillText:
 
 @dataclass(frozen=True)
 class Draft:
-    """A skill with the rules behind its text."""
+    """A skill with the rules that its text states."""
 
     skill: SkillText
     rules: tuple[Rule, ...]

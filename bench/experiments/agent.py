@@ -104,7 +104,7 @@ def make_instance(rng: random.Random, drafts: Sequence[world.Draft]) -> Instance
 
 
 def _prefilling(workspace: Workspace, segments: Sequence[Segment], instance: Instance) -> list[Turn]:
-    """Everything anew at every turn."""
+    """Everything is prefilled again at every turn."""
     turns: list[Turn] = []
     for question, value in zip(instance.questions, instance.values, strict=True):
         text = [corrected_segment(segment, {instance.rule.field: value}, workspace) for segment in segments]
@@ -118,7 +118,7 @@ def _prefilling(workspace: Workspace, segments: Sequence[Segment], instance: Ins
 
 
 def _editing(workspace: Workspace, segments: Sequence[Segment], instance: Instance, method: str) -> list[Turn]:
-    """One session: spliced once, then edits and questions behind what is there."""
+    """One session: spliced once, then edits and questions after what is there."""
     turns: list[Turn] = []
     prompt = Prompt(instance.questions[0], segments, system=SYSTEM)
     with TemporaryDirectory() as folder, Sessions(Path(folder)).locked("agent", new=True) as stored:
@@ -169,7 +169,7 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
     decoded = ratio(chosen.total("decoded"), base.total("decoded"))
     return Summary(
         f"{len(table.unique('case'))} domains, each a memory of four skills ({table.mean('memory'):.0f} tokens in the "
-        f"mean) behind a system text; {INSTANCES} instances of each: a question, a field changes, the question in "
+        f"mean) after a system text; {INSTANCES} instances of each: a question, a field changes, the question in "
         f"other words, it changes again, the question. {len(base)} decisions, each instance one growing session. The "
         "baseline prefills the corrected text and the conversation so far at every turn. Seconds are those to the "
         "first token, the edit and what a session writes for it included. (On the CPU flash attention would speed up "

@@ -1,7 +1,7 @@
 """A memory in S blocks, compiled apart: what does an edit cost, and what is lost?
 
 Sixteen sections, twelve with a rule and its field, four with a field that nothing asks for. `together`: each section
-holds its field and its rule, and cuts fall between sections. `split`: all fields stand in the first section, apart
+holds its field and its rule, and cuts fall between sections. `split`: all fields are in the first section, apart
 from the rules that refer to them.
 """
 

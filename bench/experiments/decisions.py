@@ -1,6 +1,6 @@
 """Is the model right, and does a spliced skill decide as a full recompute does?
 
-Every skill stands behind a system text, so elsewhere than where it was compiled. An erratum then changes one field.
+Every skill follows a system text, so it is not where it was compiled. An erratum then changes one field.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
         corrected = [corrected_segment(segment, {case.field: case.new}, workspace) for segment in segments]
         prompt = Prompt(case.question, segments, system=SYSTEM)
         said = replace(prompt, errata=[Erratum(case.field, case.new, "")])
-        laid = {
+        prompts = {
             "recompute": (prompt, False, True),
             "spliced": (prompt, True, True),
             "unrotated": (prompt, True, False),
@@ -44,7 +44,7 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
         }
         for way in WAYS:
             found = {}
-            for name, (asked, splice, rotate) in laid.items():
+            for name, (asked, splice, rotate) in prompts.items():
                 asked = replace(asked, think=way == "reasoned")
                 notebook = assemble(workspace, asked, splice=splice, rotate=rotate, room=THINK)
                 logits = notebook.logits()
@@ -55,7 +55,7 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
                     "case": number,
                     "kind": case.kind,
                     "way": way,
-                    "laid": name,
+                    "prompt": name,
                     "choice": choice,
                     "right": choice == case.answer,
                     "right_new": choice == case.answer_new,
@@ -67,12 +67,12 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
 def control(table: Table) -> float:
     """How many times further than the splice the unrotated rows are from the recompute, by 1 - cosine."""
     direct = table.where(way="direct")
-    return ratio(*(1 - direct.where(laid=laid).mean("cosine") for laid in ("unrotated", "spliced")))
+    return ratio(*(1 - direct.where(prompt=prompt).mean("cosine") for prompt in ("unrotated", "spliced")))
 
 
 def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
-    def mean(laid: str, way: str, column: str) -> float:
-        return table.where(laid=laid, way=way).mean(column)
+    def mean(prompt: str, way: str, column: str) -> float:
+        return table.where(prompt=prompt, way=way).mean(column)
 
     bars = [
         Bar("full recompute right, reasoned", mean("recompute", "reasoned", "right"), ">=", 0.95),
@@ -91,27 +91,27 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
         ),
     ]
     rows, kinds = [], []
-    for name in table.unique("laid"):
+    for name in table.unique("prompt"):
         right = "right_new" if name in ("corrected", "erratum", "erratum, decoded") else "right"
         cells = [
             cell
             for way in WAYS
             for cell in (
                 share(mean(str(name), way, right)),
-                interval(table.where(laid=name, way=way), "same") if name in REFERENCE else "",
+                interval(table.where(prompt=name, way=way), "same") if name in REFERENCE else "",
             )
         ]
         near = f"{mean(str(name), 'direct', 'cosine'):.4f}" if name in REFERENCE else ""
         rows.append(" | ".join((str(name), *cells, near, PAPER.get(str(name), ""))))
         if name in ("recompute", "erratum"):
             for way in WAYS:
-                part = table.where(laid=name, way=way)
+                part = table.where(prompt=name, way=way)
                 of_kind = [share(part.where(kind=kind).mean(right)) for kind in KINDS]
                 kinds.append(" | ".join((f"{name}, {way}", *of_kind)))
-    head = "laid | direct: right | as its reference | reasoned: right | as its reference | cosine | in the paper"
+    head = "prompt | direct: right | as its reference | reasoned: right | as its reference | cosine | in the paper"
     return Summary(
-        "Each skill is moved behind a system text. References: `spliced` and `unrotated` against the recompute of the "
-        "same tokens, `erratum` against the corrected text recomputed, `erratum, decoded` (the same tokens, all "
+        "Each skill is moved: a system text precedes it. References: `spliced` and `unrotated` against the recompute "
+        "of the same tokens, `erratum` against the corrected text recomputed, `erratum, decoded` (the same tokens, all "
         "decoded) against `erratum`. In brackets: 95% intervals.",
         (grid(head, rows), grid("right | " + " | ".join(KINDS), kinds)),
         tuple(bars),
@@ -121,7 +121,7 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
 
 def _shows(table: Table) -> Iterator[str]:
     direct = table.where(way="direct")
-    kept, unrotated = (share(direct.where(laid=laid).mean("same")) for laid in ("spliced", "unrotated"))
+    kept, unrotated = (share(direct.where(prompt=prompt).mean("same")) for prompt in ("spliced", "unrotated"))
     yield f"Spliced skills decide as recomputed in {kept}, and in {unrotated} if the rotation is left out."
     if shipped(table):
         yield (
@@ -134,7 +134,7 @@ def _shows(table: Table) -> Iterator[str]:
 
 def draw(table: Table, figure: Figure) -> None:
     axes = figure.subplots()
-    names = [str(name) for name in table.unique("laid") if name in REFERENCE]
-    figures.bars(axes, names, {way: [table.where(laid=name, way=way).mean("same") for name in names] for way in WAYS})
+    names = [str(name) for name in table.unique("prompt") if name in REFERENCE]
+    figures.bars(axes, names, {way: [table.where(prompt=name, way=way).mean("same") for name in names] for way in WAYS})
     figures.plain(axes, x="decides as its reference")
     axes.set_xlim(0, 1.1)

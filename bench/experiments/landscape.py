@@ -1,6 +1,6 @@
 """The editing landscape: which edit method decides as a full recompute of the corrected text, and at what cost?
 
-In an ordinary cache: all skills of a case are one text that was prefilled once, where it stands.
+In an ordinary cache: all skills of a case are one text that was prefilled once, in place.
 """
 
 from __future__ import annotations

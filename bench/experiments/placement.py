@@ -81,7 +81,7 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
             "late place; `early` is its default."
         )
     return Summary(
-        "Skills stand in the system message, or in the user message right before the question, behind so many turns "
+        "Skills are in the system message, or in the user message right before the question, after so many turns "
         "of conversation that need no skill (`Is 120 over 500?`). Each against the recompute of the same tokens.",
         (grid(head, rows),),
         (),

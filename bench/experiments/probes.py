@@ -1,4 +1,4 @@
-"""The paper's causal probes: on which rows behind a field does a decision rest?
+"""The paper's causal probes: on which rows after a field does a decision rest?
 
 A text is compiled with the old value (stale) and with the new one (fresh), and rows are mixed of the two. Recovery is
 0 where the model acts on the old value, 1 as after a full recompute (measure/probe.py).
@@ -29,7 +29,7 @@ TITLE = "Causal probes"
 CASES = 150
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 AGAIN = "Please re-evaluate everything above."
-# Wordings behind a cache, with the field's rows as they were or recomputed: (method, said in free words).
+# Wordings after a cache, with the field's rows as they were or recomputed: (method, said in free words).
 SAID = {
     "stale, and `re-evaluate`": ("stale", AGAIN),
     "field alone": ("field", ""),
@@ -38,7 +38,7 @@ SAID = {
 }
 PAPER = {
     "field rows fresh": "about 0",
-    "all behind it fresh": "",
+    "all after it fresh": "",
     "field alone": "about 0",
     "field, and `re-evaluate`": "does not help",
     "field, and the value said again": "redundant once the value is present",
@@ -52,7 +52,7 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
         try:
             mixes = Mixes(workspace, segment, case.field, case.new, question=case.question, choices=case.choices)
         except AlikeError:
-            yield row | {"probe": "decides alike", "share": "", "recovery": "", "fresh": ""}
+            yield row | {"probe": "decides the same", "share": "", "recovery": "", "fresh": ""}
             continue
         for probe, part, recovery in _recoveries(workspace, mixes, case):
             yield row | {"probe": probe, "share": part, "recovery": recovery, "fresh": recovery > 0.5}
@@ -60,7 +60,7 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
 
 def _recoveries(workspace: Workspace, mixes: Mixes, case: world.Case) -> Iterator[tuple[str, float | str, float]]:
     yield "field rows fresh", "", mixes.field_only()
-    yield "all behind it fresh", "", mixes.after_only()
+    yield "all after it fresh", "", mixes.after_only()
     parts: dict[str, Callable[[float], float]] = {"first": mixes.share_from_field, "last": mixes.share_from_end}
     for probe, patch in parts.items():
         for part in SHARES:
@@ -76,27 +76,27 @@ def _recoveries(workspace: Workspace, mixes: Mixes, case: world.Case) -> Iterato
 
 
 def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
-    alike = len(table.where(probe="decides alike"))
-    names = ("field rows fresh", "all behind it fresh", *SAID)
+    alike = len(table.where(probe="decides the same"))
+    names = ("field rows fresh", "all after it fresh", *SAID)
     rows = [_line(name, table.where(probe=name), PAPER.get(name, "")) for name in names]
     shares = []
     for part in SHARES:
         first, last = (table.where(probe=probe, share=part) for probe in ("first", "last"))
         cells = [f"{share(_middle(found), 2)} | {share(found.mean('fresh'))}" for found in (first, last)]
         shares.append(" | ".join((f"{100 * part:.0f}%", *cells)))
-    field, behind = (table.where(probe=name).mean("fresh") for name in names[:2])
+    field, after = (table.where(probe=name).mean("fresh") for name in names[:2])
     shows = [
         f"Of {len(table.unique('case'))} cases {alike} decide alike with both values and are left out. Recovery is by "
         "log-probabilities, its median; `acts on the new value`: the share of cases beyond one half."
     ]
-    if field > behind:
+    if field > after:
         shows.append(
-            "This is the reverse of the paper: the decision rests on the field's own rows, not on notes behind it; the "
+            "This is the reverse of the paper: the decision rests on the field's own rows, not on notes after it; the "
             "model looks the field up when it is asked. The first tenth of the suffix holds the field. The paper's "
             "effect was seen in models of 1.7B parameters and more."
         )
     else:
-        shows.append("As in the paper, the decision rests on what stands behind the field, not on its own rows.")
+        shows.append("As in the paper, the decision rests on what follows the field, not on its own rows.")
     shows.append(
         "Read and write heads are not measured. The paper's figure (a few heads do 0.78 of the reading, writing is "
         "spread out) takes changing the output of single attention heads within a forward pass. Nothing here "

@@ -12,8 +12,8 @@ from bench.experiments.table import Row, Table, read_table, write_table
 ABOUT = "about.csv"  # a row an experiment: what was measured, and why not if it was refused
 HEAD = """# Results
 
-Written by `make experiments` (bench/experiments/); do not edit. What the paper (arXiv:2606.17107) found stands beside
-what was measured here; it used models of 1.7B to 70B parameters, the one that ships has 3.8M. All texts are held out:
+Written by `make experiments` (bench/experiments/); do not edit. What the paper (arXiv:2606.17107) found is beside what
+was measured here; it used models of 1.7B to 70B parameters, the one that ships has 3.8M. All texts are held out:
 training never saw their names and rules. Every table is computed from the observations in
 [results/](results), where about.csv says of which model, how many cases, and the seed of their texts."""
 

@@ -1,4 +1,4 @@
-"""Seam repair and the rotation: how near are spliced rows to a recompute, with how many first tokens decoded anew?"""
+"""Seam repair and the rotation: how near are spliced rows to a recompute, with how many first tokens decoded again?"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
     gap = [1 - table.where(rotated=1, seam=seam).mean("cosine") for seam in (0, 1, 8)]
     closed = [1 - ratio(rest, gap[0]) for rest in gap[1:]]
     return Summary(
-        "Skills behind a system text, spliced with so many of their first tokens decoded anew, with their keys rotated "
+        "Skills after a system text, spliced with so many of their first tokens decoded again, with their keys rotated "
         "and without (the control).",
         (grid("rotated | seam | mean logit cosine | lowest | decides as recomputed", rows),),
         (),
@@ -70,6 +70,6 @@ def draw(table: Table, figure: Figure) -> None:
         for rotated, name in ((1, "rotated"), (0, "not rotated"))
     }
     figures.curves(axes, SEAMS, lines)
-    figures.plain(axes, x="tokens decoded anew at the seam", y="1 - cosine of logits, mean")
+    figures.plain(axes, x="tokens decoded again at the seam", y="1 - cosine of logits, mean")
     figures.logarithmic(axes)
     axes.set_xticks(SEAMS)

@@ -28,7 +28,7 @@ class Table:
         return Table(row for row in self.rows if all(row[name] == value for name, value in wanted.items()))
 
     def unique(self, column: str) -> list[Value]:
-        """What stands in the column, each once, in the order of the rows."""
+        """The values of the column, each once, in the order of the rows."""
         return list(dict.fromkeys(row[column] for row in self.rows))
 
     def numbers(self, column: str) -> list[float]:

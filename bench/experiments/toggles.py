@@ -1,7 +1,7 @@
 """A field toggled 28 turns: one evolving cache, stale and corrected by errata, against a full prefill of its tokens.
 
-Both caches are sessions, in a skill that was spliced behind a system text. The second one is compacted before every
-question: errata that are superseded are dropped, and what stands behind them is decoded anew.
+Both caches are sessions, in a skill that was spliced after a system text. The second one is compacted before every
+question: errata that are superseded are dropped, and what follows them is decoded again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Editing inside a transplanted skill: behind a system text and other skills, its rows rotated to where it stands."""
+"""Editing inside a transplanted skill: after a system text and other skills, its rows rotated to where it is."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
         "`suffix` is no recompute of the whole prompt here: what precedes the field is spliced, and other skills are."
     )
     return Summary(
-        "The same cases, but every skill stands behind a system text, and behind the skills before it, with its rows "
-        "rotated to where it stands and one token of seam repair. Shares that decide as a full recompute of the "
+        "The same cases, but every skill follows a system text and the skills before it, with its rows "
+        "rotated to where it is and one token of seam repair. Shares that decide as a full recompute of the "
         "corrected text, next to those of the landscape.",
         (grid(head, rows),),
         tuple(bars),

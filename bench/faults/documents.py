@@ -133,7 +133,7 @@ def _long(rng: random.Random, sound: str) -> str:
 
 
 def _fields(rng: random.Random, sound: str) -> str:
-    """Many declared fields, most of which stand in the text once."""
+    """Many declared fields, most of which are in the text once."""
     count = rng.choice((10, 200, 2_000))
     head = "".join(f"  f{n}: value-{n}\n" for n in range(count))
     body = " ".join(f"value-{n}" for n in range(count))

@@ -2,7 +2,7 @@
 
 Installed in a process that has been forked for one command, and never taken back. What Python does to files is seen by
 an audit hook (open, rename, mkdir, remove, link, truncate, chmod), by a file class that takes the place of the one
-behind `open`, and by os.fsync. What C code writes by itself (NumPy's tofile, a mapped file) is not seen as a write; the
+below `open`, and by os.fsync. What C code writes by itself (NumPy's tofile, a mapped file) is not seen as a write; the
 events around it are.
 """
 

@@ -12,8 +12,8 @@ from bench.faults.kills import Job, Jobs, all_jobs
 from bench.faults.stage import Outcome
 
 TITLE = (
-    "`notes`, executed anew, gets SIGINT (three of five), SIGTERM or SIGHUP at a random instant from the start of "
-    "Python to its end: the commands of the kills."
+    "`notes`, executed again each time, gets SIGINT (three of five), SIGTERM or SIGHUP at a random instant from the "
+    "start of Python to its end: the commands of the kills."
 )
 FAILS = (
     "a traceback, more than one line, another status than 130 (or, for the other signals, their own; 0 where it was "
@@ -31,7 +31,7 @@ class Interrupts:
     def __init__(self, jobs: Jobs, seed: int) -> None:
         self.jobs, self.seed = jobs, seed
         self.chosen = [job for job in jobs.jobs if not callable(job.arguments)]
-        self.seconds: dict[str, float] = {}  # how long each takes, executed anew
+        self.seconds: dict[str, float] = {}  # how long each takes in a process of its own
 
     def _whole(self, job: Job) -> float:
         home = self.jobs.stage.copied(self.jobs.stage.home(job.home), "home")

@@ -99,7 +99,7 @@ class Parts:
         return self._head()[0] + self._body()
 
     def _head(self) -> tuple[bytes, int]:
-        """Everything before the tensors, and where in it the digits of its checksum stand."""
+        """Everything before the tensors, and where in it the digits of its checksum are."""
         out = bytearray(self.magic + struct.pack("<I", self.version & 0xFFFFFFFF))
         out += _u64(len(self.tensors) if self.n_tensors is None else self.n_tensors)
         out += _u64(len(self.keys) if self.n_keys is None else self.n_keys)
@@ -204,6 +204,6 @@ def vouched(data: bytes) -> str:
 
 
 def _head_of(data: bytes, parts: Parts) -> tuple[bytes, int]:
-    """The bytes of the head as they are in the file, and where its checksum stands."""
+    """The bytes of the head as they are in the file, and where its checksum is."""
     mine, at = parts._head()
     return data[: len(mine)], at

@@ -1,4 +1,4 @@
-"""docs/reliability.md: the table of the campaign stands between two marks; all else is written by hand."""
+"""docs/reliability.md: the table of the campaign is between two marks; all else is written by hand."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ def test_decisions(shipped: Workspace, tmp_path: Path) -> None:
     table, summary = run(shipped, "decisions", tmp_path, 3)
     assert len(table) == 3 * 2 * 6 and len(summary.bars) == 12
     direct = table.where(way="direct")
-    assert direct.where(laid="recompute").mean("cosine") == pytest.approx(1)
-    assert direct.where(laid="spliced").mean("same") == 1 and direct.where(laid="spliced").mean("right_new") == 0
-    assert direct.where(laid="erratum").mean("right_new") > 0.5
+    assert direct.where(prompt="recompute").mean("cosine") == pytest.approx(1)
+    assert direct.where(prompt="spliced").mean("same") == 1 and direct.where(prompt="spliced").mean("right_new") == 0
+    assert direct.where(prompt="erratum").mean("right_new") > 0.5
 
 
 def test_landscape(shipped: Workspace, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """The bars of the subject, in our own engine: `python -m training.next.measure FILE.gguf [--cases N] [--seed S]`.
 
 For each kind of rule: right decisions (direct, after a chain of thought, after an erratum; of known and of held-out
-words); where a decision rests when fields stand above the rules and when below (note index NI: the share of cases that
+words); where a decision rests when fields are above the rules and when below (note index NI: the share of cases that
 act on the new value if all rows after the field are of it, less that if only the field's rows are); with a chain of
-thought; and whether a spliced skill decides as the recompute, with its keys rotated and not, behind an older version.
+thought; and whether a spliced skill decides as the recompute, with its keys rotated and not, after an older version.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def decisions(workspace: Workspace, case: world.Case, found: Found, tag: str) ->
     changed = segment(workspace, case.draft.text({**case.draft.values, case.rule.field: case.new}), "own")
     others = [segment(workspace, d.text(), f"other{i}") for i, d in enumerate(case.others)]
     old, new = case.right
-    for laid, skill, right, values in (
+    for form, skill, right, values in (
         ("plain", own, old, {}),
         ("corrected", changed, new, {}),
         ("erratum", own, new, {case.rule.field: case.new}),
@@ -62,11 +62,11 @@ def decisions(workspace: Workspace, case: world.Case, found: Found, tag: str) ->
         method = Method.parse("erratum") if values else Method()
         prompt = Prompt(case.question, [*others, skill], values=values, method=method)
         answer = said(workspace, assemble(workspace, prompt, splice=False, room=90))
-        found[f"{tag} {laid}, direct"].append(answer == right)
+        found[f"{tag} {form}, direct"].append(answer == right)
         thought = said(
             workspace, assemble(workspace, replace(prompt, question=case.question + REASON_CUE), splice=False, room=90)
         )
-        found[f"{tag} {laid}, reasoned"].append(outcome(thought, case.rule.choices) == right)
+        found[f"{tag} {form}, reasoned"].append(outcome(thought, case.rule.choices) == right)
     prompt = Prompt(case.question, [*others, own], system=SYSTEM)
     moved = said(workspace, assemble(workspace, prompt, room=90))
     found[f"{tag} spliced as recomputed"].append(

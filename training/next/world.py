@@ -29,7 +29,7 @@ class Level:
     fillers: tuple[int, int] = (0, 0)
     heading: float = 0.3
     preamble: float = 0.2
-    below: float = 0.03  # texts whose fields stand below their rules
+    below: float = 0.03  # texts whose fields are below their rules
     whole: float = 1.0  # words that are one token
     invented: float = 0.5  # of the others: words that are in no list
     kinds: tuple[str, ...] = ("table",)
@@ -51,7 +51,7 @@ class Draft:
     below: bool = False
 
     def text(self, values: dict[str, str] | None = None, below: bool | None = None) -> str:
-        """As it stands in a file, perhaps with other values or the fields on the other side of the rules."""
+        """As it is in a file, perhaps with other values or the fields on the other side of the rules."""
         keys = [f"{k}: {v}" for k, v in (values or self.values).items()]
         head = [self.heading, ""] if self.heading else []
         parts = [self.lines, keys] if (self.below if below is None else below) else [keys, self.lines]
