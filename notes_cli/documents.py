@@ -48,7 +48,7 @@ class Untyped(yaml.BaseLoader):
 
     def _count(self, node: yaml.Node | None, event: yaml.AliasEvent) -> None:
         if node not in self._sizes:
-            raise _problem(f"the alias *{event.anchor} stands inside of what it names", event)
+            raise _problem(f"the alias *{event.anchor} is inside of what it names", event)
         self._aliased += self._sizes[node]
         if self._aliased > MAX_ALIASED:
             raise _problem(f"its aliases stand for more than {MAX_ALIASED:,} values", event)

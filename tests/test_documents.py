@@ -25,7 +25,7 @@ def bomb(levels: int) -> str:
         ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' is there already, in line 1"),
         ("x:\n  'a': 1\n  a: 3", "line 3, column 3: the key 'a' is there already, in line 2"),
         ("{a: 1, a: 1}", "the key 'a' is there already"),
-        ("a: &a [*a]", "line 1, column 8: the alias *a stands inside of what it names"),
+        ("a: &a [*a]", "line 1, column 8: the alias *a is inside of what it names"),
         (bomb(9), "aliases stand for more than 100,000 values"),
         (bomb(9).replace("[x, x", "{k: v").replace(", x", "").replace("]", "}", 1).replace("[*", "[<<: *"), "aliases"),
         ("[" * 100_000, "nested too deeply"),

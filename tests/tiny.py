@@ -33,7 +33,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "phi3": {"head": 16, "base": 10000.0, "fused": True, "long": 4096},
     # Layers that see a window of a few positions only, with a base of their own, and one that sees all.
     "gemma3": {"head": 32, "norm": True, "base": 1000000.0, "tied": True, "window": 8},
-    # Queries are scaled by the stretch of positions that they stand in: rows may move within one only.
+    # Queries are scaled by the stretch of positions that they are in: rows may move within one only.
     "mistral3": {"head": 16, "base": 1000000.0, "stretch": 256},
     # A hybrid: short convolutions, and one layer of attention between them.
     "lfm2": {"norm": True, "base": 1000000.0, "attention": [1], "output_norm": "token_embd_norm"},

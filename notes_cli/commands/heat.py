@@ -96,7 +96,7 @@ def heat_of(row: Sequence[Cell], style: Style) -> str:
 
 
 def print_heat(text: str, spans: Sequence[Span], marks: Sequence[tuple[int, int]]) -> None:
-    """Print a text with its heat on stdout; what is marked, characters [start, end), stands in brackets."""
+    """Print a text with its heat on stdout; what is marked, characters [start, end), is put in brackets."""
     style = Style.of_stdout()
     rows = rows_of(text, spans, marks, output.width(PIPE), style)
     few = len(rows) <= LONG

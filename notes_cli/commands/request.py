@@ -96,7 +96,7 @@ def call_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any])
 
 
 def _typed(*names: str) -> bool:
-    """Whether one of these parameters stands on the command line: a setting of config.yaml is for where it fits."""
+    """Whether one of these parameters is on the command line: a setting of config.yaml is for where it fits."""
     return any(map(named, names))
 
 

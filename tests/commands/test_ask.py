@@ -73,7 +73,7 @@ def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
 
 
 def test_placed_late_the_skill_stands_before_the_question(notes: Notes, compiled: Path) -> None:
-    """--place late: behind the system text and the user message's opening, with its errata; early is the default."""
+    """--place late: after the system text and the user message's opening, with its errata; early is the default."""
     ask = ("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "-s", "Be kind.", "-n", 1, "--json")
     early, late = notes(*ask).json, notes(*ask, "--place", "late").json
     assert (early["place"], late["place"]) == ("early", "late")
@@ -88,7 +88,7 @@ def test_placed_late_the_skill_stands_before_the_question(notes: Notes, compiled
 
 
 def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Path) -> None:
-    """Skills stand where the first turn put them; a later turn cannot move them."""
+    """Skills are where the first turn put them; a later turn cannot move them."""
     ask = ("ask", "Why?", "--session", "mine", "-n", 1, "--json")
     begun = notes(*ask, "--splice", "returns", "--place", "late").json
     later = notes(*ask).json
@@ -157,7 +157,7 @@ def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path
 
 
 def test_several_skills(notes: Notes, compiled: Path, tmp_path: Path) -> None:
-    """Each skill is spliced after the one before; only the first stands where it was compiled."""
+    """Each skill is spliced after the one before; only the first is where it was compiled."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     pieces = notes("ask", "Why?", "--splice", "returns", "--splice", "fees", "-n", 1, "--json").json["pieces"]
@@ -385,7 +385,7 @@ def test_f32_cache_has_segments_of_its_own(notes: Notes, skill: Path, compiled: 
 
 
 def test_the_models_template_is_honoured(notes: Notes, compiled: Path, model: Path) -> None:
-    """The skill stands inside the system message, the erratum after it, the question in the user's."""
+    """The skill is inside the system message, the erratum after it, the question in the user's."""
     with Model(model) as loaded:
         left = loaded.tokenize("<|im_start|>system\n", special=True)
         ask = loaded.tokenize("<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n", special=True)

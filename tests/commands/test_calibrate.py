@@ -71,7 +71,7 @@ def test_what_is_right_stays_so(
 ) -> None:
     """A model that overlooks the field in its text, however it was read, and follows a correction: agreement with its
     recompute would choose what is wrong. Before and after calibrating, auto corrects, and the answer is right."""
-    hears(lambda text: "2026-07-01" in text.split("refused.")[1])  # behind the text
+    hears(lambda text: "2026-07-01" in text.split("refused.")[1])  # after the text
     answer = (*ASK, "--choices", "accepted,refused")
     assert notes(*answer).out == "refused\n"
     done = notes("calibrate", "--cases", many, "--only")

@@ -19,7 +19,7 @@ from .conftest import TEXT, Notes, snapshot
 
 
 def test_prints_the_path_on_stdout_and_the_rest_on_stderr(notes: Notes, skill: Path, home: Path) -> None:
-    """The path alone stands on stdout, tokens and fields on stderr; the file holds the text and is private."""
+    """The path alone is on stdout, tokens and fields on stderr; the file holds the text and is private."""
     outcome = notes("compile", skill)
     assert outcome.code == 0
     path = Path(outcome.out.rstrip("\n"))
@@ -113,7 +113,7 @@ def test_unchanged_is_not_compiled_again(notes: Notes, skill: Path, compiled: Pa
 
 
 def test_force_compiles_again(notes: Notes, skill: Path, compiled: Path) -> None:
-    """-f writes the file anew although nothing has changed."""
+    """-f writes the file again although nothing has changed."""
     inode = compiled.stat().st_ino
     outcome = notes("compile", skill, "-f")
     assert outcome.code == 0 and "it was asked for" in outcome.err
@@ -254,7 +254,7 @@ def test_interrupted_compile_leaves_nothing(
 def test_interrupted_writing_keeps_the_old_file(
     notes: Notes, skill: Path, compiled: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while the new segment is written: the old one stands, no temporary file is left."""
+    """Ctrl-C while the new segment is written: the old one stays, no temporary file is left."""
     before = snapshot(home / "library")
     skill.write_text(TEXT + "More.\n")
 

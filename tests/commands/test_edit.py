@@ -74,7 +74,7 @@ def test_a_model_that_was_not_measured_gets_an_erratum(notes: Notes, compiled: P
 
 
 def test_both_kinds_of_changes(notes: Notes, influenced: Path) -> None:
-    """An erratum in free words stands behind what a method brings in; the last value of a field counts."""
+    """An erratum in free words comes after what a method brings in; the last value of a field counts."""
     ask = (*ASK, "--method", "field+erratum", "--erratum", "It snows.", "--json", "-n", 1)
     twice = notes(*ask, "--field", "date=1 May", *FIELD).json
     assert twice["pieces"] == notes(*ask, *FIELD).json["pieces"]
@@ -211,7 +211,7 @@ CASES: dict[str, Any] = {
 
 @pytest.mark.parametrize("question", CASES)
 def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
-    """Stale keeps the old decision; erratum, field+erratum, suffix and recompute turn it, behind a system text, too."""
+    """Stale keeps the old decision; erratum, field+erratum, suffix and recompute turn it, after a system text, too."""
     field, old, new = CASES[question]
     monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
     assert run_here("compile", resource("skills") / "returns").code == 0
@@ -227,7 +227,7 @@ HOISTED = "---\nname: returns\nfields:\n  {}: {{value: {}, hoist: true}}\n---\n{
 
 @pytest.mark.parametrize("question", CASES)
 def test_decisions_by_blocks_and_hoisted_fields(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, question: str) -> None:
-    """The block with the fields computed anew, or the value at the end of the text, decoded: the new decision."""
+    """The block with the fields computed again, or the value at the end of the text, decoded: the new decision."""
     field, old, new = CASES[question]
     name = field.partition("=")[0]
     monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))

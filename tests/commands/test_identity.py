@@ -277,8 +277,8 @@ def test_what_does_not_change_rows_is_not_asked_for(notes: Notes, skill: Path, c
 def test_a_template_is_part_of_the_model_and_its_opening_is_kept(
     notes: Notes, skill: Path, model: Path, tmp_path: Path
 ) -> None:
-    """The file's digest covers its template, so another one is another model. What a skill was compiled behind is in
-    the segment besides: behind other words the same rows are spliced with a seam."""
+    """The file's digest covers its template, so another one is another model. The text that preceded a skill is
+    in the segment besides: after other words the same rows are spliced with a seam."""
     path = notes("compile", skill, "-m", model).out.strip()
     assert len(peek(Path(path)).context) > 0
     assert notes(*ASK, "-m", model).json["tokens"]["seam"] == 0

@@ -150,7 +150,7 @@ def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
 
 
 def test_identity_is_documented(notes: Notes, compiled: Path) -> None:
-    """The parts of an identity stand in the document."""
+    """The parts of an identity are in the document."""
     text = DOCUMENT.read_text()
     for key in notes("ls", "--json").json[0]["identity"]:
         assert f"`{key}`" in text

@@ -128,7 +128,7 @@ def test_settings_are_as_on_the_command_line(notes: Notes, home: Path) -> None:
 
 
 def test_settings_are_called_as_their_flags(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`predict: 3` is -n 3; what stands under a command goes before; flags and variables go before both."""
+    """`predict: 3` is -n 3; what is under a command goes before; flags and variables go before both."""
     home.mkdir()
     config = home / "config.yaml"
     config.write_text("predict: 3\ntop-k: 7\nask: {top-k: 9}\n")

@@ -46,7 +46,7 @@ def test_ask_restores_at_the_start(notes: Notes, compiled: Path) -> None:
 
 
 def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: str, tmp_path: Path) -> None:
-    """Behind a system text and behind another skill: one sentence that names the place and the model's reason."""
+    """After a system text and after another skill: one sentence that names the place and the model's reason."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     why = f"decoded: preceded by a different context than at compile time; {REASONS[kind]}"
@@ -95,7 +95,7 @@ def test_compile_says_what_the_model_allows(notes: Notes, skill: Path, kind: str
 
 
 def test_decisions_are_those_of_a_full_prefill(notes: Notes, compiled: Path) -> None:
-    """With --choices, restored, behind a system text and corrected: probabilities as with --no-splice."""
+    """With --choices, restored, after a system text and corrected: probabilities as with --no-splice."""
     for extra in ((), ("-s", "Be kind."), ("--erratum", "tier=basic")):
         ask = (*ASK, "--choices", "yes,no,not sure", "--json", *extra)
         found, wanted = notes(*ask).json, notes(*ask, "--no-splice").json

@@ -160,7 +160,7 @@ def test_a_ledger_of_tokens_that_the_model_does_not_have(
 
 
 def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
-    """What an erratum says stands nowhere in the text: to write it there is refused, in one line; so is an undo of
+    """What an erratum says is nowhere in the text: to write it there is refused, in one line; so is an undo of
     nothing, and neither changes anything."""
     assert notes("edit", "mine", "--field", "tier=b", "--method", "erratum").code == 0
     before = snapshot(begun)

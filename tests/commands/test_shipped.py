@@ -43,7 +43,7 @@ def test_the_model_ships() -> None:
 
 @pytest.mark.parametrize("form", ["", " --choices accepted,refused", " --no-splice"])
 def test_the_erratum_turns_the_answer(shell: dict[str, str], form: str) -> None:
-    """The same question: accepted as the skill stands, refused with the erratum; streamed, chosen or prefilled."""
+    """The same question: accepted with the skill as it is, refused with the erratum; streamed, chosen or prefilled."""
     ask = f'echo "{QUESTION}" | notes ask --splice returns{form}'
     assert "accepted" in run(ask, shell)
     corrected = run(f'{ask} --erratum "date=2026-07-01"', shell)

@@ -33,7 +33,7 @@ def test_the_answer_is_alone_on_stdout(model: Path, skill: Path) -> None:
 
 
 def test_interrupted_generation_keeps_what_was_printed(model: Path) -> None:
-    """Ctrl-C while the answer is written: exit 130, what stands stands and ends its line, one line on stderr."""
+    """Ctrl-C while the answer is written: exit 130, what was written stays and ends its line, one line on stderr."""
     process = subprocess.Popen(
         command_line("ask", "Why?", *ENDLESS), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

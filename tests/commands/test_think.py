@@ -104,7 +104,7 @@ def test_reasoning_that_nobody_asked_for_is_hidden(thinker: Callable[[str], Scri
 
 
 def test_an_interrupt_ends_both_lines(thinker: Callable[[str], Script]) -> None:
-    """What was said stands on a line of its own, on its stream; the status is that of an interrupt."""
+    """What was said is on a line of its own, on its stream; the status is that of an interrupt."""
     script = thinker(SWITCH)
     for text, out, err in (("Hm", "", "Hm\n"), ("Hm.</think>4", "4\n", "Hm.\n")):
         script(text, interrupted=True)
@@ -136,7 +136,7 @@ def test_nothing_to_think_with_is_no_thinking(returns: Notes) -> None:
 
 
 def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
-    """The chain stands in the notebook as the model wrote it, is shown by the ledger, and the next turn follows it."""
+    """The chain is in the notebook as the model wrote it, is shown by the ledger, and the next turn follows it."""
     ask = ("ask", "May I return this?", "--session", "mine")
     assert returns(*ask, "--splice", "returns", "--think").out == "accepted\n"
     assert returns(*ask, "--erratum", "date=2026-07-01", "--think", "--choices", "accepted,refused").out == "refused\n"
@@ -152,7 +152,7 @@ def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
 
 
 def test_a_session_of_a_model_with_marks(thinker: Callable[[str], Script]) -> None:
-    """The chain, its marks and the answer are kept; the answer that was chosen stands behind them."""
+    """The chain, its marks and the answer are kept; the answer that was chosen comes after them."""
     script = thinker(SWITCH)
     script("Hm.</think>4")
     assert run_here("ask", "2+2?", "--think", "--session", "mine").out == "4\n"
@@ -188,7 +188,7 @@ def test_a_context_that_leaves_no_room_to_think(thinker: Callable[[str], Script]
 
 
 def test_no_blanks_at_the_end(thinker: Callable[[str], Script]) -> None:
-    """Streamed or at once, reasoning and answer end with one newline, whatever blanks the model puts behind them."""
+    """Streamed or at once, reasoning and answer end with one newline, whatever blanks the model puts after them."""
     script = thinker(SWITCH)
     for stream in ((), ("--no-stream",)):
         script("Hm. \n\nSo 4.\n \n</think>\n4 \n\n5\n\n ")
@@ -197,7 +197,7 @@ def test_no_blanks_at_the_end(thinker: Callable[[str], Script]) -> None:
 
 
 def test_explain_counts_the_words_that_open_it(thinker: Callable[[str], Script]) -> None:
-    """The dry run has the prompt that is then laid."""
+    """The dry run has the prompt that is then assembled."""
     thinker(SWITCH)("Hm.</think>4")
     ask = ("ask", "2+2?", "--think", "--json")
     told, done = run_here(*ask, "--explain").json, run_here(*ask).json

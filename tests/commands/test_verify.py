@@ -37,7 +37,7 @@ def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.Monkey
 
 
 def test_rows_that_were_not_moved_are_exact(notes: Notes, compiled: Path) -> None:
-    """Without system text the skill stands where it was compiled: no seam, no rotation, and the control is the same."""
+    """Without system text the skill is where it was compiled: no seam, no rotation, and the control is the same."""
     case = notes("verify", "returns", "--choices", "a,b", "-s", "", "--json").json["cases"][0]
     assert case["moved"] is False and case["cosine"] > 0.9999 and case["kl"] < 1e-3
     assert case["control_cosine"] == pytest.approx(case["cosine"])

@@ -1,4 +1,4 @@
-"""Images under M-RoPE: rows that share one time, and stand in rows and columns. They move as a whole."""
+"""Images under M-RoPE: rows that share one time, and are in rows and columns. They move as a whole."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def show(ctx: Context, image: Image, position: int) -> None:
 
 
 def tell(ctx: Context, position: int) -> int:
-    """Text, image, text, from a position on; returns the one behind it."""
+    """Text, image, text, from a position on; returns the one after it."""
     decode(ctx, BEFORE, position)
     show(ctx, WIDE, position + len(BEFORE))
     position += len(BEFORE) + WIDE.positions
@@ -110,7 +110,7 @@ def distance(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> float:
 @pytest.mark.parametrize("image", [WIDE, HIGH], ids=["wide", "high"])
 @pytest.mark.parametrize(("name", "sections"), VARIANTS)
 def test_an_image_moves(load_zoo: LoadZoo, name: str, sections: list[int] | None, image: Image) -> None:
-    """Its rows spliced elsewhere, and a question behind it, equal showing it there; with other axes they do not."""
+    """Its rows spliced elsewhere, and a question after it, equal showing the image there; with other axes they do not."""
     with context(load(load_zoo, name, sections)) as ours, context(load(load_zoo, name, sections)) as stock:
         show(ours, image, 3)
         rows, axes = ours.read_axes(0, 3, image.rows, base=0, dtype="f32")
@@ -124,7 +124,7 @@ def test_an_image_moves(load_zoo: LoadZoo, name: str, sections: list[int] | None
         assert (where == axes).all()
         assert distance(found, wanted) < BOUND
         logits = asked(stock, TARGET + image.positions)
-        ours.append({0: QUESTION}, "all")  # finds the position behind the image by itself
+        ours.append({0: QUESTION}, "all")  # finds the position after the image by itself
         assert nmse(np.stack([ours.logits(i) for i in range(len(QUESTION))]), logits) < BOUND
         ours.clear()
         ours.splice(0, TARGET, np.zeros(image.rows, np.int32), rows, 1, axes=axes + 1)
@@ -136,7 +136,7 @@ def test_an_image_moves(load_zoo: LoadZoo, name: str, sections: list[int] | None
 def test_an_image_moves_with_the_text_around_it(
     load_zoo: LoadZoo, name: str, sections: list[int] | None, flash: str
 ) -> None:
-    """Text, image and text in one segment, behind other text or not, equal decoding them there."""
+    """Text, image and text in one segment, after other text or not, equal decoding them there."""
     bound = BOUND if flash == "off" else 1e-5  # the kernel works in f16 inside
     model = load(load_zoo, name, sections)
     with context(model, flash_attention=flash) as ours, context(model, flash_attention=flash) as stock:
@@ -158,7 +158,7 @@ def test_an_image_moves_with_the_text_around_it(
 
 @pytest.mark.parametrize(("name", "sections"), [("qwen2vl-dense", [16, 24, 24, 0]), ("qwen3vl-dense", [24, 20, 20, 0])])
 def test_what_is_left_after_a_splice_of_an_image(load_zoo: LoadZoo, name: str, sections: list[int]) -> None:
-    """What stands before it stays bit for bit, axes of a second image are right, text behind the first is rewritten."""
+    """What precedes it stays bit for bit, axes of a second image are right, text after the first is rewritten."""
     model = load(load_zoo, name, sections)
     with context(model) as ours, context(model) as stock:
         show(ours, HIGH, 0)
@@ -215,7 +215,7 @@ def test_a_model_of_texts_has_one_axis(load_zoo: LoadZoo) -> None:
 
 @pytest.mark.parametrize(("sections", "clear"), [([24, 20, 20, 0], False), ([16, 16, 16, 16], False), (None, True)])
 def test_rows_that_may_be_sound_are_not_read(load_zoo: LoadZoo, sections: list[int] | None, clear: bool) -> None:
-    """Sound stands on the fourth axis, too, which cells do not tell: where it has pairs, such rows are refused."""
+    """Sound is on the fourth axis, too, which cells do not tell: where it has pairs, such rows are refused."""
     with context(load(load_zoo, "qwen3vl-dense", sections)) as ctx:
         sound = Image(1, 1)
         decode(ctx, BEFORE, 0)

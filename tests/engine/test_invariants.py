@@ -156,7 +156,7 @@ def test_rewrite_over_several_batches_in_another_sequence(model: Model, unified:
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_append_keeps_the_order_of_logits_over_several_batches(model: Model, unified: bool) -> None:
-    """Three sequences that need several batches: the last logits stand in the order they were asked for."""
+    """Three sequences that need several batches: the last logits are in the order they were asked for."""
     parts = {2: SKILL[:30], 0: SKILL[5:6], 1: SKILL[10:25]}
     options = {"n_sequences": 3, "unified": unified, "n_batch": 16, "n_ubatch": 8}
     with context(model, "f32", **options) as ours, context(model, "f32") as alone:

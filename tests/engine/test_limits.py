@@ -101,7 +101,7 @@ def test_the_estimate_is_what_is_allocated(make_model: Callable[..., Path], kind
 
 
 def test_a_list_in_the_header(make_model: Callable[..., Path]) -> None:
-    """Heads that differ from layer to layer are read from the file, behind keys of every type."""
+    """Heads that differ from layer to layer are read from the file, after keys of every type."""
     with Model(make_model("lfm2")) as model:
         assert limits._integers(model, "attention.head_count_kv") == [0, 2, 0]
         assert limits._integers(model, "attention.nothing") == []

@@ -1,4 +1,4 @@
-"""The notebook: its ledger of tokens and pieces always says what stands in the cache."""
+"""The notebook: its ledger of tokens and pieces always says what is in the cache."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_seam_of_nothing_or_of_all(notebook: Notebook, segment: Segment, seam:
 
 
 def test_a_splice_where_it_was_compiled_is_exact(notebook: Notebook, segment: Segment) -> None:
-    """Behind its own left context the spliced skill gives the logits of a full prefill, to rounding."""
+    """After its own left context the spliced skill gives the logits of a full prefill, to rounding."""
     notebook.append(LEFT)
     notebook.splice(segment)
     notebook.append(ASK)
@@ -177,7 +177,7 @@ def test_a_full_context_is_refused_before_anything_happens(notebook: Notebook, s
 
 
 def test_an_answer_ends_where_the_context_does(notebook: Notebook) -> None:
-    """What was said stands in the ledger and in the cache, and that it was cut is known. One that could not even begin
+    """What was said is in the ledger and in the cache, and that it was cut is known. One that could not even begin
     raises."""
     notebook.append(np.zeros(510, np.int32))
     assert list(notebook.generate(Script(65, 66, 67), 3)) == [65, 66]  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ def test_failed_decoding_keeps_what_waits(notebook: Notebook, monkeypatch: pytes
 
 
 def test_an_interrupt_after_decoding_does_not_decode_twice(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C is heard when llama.cpp returns: the rows are there then, and must not be put there again."""
+    """Ctrl-C is noticed when llama.cpp returns: the rows are there then, and must not be put there again."""
     append = Context.append
 
     def interrupted(self: Context, tokens: dict[int, np.ndarray], output: Any) -> None:

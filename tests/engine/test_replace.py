@@ -93,7 +93,7 @@ def goes_on_right(book: Notebook, kv: str) -> bool:
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3"])
 @pytest.mark.parametrize("patch", [LONGER, SHORTER, Patch(0, 3, (7,)), Patch(20, 30, ())])
 def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv: str, patch: Patch) -> None:
-    """Rows before the change are bit-identical, those behind are the old ones spliced where they stand now."""
+    """Rows before the change are bit-identical, those after are the old ones spliced where they are now."""
     context = load(kind, kv, kv)
     book = written(context)
     head, tail = read(context, 0, patch.first), context.read(0, patch.last, 48 - patch.last, base=patch.last, dtype=kv)
@@ -111,13 +111,13 @@ def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv
     context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last, rotate=False)
     assert not same(moved, read(context, now, len(book)))  # the control: not turned
     context.clear()
-    written(context, book.tokens[:now].tolist())  # what is new sees what stands before it
+    written(context, book.tokens[:now].tolist())  # what is new sees what precedes it
     assert near(own, read(context, patch.first, now), BOUND[kv])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_two_changes_at_once(load: Load, kind: str) -> None:
-    """Each part moves by what stands before it: none, two, and back to none, where rows are bit-identical."""
+    """Each part moves by what precedes it: none, two, and back to none, where rows are bit-identical."""
     context = load(kind)
     book = written(context)
     before, between = read(context, 34, 48), context.read(0, 22, 8, base=22)
@@ -147,7 +147,7 @@ def test_rows_that_stay_keep_their_bits_in_any_cache(load: Load, type_k: str, ty
 
 @pytest.mark.parametrize("kv", ["f16", "f32"])
 def test_all_that_follows_recomputed_is_a_recompute(load: Load, kv: str) -> None:
-    """A longer value and every token behind it in one pass: rows and logits of the new text decoded from the start."""
+    """A longer value and every token after it in one pass: rows and logits of the new text decoded from the start."""
     for patch in (LONGER, SHORTER, Patch(0, 3, (7,)), Patch(0, 1, (7, 8))):
         book = written(load("llama", kv, kv))
         assert book.replace([patch], range(patch.last, 48)) == 48 - patch.last + len(patch.tokens)
@@ -156,7 +156,7 @@ def test_all_that_follows_recomputed_is_a_recompute(load: Load, kv: str) -> None
 
 @pytest.mark.parametrize("tokens", [(), (1,), (1, 2, 3, 4, 5)])
 def test_at_the_end_it_waits_to_be_decoded(load: Load, tokens: tuple[int, ...]) -> None:
-    """Nothing stands behind: the new tokens are decoded with what comes next, and the logits are right."""
+    """Nothing follows: the new tokens are decoded with what comes next, and the logits are right."""
     book = written(load())
     book.replace([Patch(45, 48, tokens)])
     assert book.context.length(0) == (45 if len(tokens) != 3 else 48)
@@ -178,7 +178,7 @@ patches = st.lists(
 
 
 @given(gaps=patches, seam=st.integers(0, 12), also=st.sets(st.integers(0, 47), max_size=5), cut=st.floats(0, 1))
-@example(gaps=[(0, 1, []), (0, 1, [0])], seam=0, also=set(), cut=0.0)  # the second stands at position 0 then
+@example(gaps=[(0, 1, []), (0, 1, [0])], seam=0, also=set(), cut=0.0)  # the second is at position 0 then
 @example(gaps=[(0, 4, []), (0, 4, [])], seam=0, also={8}, cut=0.0)  # as does what was not changed
 @settings(max_examples=40, deadline=None)
 def test_the_ledger_adds_up(
@@ -218,7 +218,7 @@ def test_the_ledger_adds_up(
 
 
 def test_positions_after_a_change() -> None:
-    """Before it as they were, behind it moved, inside of a shorter one not beyond its end."""
+    """Before it as they were, after it moved, inside of a shorter one not beyond its end."""
     shift = shifted([Patch(2, 4, (1, 1, 1)), Patch(6, 10, (1,))])
     assert [shift(at) for at in range(13)] == [0, 1, 2, 3, 5, 6, 7, 8, 8, 8, 8, 9, 10]
 
@@ -261,7 +261,7 @@ def test_no_room_for_a_longer_value(load: Load) -> None:
 
 @pytest.mark.parametrize("dry", [False, True])
 def test_what_cannot_be_moved_stays(load: Load, dry: bool) -> None:
-    """Into another stretch of positions, with learned ones, behind recurrent layers: refused, and as it was."""
+    """Into another stretch of positions, with learned ones, after recurrent layers: refused, and as it was."""
     for kind, length in (("mistral3", 260), ("gpt2", 48), ("lfm2", 48)):
         book = Notebook(load(kind), dry=dry)
         book.append((TEXT * 6)[:length])

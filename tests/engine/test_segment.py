@@ -13,7 +13,7 @@ from notes_cli.errors import EngineError
 
 
 def segment(**parts: object) -> Segment:
-    """Five tokens behind two, each row filled with its position."""
+    """Five tokens after two, each row filled with its position."""
     rows = np.repeat(np.arange(2, 7, dtype=np.float16)[:, None], 3, axis=1)
     made = Segment(
         "s",

@@ -1,4 +1,4 @@
-"""Tokenising a user's words: whatever stands in them, no token of a model's structure comes of it."""
+"""Tokenising a user's words: whatever is in them, no token of a model's structure comes of it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_marks_are_cut_and_words_are_not(model: Model) -> None:
 )
 @settings(max_examples=300, deadline=None)
 def test_whatever_is_put_together(model: Model, parts: list[str]) -> None:
-    """Marks that overlap, within others, or made by what stands beside them."""
+    """Marks that overlap, within others, or made by what is beside them."""
     check(model, "".join(parts))
 
 

@@ -47,7 +47,7 @@ def bases(model: Model) -> list[float]:
         *((f"{name}-moe", {}) for name in ("glm4moe", "minimax-m2", "minimax-m3", "mimo2", "laguna")),
         *((f"{name}-dense", {}) for name in ("plamo3", "gemma3")),
         ("phi3-dense", {"shapes": FACTORS}),
-        # here the rotated part stands at the end of a head
+        # here the rotated part is at the end of a head
         (
             "minicpm3-dense",
             {"shapes": {**FACTORS, "attn_kv_a_mqa.weight": (544, 256), "attn_kv_b.weight": (448, 512)}},

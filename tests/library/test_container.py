@@ -97,7 +97,7 @@ def part(layer: int, part: str, n: int, k: int, v: int, dtype: str = "f2") -> La
 
 @pytest.fixture
 def whole(make_segment: MakeSegment) -> Segment:
-    """3 tokens behind 2, kept from position 0 on: attention, attention with an indexer, and two kinds of states."""
+    """3 tokens after 2, kept from position 0 on: attention, attention with an indexer, and two kinds of states."""
     layers = (
         part(0, "attention", 5, 2, 3),
         part(1, "attention", 5, 4, 0),
@@ -237,7 +237,7 @@ def test_blocks_that_do_not_fit(
 
 @pytest.fixture
 def influenced(make_segment: MakeSegment) -> Segment:
-    """3 tokens with two fields, one of which stands in two places, and the influence of both."""
+    """3 tokens with two fields, one of which is in two places, and the influence of both."""
     fields = (FieldSpan("b", "d", 0, 1, 0, 1), FieldSpan("a", "1é", 6, 8, 2, 3), FieldSpan("b", "d", 0, 1, 0, 1))
     found = {"b": np.array([0, 0.5, 0.25], np.float32), "a": np.array([0, 0, 1e-3], np.float32)}
     return make_segment(fields=fields, influence=found)
@@ -462,7 +462,7 @@ def test_fields_must_fit_the_text(tmp_path: Path, make_segment: MakeSegment, spa
 def test_fields_that_cannot_be_read(
     tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch, encoded: str
 ) -> None:
-    """Whatever stands in the JSON, the answer is one clear error."""
+    """Whatever is in the JSON, the answer is one clear error."""
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.library.info.json.dumps", lambda *_, **__: encoded)
         write_segment(tmp_path / "a.gguf", make_segment())

@@ -1,4 +1,4 @@
-"""Digests are remembered, and believed only while the file stands."""
+"""Digests are remembered, and believed only while the file is unchanged."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_skill_is_named_as_seen_from_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_decision_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    """The file, and the number of the case where there is one, stand in the line."""
+    """The file, and the number of the case where there is one, are in the line."""
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD.replace(old, new))
     with pytest.raises(NotesError, match=r"mine\.yaml") as caught:

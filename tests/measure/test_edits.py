@@ -50,7 +50,7 @@ def prompt(workspace: Workspace, skill: Skill) -> Prompt:
 
 
 def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill, prompt: Prompt) -> None:
-    """The reference is the corrected text, compiled and laid out by hand; a case is the amended notebook."""
+    """The reference is the corrected text, compiled and assembled by hand; a case is the amended notebook."""
     field, recompute = verify_edits(workspace, prompt, ["Why?"], ["field", "recompute"], choices=CHOICES).tried
     new = compile_skill(workspace, with_values(skill, {"date": "2026-07-01"}))
     by_hand = assemble(workspace, Prompt("Why?", [new], system="Be kind."), splice=False)

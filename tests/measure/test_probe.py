@@ -44,7 +44,7 @@ def mixes(reader: Workspace, returns: Segment) -> Mixes:
 
 @pytest.fixture
 def longer(reader: Workspace, returns: Segment) -> Mixes:
-    """A value of three tokens in place of one, behind a system text: everything behind it is turned."""
+    """A value of three tokens in place of one, after a system text: everything after it is rotated."""
     return Mixes(reader, returns, "amount", "80000", question="What is the approval?", system="You are helpful.")
 
 
@@ -54,7 +54,7 @@ def report(reader: Workspace, returns: Segment) -> Probe:
 
 
 def test_columns() -> None:
-    """One a token; one in all for a value of another length, and what stands behind it keeps its partner."""
+    """One a token; one in all for a value of another length, and what follows it keeps its partner."""
     assert columns_of(3, [Patch(1, 2, (7,))]) == [
         Column((0, 1), (0, 1), False),
         Column((1, 2), (1, 2), True),
@@ -116,7 +116,7 @@ def test_edit_methods_agree_with_patched_rows(which: str, request: pytest.Fixtur
 
 
 def test_where_the_shipped_model_decides(report: Probe) -> None:
-    """On the field's own rows, its last token above all; the rows behind it alone change nothing."""
+    """On the field's own rows, its last token above all; the rows after it alone change nothing."""
     assert report.field_only > 0.9 and abs(report.after_only) < 0.1
     assert report.reach(0.5) == report.reach(0.9) == report.field_tokens == 5
     assert report.best is not None and abs(report.best.alone) < 0.1

@@ -63,7 +63,7 @@ def test_means() -> None:
 
 
 def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill) -> None:
-    """Spliced, reference and corrected decisions are those of prompts laid out by hand."""
+    """Spliced, reference and corrected decisions are those of prompts assembled by hand."""
     segment = compile_skill(workspace, skill)
     report = verify(workspace, Prompt("", [segment], [CORRECTION], "Be kind."), ["Why?"], choices=["a", "b"])
     plain, corrected = report.cases
@@ -92,7 +92,7 @@ def test_decisions_without_choices_are_greedy_answers(workspace: Workspace, skil
 
 
 def test_the_corrected_text(workspace: Workspace, skill: Skill) -> None:
-    """New values stand in the text, tokens are its own, other fields stay; it has no rows to splice by mistake."""
+    """New values are in the text, tokens are its own, other fields stay; it has no rows to splice by mistake."""
     segment = compile_skill(workspace, skill)
     new = corrected_segment(segment, {"date": "2026-07-01", "of-another-skill": "x"}, workspace)
     assert new.text == skill.text.replace("2026-06-01", "2026-07-01")

@@ -34,7 +34,7 @@ BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins wit
 def test_the_same_tokens_either_way(
     make_workspace: MakeWorkspace, skill: Skill, system: str | None, template: str | None, bos: bool
 ) -> None:
-    """Spliced, prefilled and dry notebooks hold the same ids, behind BOS where the model wants one; logits agree."""
+    """Spliced, prefilled and dry notebooks hold the same ids, after BOS where the model wants one; logits agree."""
     settings = {} if template == "chatml" else {"template": template}
     workspace = make_workspace(bos=bos, **settings)
     other = Skill("fees", "", "fee: 12", (), "-")
@@ -54,7 +54,7 @@ def test_the_same_tokens_either_way(
 def test_no_seam_where_the_left_context_is_that_of_the_compile(
     make_workspace: MakeWorkspace, skill: Skill, kind: str
 ) -> None:
-    """The first skill of a prompt without system text stands where it was compiled: all of it is reused, exactly."""
+    """The first skill of a prompt without system text is where it was compiled: all of it is reused, exactly."""
     workspace = make_workspace(kind)
     segment = compile_skill(workspace, skill)
     at_home = assemble(workspace, Prompt("Why?", [segment]))
@@ -118,7 +118,7 @@ def test_the_same_skill_twice(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> None:
-    """An earlier question and answer stand between the skill and the question; the skill is still reused whole."""
+    """An earlier question and answer come between the skill and the question; the skill is still reused whole."""
     segment = compile_skill(workspace, skill)
     book = assemble(workspace, Prompt("And now?", [segment], turns=[("Why?", "Because.")]))
     text = workspace.model.text(book.tokens)
@@ -131,9 +131,9 @@ def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> N
 def test_placed_late(
     make_workspace: MakeWorkspace, skill: Skill, template: str | None, turns: Sequence[tuple[str, str]]
 ) -> None:
-    """The skill stands behind all but the question: the same tokens as a recompute, nearly the same logits.
+    """The skill comes after all but the question: the same tokens as a recompute, nearly the same logits.
 
-    Its rows come from behind another text; computed anew they are those of the recompute.
+    Its rows come from after another text; computed again they are those of the recompute.
     """
     settings = {} if template == "chatml" else {"template": template}
     workspace = make_workspace(**settings)
@@ -156,7 +156,7 @@ def test_placed_late(
 
 
 def test_late_is_where_it_was_compiled_without_a_system_role(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """There a skill is compiled behind the user message's opening, so late it is reused whole, exactly."""
+    """There a skill is compiled after the user message's opening, so late it is reused whole, exactly."""
     workspace = make_workspace(template=NO_SYSTEM)
     segment = compile_skill(workspace, skill)
     prompt = Prompt("Why?", [segment], place="late")
@@ -167,7 +167,7 @@ def test_late_is_where_it_was_compiled_without_a_system_role(make_workspace: Mak
 
 
 def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """An erratum if nothing is known; where few tokens stand behind the change all of them; and what this model can."""
+    """An erratum if nothing is known; where few tokens follow the change all of them; and what this model can."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     method, why = method_for(workspace, Prompt("Why?", [segment], values={"tier": "basic"}))

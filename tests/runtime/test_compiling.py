@@ -1,4 +1,4 @@
-"""Compiling: the segment holds the skill's own rows, as decoding makes them behind its left context."""
+"""Compiling: the segment holds the skill's own rows, as decoding makes them after its left context."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_only_changed_blocks_are_prefilled(workspace: Workspace) -> None:
 
 
 def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """Of another model, or compiled behind another left context: all are prefilled."""
+    """Of another model, or compiled after another left context: all are prefilled."""
     target = tmp_path / "s.gguf"
     bare = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
     for workspace in (make_workspace(), make_workspace("qwen2"), make_workspace("qwen2", template=bare)):
@@ -216,7 +216,7 @@ def test_blocks_need_rows_that_can_be_moved(make_workspace: MakeWorkspace, kind:
 
 
 def test_blocks_that_moved_often_are_computed_anew(workspace: Workspace) -> None:
-    """Each move rounds once more: after so many the rows are again those of a prefill, and the count begins anew."""
+    """Each move rounds once more: after so many the rows are again those of a prefill, and the count begins again."""
     fresh = []
     for step in range(MOVES + 2):
         skill = of("# One\n\n" + "x" * (step + 1) + "\n\n", *PARTS[1:])

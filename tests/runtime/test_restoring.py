@@ -1,4 +1,4 @@
-"""Models whose rows cannot be moved: a skill is put back where it was compiled, bit for bit, elsewhere decoded anew."""
+"""Models whose rows cannot be moved: a skill is put back where it was compiled, bit for bit, and decoded elsewhere."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment
 
 
 def test_of_two_skills_the_first_is_restored(workspace: Workspace, segment: Segment) -> None:
-    """The second is decoded behind it, with the reason, and the logits are those of decoding both."""
+    """The second is decoded after it, with the reason, and the logits are those of decoding both."""
     book = assemble(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
     found = book.logits()
     assert [(p.name, p.how) for p in book.pieces if p.kind == "splice"] == [("returns", "spliced"), ("fees", "decoded")]
@@ -207,7 +207,7 @@ def test_a_segment_kept_whole_that_could_be_moved_now(
 
 
 def test_verify_measures_the_restore(workspace: Workspace, segment: Segment) -> None:
-    """At the start of the prompt it is exact and nothing is moved; behind a system text nothing is reused."""
+    """At the start of the prompt it is exact and nothing is moved; after a system text nothing is reused."""
     restored = verify(workspace, Prompt("", [segment], [ERRATUM]), ["Why?"], choices=["a", "b"]).cases
     assert [case.spliced for case in restored] == [segment.base + len(segment)] * 2
     assert all(case.cosine > 0.9999 and case.same_decision and not case.moved for case in restored)

@@ -1,4 +1,4 @@
-"""Choosing: what holds without a profile, with one, and where hardly anything stands behind a change."""
+"""Choosing: what holds without a profile, with one, and where hardly anything follows a change."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_profile_of_an_older_notes_is_not_followed(workspace: Workspace) -> No
     ],
 )
 def test_names_that_there_are_not(workspace: Workspace, old: str, new: str, told: str) -> None:
-    """A method or a wording that nobody knows is refused with the key and the value, before anything is laid."""
+    """A method or a wording that nobody knows is refused with the key and the value, before anything is assembled."""
     calibrated(workspace, "field")
     (path,) = workspace.paths.profiles.iterdir()
     text = path.read_text()

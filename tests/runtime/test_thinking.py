@@ -42,7 +42,7 @@ def shipped() -> Iterator[Workspace]:
 
 
 def shown(notebook: Notebook) -> str:
-    """Everything that stands in the notebook."""
+    """Everything that is in the notebook."""
     model = notebook.context.model
     return b"".join(model.token_bytes(int(token), special=True) for token in notebook.tokens).decode()
 
@@ -161,7 +161,7 @@ def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, sc
 
 
 def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
-    """The cue stands behind the question; the answer begins behind the other one."""
+    """The cue comes after the question; the answer begins after the other one."""
     workspace = make_workspace(template=PLAIN)
     notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     assert "Why?\n\nThink step by step" in shown(notebook)

@@ -30,7 +30,7 @@ def test_the_context_grows_as_far_as_needed(make_workspace: MakeWorkspace) -> No
 
 
 def test_nothing_goes_beyond_the_trained_context(make_workspace: MakeWorkspace) -> None:
-    """Neither a text, nor an answer behind one that fills it, nor a chosen size; and the roundings of llama.cpp do not.
+    """Neither a text, nor an answer after one that fills it, nor a chosen size; and the roundings of llama.cpp do not.
 
     The line says how many, how many there may be, and options that do when they are given."""
     workspace = make_workspace(n_ctx=4096, trained=1000)
