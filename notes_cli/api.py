@@ -122,7 +122,7 @@ class Model:
     """
 
     def __init__(self, workspace: Workspace) -> None:
-        """It closes the workspace. `open` makes one."""
+        """It takes the workspace over, and closes it. `open` makes both."""
         self.workspace = workspace
         self._held = ExitStack()
 
@@ -182,7 +182,7 @@ class Model:
         blocks: Blocks | None = 1,
         listener: Listener = SILENT,
     ) -> Compiled:
-        """As `compile`, and what was done: where the segment is, how many tokens it has, and why it was compiled.
+        """`compile`, without opening the segment: where it is, how many tokens it has, and why it was compiled.
 
         `output`: write it to this file, not into the library. `blocks`: None for as many as it has there.
         """
@@ -238,8 +238,8 @@ class Model:
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> Stream:
-        """The answer's text as it comes; a choice comes whole. It begins with the first text that is asked for, and is
-        given up when it is closed. What `ask` returns is the value that the generator returns."""
+        """Yield the answer's text as it comes, or the choice at once, and return what `ask` returns. Nothing happens
+        before the first text is asked for; closing the generator ends the answer."""
         return ask_stream(self.workspace, _request(question, method, how), listener)
 
     def explain(
@@ -330,11 +330,11 @@ class Session:
     """A conversation that is kept on disk, held by this process. Close it, or use it as a context manager."""
 
     def __init__(self, held: Held, stack: ExitStack) -> None:
-        """`stack` lets go of it. `Model.session` makes one."""
+        """`stack` gives it up when it is closed. `Model.session` makes both."""
         self._session, self._stack = held, stack
 
     def close(self) -> None:
-        """Let go of it, and of the forks that were made of it. What was kept is on disk."""
+        """Give it up, and the forks that were made of it. All complete turns are on disk."""
         self._stack.close()
 
     def __enter__(self) -> Session:
@@ -387,8 +387,8 @@ class Session:
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> Stream:
-        """The answer's text as it comes. The turn is kept when the answer is complete, and not if this is closed
-        before."""
+        """Yield the answer's text as it comes, and return what `ask` returns. The turn is kept once the answer is
+        complete, and not if the generator is closed before."""
         return self._session.stream(_request(question, method, how), listener)
 
     def edit(
@@ -401,7 +401,8 @@ class Session:
     def edits(
         self, values: Mapping[str, str], method: Method | str | None = None, *, listener: Listener = SILENT
     ) -> Iterator[Edited]:
-        """Give several fields other values, and tell of each edit when it is made."""
+        """Give several fields other values; yield each edit when it is made. Raise NotesError, before the first, where
+        one of them cannot be."""
         return self._session.edits(values, _method(method), listener)
 
     def undo(self) -> Line:

@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool, **model: Any) -> None:
     """Measure which edit method, wording, seam and place to trust on this model.
 
-    Decisions with one field changed are made by full recompute and by each edit method, and what is right is known.
-    What holds without a profile, the erratum, stays unless another method is proven right more often (by an exact 95%
-    interval over the cases in which the two differ); of those the cheapest wins that is proven as good as the best, and
-    of equals the safer. At least 24 decisions are needed. `--method auto`, the wording, the seam and the place follow
-    from then on; notes profile shows and removes what was measured.
+    Each case is a decision with one field changed, of which the right answer is known. It is made after a full
+    recompute and after each edit method. The erratum, which is used without a profile, stays in use unless another
+    method is proven right more often (by an exact 95% interval over the cases in which the two differ). Of the methods
+    that are, the cheapest is chosen that is proven as good as the best, and of equals the safest. At least 24 cases are
+    needed. From then on `--method auto`, the wording, the seam and the place go by what was measured; `notes profile`
+    shows and removes it.
 
-    A case in YAML holds text (or skill: FILE), question, choices, field, value (the new one) and right: the two right
-    answers. See prompts/battery.yaml.
+    A case in YAML has text (or skill: FILE), question, choices, field, value (the new one) and right, the answers that
+    are right with the old value and with the new one. See prompts/battery.yaml.
 
     \b
     Examples:

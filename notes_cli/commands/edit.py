@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
 def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **model: Any) -> None:
-    """Give a field of the session NAME another value. Each is an edit of its own, which undo takes back.
+    """Give fields of the session NAME other values. Each is an edit of its own, which undo takes back.
 
     An erratum is said before the next question; the other methods change the cache now.
 

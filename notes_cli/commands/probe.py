@@ -40,10 +40,11 @@ def command(
 ) -> None:
     """Show on which tokens of a skill a decision rests.
 
-    The skill is compiled with the field's value and with a new one, and asked with rows mixed of both: only the field's
-    own from the new text, all after it, everything from each token on, each token alone. Recovery is 0 where the
-    decision is as with the old value and 1 where it is as with the new one. The text is shown with the recovery of each
-    token under it. A decision that is the same with both values has nothing to show, and is refused.
+    The skill is compiled with the field's value and with a new one, and the question is asked of rows mixed from the
+    two: from the new text only the field's own, only those after it, everything from each token on, and each token
+    alone. Recovery is 0 where the decision is that with the old value, and 1 where it is that with the new one. The
+    text is shown with the recovery of each token under it. A decision that is the same with both values has nothing to
+    show, and is refused.
 
     \b
     Examples:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@click.option("--session", metavar="NAME", help="Verify a session instead: as it is put back from disk.")
+@click.option("--session", metavar="NAME", help="Verify a session instead, as it is put back from disk.")
 @click.option(
     "--question",
     "questions",
@@ -33,14 +33,18 @@ if TYPE_CHECKING:
     help="A question. Repeatable.  [default: the value of each field]",
 )
 @click.option(
-    "--erratum", "errata", multiple=True, metavar="FIELD=VALUE", help="Verify with this correction, too. Repeatable."
+    "--erratum",
+    "errata",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Ask each question with this correction, too. Repeatable.",
 )
 @click.option(
     "--field",
     "fields",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Verify edit methods with this new value. Repeatable.",
+    help="Verify edit methods that give the field this value. Repeatable.",
 )
 @click.option(
     "--method",
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
 @click.option(
     *("-s", "--system"),
     metavar="TEXT",
-    help="System text before the skills.  [default: a few sentences, so that skills move, if they can]",
+    help="System text before the skills.  [default: a few sentences, so that skills have to move, where they can]",
 )
 @click.option(
     "--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: as measured, else 1]"
@@ -75,17 +79,18 @@ def command(
     json_: bool,
     **model: Any,
 ) -> int:
-    """Compare splice and errata with a full recompute of the same tokens.
+    """Compare splices and errata with a full recompute of the same tokens.
 
-    Shows logit cosine, KL divergence, whether the likeliest token and the decision are the same, and the control: the
-    same rows without rotation, whose keys in the first layer must be off by 3 times as much as those of the splice.
-    With an erratum, the decision must also be that of the corrected text. Exits 0 if every decision is the same, the
-    mean cosine is at least 0.99, and the control does what it must, else 1, and says which of these was missed.
+    Shows the cosine of the logits, the KL divergence, whether the likeliest token and the decision are the same, and a
+    control: the same rows without rotation, whose keys in the first layer must be off by 3 times as much as those of
+    the splice. With an erratum, the decision must also be that of the corrected text. Exits 0 if every decision is the
+    same, the mean cosine is at least 0.99, and the control does what it must; else it exits 1 and says which of these
+    was missed.
 
-    With --field, edit methods are compared with a recompute of the corrected text. Exits 0 if all that were named
-    decide as it does; with `all`, if the one does that auto chooses.
+    With --field, edit methods are compared with a recompute of the corrected text. Exits 0 if every method that was
+    named decides as the recompute does; with `all`, if the one that auto chooses does.
 
-    With --session, what is put back from disk is compared with a prefill of the session's tokens: logits, and rows.
+    With --session, what is put back from disk is compared with a prefill of the session's tokens: logits and rows.
 
     Where a model's rows cannot be moved, the skills are verified at the start of the prompt, where the control cannot
     show anything.
