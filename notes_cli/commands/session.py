@@ -12,7 +12,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.explaining import entry_why
-from notes_cli.commands.options import model_options, open_workspace
+from notes_cli.commands.options import model_options, open_model
 
 if TYPE_CHECKING:
     from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -187,11 +187,8 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     """
     from dataclasses import asdict
 
-    from notes_cli.sessions.session import Session
-
-    with open_workspace(quiet=json_, session=name, **model) as workspace, _sessions().locked(name) as stored:
-        found = Session(workspace, stored).compact()
-        tokens = len(stored.state.tokens)
+    with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
+        found, tokens = session.compact(), session.tokens
     told = (
         f"took out {_count(len(found.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(found.fields))}): "
         f"{_count(tokens, 'token')} are left, {found.removed} fewer; {found.decoded} of them were decoded again"
