@@ -33,7 +33,7 @@ def most_influenced(segment: Segment, change: Change, k: int) -> tuple[int, ...]
     Raise NotesError where that was not measured.
     """
     if not segment.influence:
-        why = f"{segment.name} was compiled without the influence of its fields, which selective goes by"
+        why = f"{segment.name} was compiled without the influence of its fields, by which selective chooses"
         raise NotesError(why, Help.COMPILE_OTHERWISE(name=segment.name, options={"influence": True}))
     return _highest(segment, change, np.sum([segment.influence[name] for name in change.fields], axis=0), k)
 

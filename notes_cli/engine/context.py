@@ -112,7 +112,7 @@ class Context:
         learned = limits.learned(model)
         if learned and options.n_sequences == 1 and options.n_ctx > model.n_ctx_train:
             raise EngineError(
-                f"{model.name} learned a vector for each of {model.n_ctx_train:,} positions and has no more: a context "
+                f"{model.name} has learned vectors for {model.n_ctx_train:,} positions and for no others: a context "
                 f"of {options.n_ctx:,} tokens is not possible",
                 Help.SMALLER_CONTEXT(tokens=model.n_ctx_train),
             )
@@ -245,7 +245,7 @@ class Context:
             self.resize(n_sequences=min(_MOST_SEQUENCES, 2 * self._pool.size))
             number = self._free()
         if number is None:
-            raise EngineError(f"all {self._pool.size} sequences of the context are in use. Close a notebook")
+            raise EngineError(f"all {self._pool.size} sequences of the context are in use", "Close a notebook")
         return self._pool.take(number)
 
     def _free(self) -> int | None:
@@ -309,8 +309,8 @@ class Context:
             self._reopen(new)
             if saved and self._rotation != rotation:
                 raise UnsupportedError(
-                    f"{self.model.name} rotates its keys otherwise in a context of {new.n_ctx:,} tokens than in one of "
-                    f"{old.n_ctx:,}, so the rows of its sequences cannot be kept"
+                    f"{self.model.name} rotates its keys differently in a context of {new.n_ctx:,} tokens than in one "
+                    f"of {old.n_ctx:,}, so the rows of its sequences cannot be kept"
                 )
             self._restore(saved)
         except BaseException:  # an interrupt, too, must not lose them

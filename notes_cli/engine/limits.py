@@ -1,6 +1,6 @@
 """What a model and a machine allow: the positions that a model was trained for, and the memory that a context takes.
 
-Both are told from the model's header before anything is allocated.
+Both are read from the model's header before anything is allocated.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def learned(model: Model) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a context takes, about."""
+    """Bytes that a context takes, roughly."""
 
     tokens: int
     kv: int
@@ -102,7 +102,7 @@ class Memory:
         return self.kv + self.compute
 
     def __str__(self) -> str:
-        return f"{size(self.total)} ({size(self.kv)} of K/V, {size(self.compute)} to compute in)"
+        return f"{size(self.total)} ({size(self.kv)} of K/V, {size(self.compute)} for computing)"
 
 
 def memory(model: Model, options: ContextOptions) -> Memory:
@@ -132,7 +132,7 @@ def check_memory(model: Model, options: ContextOptions) -> None:
         return
     smaller = (options.type_k, options.type_v) == ("f16", "f16")
     raise EngineError(
-        f"a context of {needed.tokens:,} tokens needs about {needed}, and {size(there)} of memory are available",
+        f"a context of {needed.tokens:,} tokens needs about {needed}, and {size(there)} of memory is available",
         Help.FEWER_TOKENS_OR_SMALLER_TYPE() if smaller else Help.FEWER_TOKENS(),
     )
 

@@ -120,7 +120,7 @@ class Model:
         if llama.llama_vocab_type(self._vocab) == llama.LLAMA_VOCAB_TYPE_RWKV:
             pieces = {self.token_bytes(token, special=True) for token in range(self.n_vocab)}
             if any(piece[:1] not in pieces for piece in pieces if piece):
-                raise ModelError(f"{self.path}: its tokenizer is damaged (bytes begin tokens and are none themselves)")
+                raise ModelError(f"{self.path}: its tokenizer is damaged (no token for some single bytes)")
 
     @property
     def handle(self) -> Any:
@@ -190,7 +190,9 @@ class Model:
         cut: set[str] = set()
         while not special and (found := self._structures(text, ids)):
             if found <= cut:
-                raise ModelError(f"{min(found)!r} in this text is a control token of {self.name}", "Spell it otherwise")
+                raise ModelError(
+                    f"{min(found)!r} in this text is a control token of {self.name}", "Spell it differently"
+                )
             cut |= found
             ids = self._tokenize_parts(_cut(text, cut))
         return ids

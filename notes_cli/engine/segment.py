@@ -110,7 +110,7 @@ class Segment:
         last token. Raise EngineError for a part that these do not allow, and for one that is not inside.
         """
         if not 0 <= first <= last <= len(self):
-            raise EngineError(f"{self.name} has {len(self)} tokens: [{first}, {last}) is no part of them")
+            raise EngineError(f"{self.name} has {len(self)} tokens: [{first}, {last}) is not a part of them")
         part = last - first < len(self)
         if part and ((self.pinned and first) or any(rows.part == "state" for rows in self.layers)):
             raise EngineError(f"the rows of {self.name} cannot be moved, so no part of them can be taken out")

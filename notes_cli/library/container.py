@@ -183,7 +183,7 @@ def _read_on(file: BinaryIO, data: memoryview, size: int) -> memoryview:
     while at < size:
         count = file.readinto(buffer[at : at + CHUNK])  # type: ignore[attr-defined]
         if not count:
-            raise FormatError(f"it ends at byte {at} of {size}: somebody cut it off meanwhile")
+            raise FormatError(f"it ends at byte {at} of {size}: it was cut off while it was read")
         at += count
     return buffer
 

@@ -66,13 +66,13 @@ def read_head(data: memoryview, size: int | None = None) -> Head:
     """
     cursor = _Cursor(data)
     if cursor.take(4) != MAGIC:
-        raise FormatError("it does not begin as GGUF does")
+        raise FormatError("it does not begin like a GGUF file")
     version = cursor.uint32()
     if version != VERSION:
         raise FormatError(f"GGUF version {version}, not {VERSION}")
     n_tensors, n_keys = cursor.uint64(), cursor.uint64()
     if n_tensors > MAX_ENTRIES or n_keys > MAX_ENTRIES:
-        raise FormatError("it announces too many entries")
+        raise FormatError("it declares too many entries")
     metadata, value_offset = _read_metadata(cursor, n_keys)
     entries = _read_entries(cursor, n_tensors)
     start = padded(cursor.at)

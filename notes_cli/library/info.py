@@ -83,7 +83,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
     if not isinstance(base, int):
         raise FormatError("notes.base is missing")
     if base + len(tokens) > POSITIONS:
-        raise FormatError(f"notes.base is {base}, which is no position of a token")
+        raise FormatError(f"notes.base is {base}, which is not the position of a token")
     first = head.metadata.get("notes.first")
     if first is not None and (first != 0 or len(context) != base):
         raise FormatError("notes.first does not fit")

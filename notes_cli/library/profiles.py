@@ -110,7 +110,7 @@ class Profiles:
             if version < FORMAT:
                 raise OutdatedError(
                     f"{path} was written by an older version, which chose by agreement with a recompute, right or "
-                    "wrong, and is not followed",
+                    "wrong, and is not used",
                     _remedy(path),
                 )
             return _profile(data)
@@ -119,7 +119,7 @@ class Profiles:
         except _BadError as error:
             raise damaged(path, *error.args) from error
         except (AttributeError, RecursionError, TypeError, ValueError) as error:
-            raise NotesError(f"{path} is damaged: it is no profile", _remedy(path)) from error
+            raise NotesError(f"{path} is damaged: it is not a profile", _remedy(path)) from error
 
     def names(self) -> list[str]:
         """Of all profiles: that of the file, without its ending."""

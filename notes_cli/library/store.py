@@ -66,7 +66,7 @@ class Store(Protocol):
         """The file of that name for that identity, whether it exists or not."""
 
     def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
-        """The same, if it exists. Raise SegmentError that says otherwise what differs, with `remedy`."""
+        """The same, if it exists. Raise SegmentError that says what differs, with `remedy`."""
 
     def compiling(
         self, name: str, identity: Identity, wait: float = -1, say: Say | None = None
@@ -84,11 +84,11 @@ class Library:
     def path(self, name: str, identity: Identity) -> Path:
         """Where the segment of that name for that identity belongs, whether it exists or not.
 
-        Raise SegmentError for what is no name, NotesError if somebody else may have made the folder or the file
+        Raise SegmentError for what cannot be a name, NotesError if somebody else may have made the folder or the file
         (private.py).
         """
         if not names.is_name(name):
-            raise SegmentError(f"{name!r} is no name of a skill", f"Use {names.RULE}")
+            raise SegmentError(f"{name!r} cannot be the name of a skill", f"Use {names.RULE}")
         private.check(self.folder)
         path = self.folder / f"{name}.{identity.key}.gguf"
         private.check_file(path)

@@ -101,4 +101,4 @@ def test_more_than_memory(notes: Notes, model: Path, compiled: Path, monkeypatch
     for arguments in (("ask", "Why?"), ("ask", "Why?", "--splice", "returns"), ("verify", "returns", "-c", 8000)):
         outcome = notes(*arguments)
         assert outcome.code == 1 and outcome.err.count("\n") == 1
-        assert "tokens needs about" in outcome.err and "3.0 MB of memory are available" in outcome.err
+        assert "tokens needs about" in outcome.err and "3.0 MB of memory is available" in outcome.err

@@ -110,7 +110,7 @@ def distance(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> float:
 @pytest.mark.parametrize("image", [WIDE, HIGH], ids=["wide", "high"])
 @pytest.mark.parametrize(("name", "sections"), VARIANTS)
 def test_an_image_moves(load_zoo: LoadZoo, name: str, sections: list[int] | None, image: Image) -> None:
-    """Its rows spliced elsewhere, and a question after it, equal showing the image there; with other axes they do not."""
+    """Its rows spliced elsewhere, and a question after it, equal showing it there; with other axes they do not."""
     with context(load(load_zoo, name, sections)) as ours, context(load(load_zoo, name, sections)) as stock:
         show(ours, image, 3)
         rows, axes = ours.read_axes(0, 3, image.rows, base=0, dtype="f32")

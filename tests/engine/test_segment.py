@@ -60,7 +60,7 @@ def test_rows_that_cannot_be_moved_are_cut_at_their_end_only() -> None:
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (0, 6), (3, 2)])
 def test_no_part_beyond_the_segment(first: int, last: int) -> None:
     """What is not inside is refused, not cut short."""
-    with pytest.raises(EngineError, match=r"is no part of them"):
+    with pytest.raises(EngineError, match=r"is not a part of them"):
         segment().slice(first, last)
 
 

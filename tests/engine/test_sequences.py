@@ -151,7 +151,7 @@ def test_a_cleared_context_is_nobodys(load: Load) -> None:
     context.clear()
     assert not book.intact
     with written(context, MORE) as other:
-        with pytest.raises(EngineError, match="was closed, or changed by somebody else"):
+        with pytest.raises(EngineError, match="was closed, or changed by other code"):
             book.logits()
         book.close()
         assert other.intact and context.length(other.sequence) == len(MORE)
@@ -360,7 +360,7 @@ def test_a_rotation_that_would_change(load: Load) -> None:
     context = load("phi3", n_ctx=1024)
     with written(context) as book:
         before, logits = rows(book), book.logits()
-        with pytest.raises(UnsupportedError, match="rotates its keys otherwise in a context of 8,192 tokens"):
+        with pytest.raises(UnsupportedError, match="rotates its keys differently in a context of 8,192 tokens"):
             context.resize(n_ctx=8192)
         assert context.options.n_ctx == 1024 and same(rows(book), before)
         book.truncate(len(TEXT) - 1)
@@ -382,7 +382,7 @@ def test_rows_that_cannot_be_read(load: Load) -> None:
         assert book.intact and len(book.logits())
     context = load()
     context.append({0: np.array(TEXT, np.int32)})
-    with pytest.raises(UnsupportedError, match="rows of tokens that are not known"):
+    with pytest.raises(UnsupportedError, match="it has rows of unknown tokens"):
         context.resize(n_ctx=1024)
     assert context.length(0) == len(TEXT)
 

@@ -203,7 +203,7 @@ def test_positions_that_no_token_has(tmp_path: Path, make_segment: MakeSegment, 
     """What llama.cpp would wrap around to another position is refused, sealed or not."""
     write_segment(tmp_path / "a.gguf", make_segment(base=base))
     for read in (open_segment, peek):
-        with pytest.raises(SegmentError, match=rf"notes\.base is {base}, which is no position of a token"):
+        with pytest.raises(SegmentError, match=rf"notes\.base is {base}, which is not the position of a token"):
             read(tmp_path / "a.gguf")
     write_segment(tmp_path / "a.gguf", make_segment(base=(1 << 31) - 4))
     assert open_segment(tmp_path / "a.gguf").base == (1 << 31) - 4
@@ -423,7 +423,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
     for name, message in [
         ("model.gguf", "is a GGUF file but not a compiled segment"),
         ("empty", "damaged or not a segment"),
-        ("text", "does not begin as GGUF does"),
+        ("text", "does not begin like a GGUF file"),
         ("", "cannot read"),
         ("none", "no such segment"),
     ]:

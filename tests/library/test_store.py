@@ -102,7 +102,7 @@ def test_an_unknown_name_gets_suggestions(filled: Library, identity: Identity) -
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "a--b", ".", "a.b", "-", "a\u202e", "u\u0308", "規 則"])
 def test_a_name_never_leaves_the_folder(library: Library, identity: Identity, name: str) -> None:
     """Names are words, not paths."""
-    with pytest.raises(SegmentError, match="is no name of a skill"):
+    with pytest.raises(SegmentError, match="cannot be the name of a skill"):
         library.path(name, identity)
 
 
