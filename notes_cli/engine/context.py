@@ -28,10 +28,10 @@ from notes_cli.engine.sequences import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
-THREAD_WEIGHTS = 16 << 20  # bytes that make a thread of its own worth while (docs/LOG.md)
+THREAD_WEIGHTS = 16 << 20  # bytes of weights that are worth a thread of their own (docs/LOG.md)
 _MOST_SEQUENCES = 128  # that a context grows to by itself
 _STRIDE = 128  # tokens of a call that nothing stops
-_STOPS = 3  # times that a call is stopped by signals that nobody minds before it is left alone
+_STOPS = 3  # times that signals whose handlers raise nothing may stop a call
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
@@ -249,7 +249,7 @@ class Context:
         return self._pool.take(number)
 
     def _free(self) -> int | None:
-        """The first sequence that nobody holds, and that is empty: whoever goes by numbers holds none."""
+        """The first sequence that is neither leased nor has rows: code that uses bare numbers has no lease."""
         return next((number for number in self._pool.free if not self.length(number)), None)
 
     def share(self, sequence: int, length: int) -> Lease:
@@ -294,7 +294,7 @@ class Context:
         """Make the context again with at least so many tokens (each sequence, where they have caches of their own) and
         sequences. Sequences that are held come along, their rows bit for bit, and go on sharing what they share.
 
-        Raise EngineError or UnsupportedError where that cannot be; then all is as it was.
+        Raise EngineError or UnsupportedError where that is not possible; nothing has changed then.
         """
         old = self.options
         sequences = max(n_sequences, old.n_sequences)
@@ -403,7 +403,7 @@ class Context:
         """Decode tokens after the last row of each sequence, all in one batch. `output`: which logits are wanted, of
         all sequences or of each; `logits` counts them in the order of the tokens.
 
-        A signal that Python handles stops it, and what was appended is gone again: raise what the handler raises.
+        A signal that Python handles stops it, and what was appended is removed: raise what the handler raises.
         """
         sequences = _integers([self._known(sequence) for sequence in tokens], "a sequence")
         counts = _integers([len(part) for part in tokens.values()], "a count")
@@ -415,8 +415,8 @@ class Context:
         )
 
     def _compute(self, sequences: Iterable[int], hook: str, *arguments: Any) -> None:
-        """Call a hook that computes in these sequences, again where a signal has stopped it that its handler does not
-        mind; where such signals keep coming, as those of a timer do, they are not listened to any more."""
+        """Call a hook that computes in these sequences, and again if a signal stopped it whose handler raised nothing.
+        If such signals keep coming, as those of a timer do, they no longer stop it."""
         lengths = {sequence: self.length(sequence) for sequence in sequences} if self._watched else {}
         for _ in range(_STOPS if self._watched else 0):
             try:
@@ -531,8 +531,8 @@ class Context:
                 self.truncate(sequence, length)
 
     def clear(self) -> None:
-        """Forget all sequences: nobody holds one any more. The data of recurrent state goes, too: NaN in it would
-        outlive them."""
+        """Drop all sequences and end every lease. The data of recurrent state is cleared, too: NaN in it would survive
+        them."""
         llama.llama_memory_clear(self._memory, self.model.recurrent)
         self._damaged = False
         self._pool.clear()
@@ -604,8 +604,8 @@ def _compiled_type(kv_type: str) -> str:
 
 
 def _check(options: ContextOptions) -> None:
-    """Raise EngineError for what no context can be made with. ctypes would cut numbers off, llama.cpp abort or compute
-    what is no number."""
+    """Raise EngineError for options with which no context can be made: ctypes would truncate numbers, llama.cpp abort
+    or compute NaN."""
     wholes = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 0, "n_threads": 0, "n_sequences": 1, "yarn_orig_ctx": 0}
     for name, low in wholes.items():
         value = getattr(options, name)
@@ -638,8 +638,8 @@ def _int32(array: NDArray[np.int32]) -> Any:
 
 
 def _threads(model: Model) -> int:
-    """Threads to use: physical cores, as two hyper-threads of one only get in each other's way, and no more than the
-    weights keep busy: those of a tiny model wait for each other most of the time, and for ages on a busy machine."""
+    """Threads to use: physical cores, as two hyper-threads of one core only slow each other down, and no more than the
+    weights keep busy: those of a tiny model mostly wait for each other, very long on a busy machine."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cores = usable if usable <= 2 else usable // 2
     return max(1, min(cores, int(llama.llama_model_size(model.handle)) // THREAD_WEIGHTS))

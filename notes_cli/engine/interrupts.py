@@ -26,8 +26,8 @@ def descriptor() -> int:
 
 
 def _renew() -> None:
-    """In a child of a fork: the pipe is its parent's. One of its own takes the place, by the same numbers, which the
-    contexts that came along look at."""
+    """After a fork: the child gets a pipe of its own under the same descriptors, which its contexts look at; the old
+    one is its parent's."""
     if _pipe is None:
         return
     for mine, new in zip(_pipe, os.pipe(), strict=True):
@@ -42,7 +42,7 @@ if hasattr(os, "register_at_fork"):
 
 class Listening:
     """While this is entered, a signal that Python handles stops the computation. In the main thread, and unless
-    somebody else (asyncio) listens already."""
+    others (asyncio) listen already."""
 
     def __init__(self) -> None:
         self._armed = False
@@ -69,7 +69,7 @@ class Listening:
 
 
 def _drain(end: int) -> bytes:
-    """What is in the pipe, and no longer is."""
+    """Empty the pipe; return what was in it."""
     found = b""
     with suppress(BlockingIOError):
         while part := os.read(end, 64):

@@ -37,14 +37,14 @@ class Interrupts:
 
 
 class Log:
-    """llama.cpp's log. It is quiet: lines are handed on where somebody asks for them."""
+    """llama.cpp's log. Its lines are passed on only where that was asked for."""
 
     def __init__(self) -> None:
         self._shown: Callable[[str], object] | None = None
         self._collecting: list[tuple[int, deque[str]]] = []  # by thread
 
     def show(self, write: Callable[[str], object] | None) -> None:
-        """Hand all of it to `write` as it comes, in parts of lines; None: to nobody."""
+        """Hand all of it to `write` as it comes, in parts of lines; None: drop it."""
         self._shown = write
 
     @contextmanager

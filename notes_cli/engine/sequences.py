@@ -60,13 +60,13 @@ class Pool:
 
     @property
     def held(self) -> list[int]:
-        """Sequences that somebody holds."""
+        """Sequences that are leased."""
         self.collect()
         return sorted(self._held)
 
     @property
     def free(self) -> list[int]:
-        """Sequences that nobody holds."""
+        """Sequences that are not leased."""
         self.collect()
         return [number for number in range(self.size) if number not in self._held]
 
@@ -78,7 +78,7 @@ class Pool:
         return lease
 
     def tokens(self, number: int) -> list[int]:
-        """The tokens of a sequence; none where nobody holds it."""
+        """The tokens of a sequence; none where it is not leased."""
         return self._tokens.get(number, [])
 
     def holds(self, number: int, ticket: int) -> bool:
@@ -86,7 +86,7 @@ class Pool:
         return self._held.get(number) == ticket
 
     def give_back(self, number: int) -> None:
-        """Nobody holds it any more, and its rows are gone."""
+        """End its lease; its rows are gone."""
         del self._held[number], self._tokens[number]
         self._empty(number)
 
@@ -95,7 +95,7 @@ class Pool:
         self._dropped.append((number, ticket))
 
     def clear(self) -> None:
-        """Nobody holds any. Their rows are somebody else's business."""
+        """End all leases. The rows are left to the caller."""
         self._held.clear()
         self._tokens.clear()
 

@@ -31,7 +31,7 @@ def make(folder: Path) -> None:
 
 def check(folder: Path) -> None:
     """Raise NotesError if others can write in the folder, or in the one that it is in, or own one of them. Where others
-    can only read, that is taken from them. One that is not there is fine."""
+    can only read, their permission is removed. One that is not there is fine."""
     if not hasattr(os, "geteuid"):
         return
     open_ = []

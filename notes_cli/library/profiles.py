@@ -50,7 +50,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What to do on this model, and what that rests on."""
+    """What to do on this model, and what was measured for that."""
 
     identity: Identity
     cache: str  # K and V as the cache keeps them, "q8_0/f16"
@@ -122,7 +122,7 @@ class Profiles:
             raise NotesError(f"{path} is damaged: it is not a profile", _remedy(path)) from error
 
     def names(self) -> list[str]:
-        """Of all profiles: that of the file, without its ending."""
+        """The names of all profiles: those of their files, without the ending."""
         private.check(self.folder)
         try:
             return sorted(path.stem for path in self.folder.glob("*.json"))
@@ -163,7 +163,7 @@ class Profiles:
 
 
 def damaged(path: Path, key: str, value: object, must: str) -> NotesError:
-    """What to raise for a value that a profile must not have: where it is, and what mends it."""
+    """What to raise for a value that a profile must not have: where it is, and what to do."""
     found = "missing" if value is None else repr(value)[:60]
     return NotesError(f"{path} is damaged: {key} is {found}, it must be {must}", _remedy(path))
 

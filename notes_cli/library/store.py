@@ -84,7 +84,7 @@ class Library:
     def path(self, name: str, identity: Identity) -> Path:
         """Where the segment of that name for that identity belongs, whether it exists or not.
 
-        Raise SegmentError for what cannot be a name, NotesError if somebody else may have made the folder or the file
+        Raise SegmentError for what cannot be a name, NotesError if another user may have made the folder or the file
         (private.py).
         """
         if not names.is_name(name):
