@@ -176,7 +176,16 @@ def shows(characters: str) -> bool:
 
 def as_json(value: Any) -> None:
     """One JSON document on stdout; harmful characters are spelt out in it, which changes no value."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    _json(value, indent=2)
+
+
+def json_line(value: Any) -> None:
+    """A JSON value on a line of stdout, at once."""
+    _json(value)
+
+
+def _json(value: Any, indent: int | None = None) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
     _write(_SPELT.sub(lambda found: json.dumps(found[0])[1:-1].replace("\x7f", "\\u007f"), text) + "\n")
     _run.printed = True
 

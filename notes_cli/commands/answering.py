@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notes_cli import output
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from notes_cli.runtime.workspace import Workspace
 
 LONG = 512  # tokens of a prompt whose reading is shown
+
+
+def watch(
+    label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False, hidden: bool = False
+) -> AbstractContextManager[Progress]:
+    """Show how far something has come, as runtime/asking.py asks for it (Watch)."""
+    short = tokens is not None and tokens < LONG
+    return output.progress(label, unit, hidden=short or hidden, later=later)
 
 
 class _Voice:
@@ -57,7 +66,7 @@ class Voices:
 
         return Listener(
             notice=tell,
-            watch=self._watch,
+            watch=partial(watch, hidden=self._call.json),
             thought=self._thought.say if self._streams else None,
             thought_ended=self._thought_ended,
             answer=self._answer.say if self._streams else None,
@@ -67,12 +76,6 @@ class Voices:
     def __exit__(self, *_: object) -> None:
         self._thought.end()
         self._answer.end()
-
-    def _watch(
-        self, label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
-    ) -> AbstractContextManager[Progress]:
-        short = tokens is not None and tokens < LONG
-        return output.progress(label, unit, hidden=short or self._call.json, later=later)
 
     def _thought_ended(self, thought: Thought, asked: bool) -> None:
         if asked and not self._call.stream and not self._call.json:

@@ -13,7 +13,7 @@ from notes_cli import output
 from notes_cli.commands.answering import Voices, as_json, settings_as_json
 from notes_cli.commands.explaining import as_json as piece_as_json
 from notes_cli.commands.explaining import why
-from notes_cli.commands.options import Number, model_options, open_workspace
+from notes_cli.commands.options import Number, model_options, named, open_workspace
 from notes_cli.commands.request import Call, read_call
 
 if TYPE_CHECKING:
@@ -114,6 +114,14 @@ if TYPE_CHECKING:
 @click.option("--explain", is_flag=True, help="Dry run: each piece of the prompt, how it would be made, and why.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
+@click.option(
+    "--batch",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Answer the questions of FILE (-: standard input), a JSON string or object a line, with JSON lines in their "
+    "order (docs/json.md).",
+)
+@click.option("--parallel", type=Number(1, 64), help="Questions of --batch to answer at a time.  [default: 16]")
 @model_options
 def command(question: str | None, prompt: str | None, file: Path | None, **given: Any) -> None:
     """Ask a question, with skills spliced in and errata appended.
@@ -130,7 +138,16 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
       notes ask "May I return this?" --splice returns --think
       notes ask "And a week later?" --session mine
       echo "May I return this?" | notes ask --splice returns --choices yes,no
+      notes ask --batch questions.jsonl --splice returns > answers.jsonl
     """
+    batch, parallel = given.pop("batch"), given.pop("parallel")
+    if batch is not None:
+        from notes_cli.commands.batch import answer_all
+
+        answer_all(batch, parallel, given)
+        return
+    if parallel is not None and named("parallel"):
+        raise click.UsageError("--parallel is for the questions of --batch FILE")
     started = time.perf_counter()
     call = read_call(question, prompt, file, given)
 

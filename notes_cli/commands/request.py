@@ -56,17 +56,31 @@ def read_call(question: str | None, prompt: str | None, file: Path | None, given
 
 def call_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> Call:
     """The call for a question that has been read."""
+    request = request_of(asked, choices, given)
+    if _typed("method") and not request.values:
+        raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
+    if given["session"] and given["explain"]:
+        raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
+    return Call(
+        request,
+        typed=given["splices"] if _typed("splices") else (),
+        opens=_typed(*_OPENING),
+        session=given["session"],
+        explain=given["explain"],
+        json=given["json_"],
+        stream=not given["no_stream"],
+    )
+
+
+def request_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> Request:
+    """The request for a question, by the values of the options."""
     from notes_cli.runtime.asking import ENDLESS, Request
     from notes_cli.runtime.assembling import parse_values
     from notes_cli.text.erratum import Erratum, word
 
     values = parse_values(given["fields"])
-    if _typed("method") and not values:
-        raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
-    if given["session"] and given["explain"]:
-        raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
     word(Erratum("", "", ""), given["wording"])  # raises for one that there is not, also where nothing is worded
-    request = Request(
+    return Request(
         question=asked,
         splice=given["splices"],
         errata=given["errata"],
@@ -83,15 +97,6 @@ def call_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any])
         wording=given["wording"],
         recompute=given["no_splice"],
         strict=given["strict"],
-    )
-    return Call(
-        request,
-        typed=given["splices"] if _typed("splices") else (),
-        opens=_typed(*_OPENING),
-        session=given["session"],
-        explain=given["explain"],
-        json=given["json_"],
-        stream=not given["no_stream"],
     )
 
 

@@ -271,6 +271,16 @@ class Context:
         return lease
 
     @property
+    def held(self) -> int:
+        """How many sequences somebody holds."""
+        return len(self._pool.held)
+
+    @property
+    def free(self) -> int:
+        """How many sequences nobody holds."""
+        return len(self._pool.free)
+
+    @property
     def used(self) -> int:
         """Cells that hold a row of some sequence, a shared one once. 0 where the model keeps no rows."""
         self._pool.collect()
@@ -290,9 +300,10 @@ class Context:
         else:
             llama.llama_memory_seq_rm(self._memory, number, -1, -1)
 
-    def resize(self, *, n_ctx: int = 0, n_sequences: int = 0) -> None:
+    def resize(self, *, n_ctx: int = 0, n_sequences: int = 0, rotated_alike: bool = False) -> None:
         """Make the context again with at least so many tokens (each sequence, where they have caches of their own) and
         sequences. Sequences that are held come along, their rows bit for bit, and go on sharing what they share.
+        `rotated_alike`: rows of segments must fit as they did.
 
         Raise EngineError or UnsupportedError where that is not possible; nothing has changed then.
         """
@@ -304,10 +315,11 @@ class Context:
             size = max(n_ctx, self.cells) * sequences
         new = replace(old, n_ctx=size, n_sequences=sequences, unified=unified)
         saved = self._saved()
-        rotation = self._rotation if saved else ""
+        same = bool(saved) or (rotated_alike and self.supports("read") is None)
+        rotation = self._rotation if same else ""
         try:
             self._reopen(new)
-            if saved and self._rotation != rotation:
+            if same and self._rotation != rotation:
                 raise UnsupportedError(
                     f"{self.model.name} rotates its keys differently in a context of {new.n_ctx:,} tokens than in one "
                     f"of {old.n_ctx:,}, so the rows of its sequences cannot be kept"

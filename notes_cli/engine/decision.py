@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.loop import Ahead, Task, run
+from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 from notes_cli.errors import NotesError
 
@@ -46,9 +47,7 @@ def deciding(notebook: Notebook, choices: Sequence[str]) -> Task[Decision]:
     """The same as a task of a loop (engine/loop.py)."""
     check_choices(choices)
     model = notebook.context.model
-    variants = {
-        choice: [tuple(map(int, model.tokenize(text))) for text in (choice, " " + choice)] for choice in choices
-    }
+    variants = variants_of(model, choices)
     every = {tokens for options in variants.values() for tokens in options}
     # "no" against "not sure": the shorter answer is only whole if the answer ends there.
     ending = any(a != b and b[: len(a)] == a for a in every for b in every)
@@ -68,6 +67,11 @@ def deciding(notebook: Notebook, choices: Sequence[str]) -> Task[Decision]:
     weights = np.exp(np.array(list(scores.values())) - max(scores.values()))
     probabilities = dict(zip(scores, (float(w) for w in weights / weights.sum()), strict=True))
     return Decision(max(probabilities, key=lambda choice: probabilities[choice]), probabilities)
+
+
+def variants_of(model: Model, choices: Sequence[str]) -> dict[str, list[tuple[int, ...]]]:
+    """The tokens of each choice, without and with a blank before it."""
+    return {choice: [tuple(map(int, model.tokenize(text))) for text in (choice, " " + choice)] for choice in choices}
 
 
 def check_choices(choices: Sequence[str]) -> None:

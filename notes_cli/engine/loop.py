@@ -7,6 +7,7 @@ itself (`run`) or with others (`serve`) it is the same code.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import count
 from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -181,18 +182,19 @@ class _Running(Generic[T]):
         self.looks = []
 
 
-def serve(tasks: Iterable[Task[T]], width: int) -> Iterator[tuple[int, T | NotesError]]:
+def serve(tasks: Iterable[Task[T] | None], width: int) -> Generator[tuple[int, T | NotesError], None, None]:
     """Drive tasks together, at most `width` at a time; yield the number of each, counted from 0, and its result or
     its error, as they end. One that fails does not stop the others.
 
-    A task is begun when there is a place for it, so an iterator may make them lazily. All notebooks are of one context.
+    A task is begun when there is a place for it, so an iterator may make them lazily. It may also give None: none can
+    begin before one of those that run has ended. All notebooks are of one context.
     """
-    waiting = enumerate(tasks)
+    waiting, numbers = iter(tasks), count()
     running: list[_Running[T]] = []
     try:
         while True:
             while len(running) < width and (following := next(waiting, None)):
-                running.append(_Running(*following))
+                running.append(_Running(next(numbers), following))
                 running[-1].go_on()
                 yield from _outcomes(running)
             if not running:

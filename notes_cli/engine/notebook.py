@@ -45,6 +45,12 @@ class Notebook:
         self._tokens: list[int] = self._lease.tokens if self._lease else []
         self._done = 0  # tokens that have rows; the rest is pending
         self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
+        self.bound: int | None = None  # tokens that it may have at most, where others need room, too
+
+    @property
+    def size(self) -> int:
+        """Tokens that it can have at most."""
+        return self.context.n_ctx if self.bound is None else min(self.bound, self.context.n_ctx)
 
     @property
     def sequence(self) -> int:
@@ -345,8 +351,8 @@ class Notebook:
     def room(self) -> int:
         """How many more tokens there is room for, those that are pending counted as there."""
         if self.dry:
-            return self.context.n_ctx - len(self)
-        return self.context.room(self.sequence) - len(self.pending)
+            return self.size - len(self)
+        return min(self.size - len(self), self.context.room(self.sequence) - len(self.pending))
 
     def continued(self, token: int) -> None:
         """One more token of the last piece."""
@@ -358,7 +364,7 @@ class Notebook:
     def _check_room(self, count: int) -> None:
         if count <= self.room:
             return
-        size, total = self.context.n_ctx, len(self) + count
+        size, total = self.size, len(self) + count
         if total > size:
             raise EngineError(
                 f"the context is too small: {total} tokens do not fit {size}",

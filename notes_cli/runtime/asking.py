@@ -121,6 +121,7 @@ class Counts:
     decoded: int
     rewritten: int
     erratum: int
+    shared: int = 0  # in cells of a stem (runtime/batch.py), which were computed or placed once for many
 
     @classmethod
     def of(cls, notebook: Notebook) -> Counts:

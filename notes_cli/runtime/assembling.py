@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -34,7 +34,7 @@ from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name
 from notes_cli.text.messages import asking
-from notes_cli.text.prompt import build
+from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.references import ALL, Known, Reference
 from notes_cli.text.skill import load_skill
 
@@ -179,6 +179,53 @@ def parse_values(given: Sequence[str]) -> dict[str, str]:
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A prompt as chunks with the tokens of each; of a skill the most that it takes, before or after its change."""
+
+    chunks: tuple[Chunk, ...]
+    tokens: tuple[Tokens, ...]
+    opening: Tokens  # BOS, where the first chunk is a skill
+    changes: Mapping[str, Change]  # by skill
+
+    @property
+    def stem(self) -> Parts:
+        """All but the last chunk, the question."""
+        return replace(self, chunks=self.chunks[:-1], tokens=self.tokens[:-1])
+
+    @property
+    def count(self) -> int:
+        """Tokens in all."""
+        return len(self.opening) + sum(map(len, self.tokens))
+
+
+def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
+    """The chunks of a prompt; the question, with the template's words around it, is the last one."""
+    conversation = asking(
+        prompt.question,
+        system=prompt.system,
+        skills=[segment.name for segment in prompt.segments],
+        errata=prompt.sentences,
+        turns=prompt.turns,
+        place=prompt.place,
+    )
+    return build(workspace.thinking_template if prompt.think else workspace.template, conversation)
+
+
+def parts_of(workspace: Workspace, prompt: Prompt) -> Parts:
+    """The chunks of a prompt and their tokens. Raise SkillError for a field that no skill has."""
+    by_name = {segment.name: segment for segment in prompt.segments}
+    chunks, changes = chunks_of(workspace, prompt), changes_of(workspace, prompt)
+    tokens = [
+        _longest(by_name[chunk.name], changes) if chunk.kind == "splice" else workspace.tokenize(chunk)
+        for chunk in chunks
+    ]
+    opening = workspace.opened(np.zeros(0, np.int32))  # BOS, where a template without words of its own begins
+    if chunks[0].kind != "splice":
+        tokens[0], opening = workspace.opened(tokens[0]), opening[:0]
+    return Parts(tuple(chunks), tuple(tokens), opening, changes)
+
+
 def assemble(
     workspace: Workspace,
     prompt: Prompt,
@@ -189,33 +236,18 @@ def assemble(
     dry: bool = False,
     room: int = 0,
     strict: bool = False,
+    parts: Parts | None = None,
 ) -> Notebook:
-    """Lay the prompt into a fresh notebook of the workspace, with room for `room` more tokens.
+    """Put the prompt into a fresh notebook of the workspace, with room for `room` more tokens.
 
     `splice=False` decodes the very same tokens instead: the full recompute that everything is compared with.
     `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing. `strict`:
     raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`unspliced` tells).
+    `parts`: these of the prompt's, if not all.
     """
     by_name = {segment.name: segment for segment in prompt.segments}
-    conversation = asking(
-        prompt.question,
-        system=prompt.system,
-        skills=[segment.name for segment in prompt.segments],
-        errata=prompt.sentences,
-        turns=prompt.turns,
-        place=prompt.place,
-    )
-    chunks = build(workspace.thinking_template if prompt.think else workspace.template, conversation)
-    changes = changes_of(workspace, prompt)
-    tokens = [
-        _longest(by_name[chunk.name], changes) if chunk.kind == "splice" else workspace.tokenize(chunk)
-        for chunk in chunks
-    ]
-    opening = workspace.opened(np.zeros(0, np.int32))  # BOS, where a template without words of its own begins
-    if chunks[0].kind != "splice":
-        tokens[0], opening = workspace.opened(tokens[0]), opening[:0]
-    free = sum(free_cells(by_name[name], changed, prompt.method) for name, changed in changes.items())
-    workspace.make_room(len(opening) + sum(map(len, tokens)) + free, room)
+    parts = parts_of(workspace, prompt) if parts is None else parts
+    workspace.make_room(parts.count + cells_meanwhile(prompt, parts), room)
 
     if splice:
         for segment in prompt.segments:  # again: a larger context may rotate otherwise (LongRoPE)
@@ -224,19 +256,19 @@ def assemble(
     try:
         prepared = {
             name: prepare(workspace.scratch, by_name[name], changed, prompt.method, dry=dry)
-            for name, changed in (changes.items() if splice else ())
+            for name, changed in (parts.changes.items() if splice else ())
         }
     except NotesError as error:
         workspace.advise(error)
         raise
     notebook = workspace.notebook(dry=dry)
     try:
-        notebook.append(opening)
-        for chunk, ids in zip(chunks, tokens, strict=True):
+        notebook.append(parts.opening)
+        for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
             if chunk.kind != "splice":
                 notebook.append(ids, chunk.kind, chunk.name)
                 continue
-            segment, changed = by_name[chunk.name], changes.get(chunk.name)
+            segment, changed = by_name[chunk.name], parts.changes.get(chunk.name)
             if not splice:
                 text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
                 notebook.append(text, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
@@ -249,6 +281,12 @@ def assemble(
         notebook.close()
         raise
     return notebook
+
+
+def cells_meanwhile(prompt: Prompt, parts: Parts) -> int:
+    """Cells that are needed while the prompt is assembled, and free again afterwards."""
+    by_name = {segment.name: segment for segment in prompt.segments}
+    return sum(free_cells(by_name[name], changed, prompt.method) for name, changed in parts.changes.items())
 
 
 def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:

@@ -118,7 +118,7 @@ def _why(whole: bool, limit: int, asked: int) -> Stopped:
 
 def _within(notebook: Notebook, limit: int) -> int:
     """As many tokens of the limit as there is room for: none at all would be an answer that nobody thought about."""
-    start, size = len(notebook), notebook.context.n_ctx
+    start, size = len(notebook), notebook.size
     if limit and start + ROOM >= size:
         raise EngineError(
             f"the context is too small to think in: the prompt takes {start} of {size} tokens",

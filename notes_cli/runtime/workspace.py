@@ -42,6 +42,7 @@ _COMPILED = (
     *("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
 )
 SEQUENCES = 4  # that a context has to begin with
+MOST_SEQUENCES = 256  # that llama.cpp can have
 
 
 class Workspace:
@@ -154,7 +155,7 @@ class Workspace:
         `spare` tokens more are for an answer, as many as there is room for, at least one. Raise EngineError where that
         is more than the model was trained for.
         """
-        self._check_trained(tokens + min(spare, 1), "{:,} tokens are to be read and written")
+        self.check_length(tokens + min(spare, 1))
         wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
         beside = self._context.used if self._context else 0  # cells that are in use
         size = max(wanted, beside + wanted - held)
@@ -168,6 +169,33 @@ class Workspace:
             self._told()
         else:
             self._options = replace(self._options, n_ctx=size)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the context may be made larger: nobody chose its size."""
+        return not self._fixed_size
+
+    def check_length(self, tokens: int) -> None:
+        """Raise EngineError for more tokens in one sequence than the model was trained for."""
+        self._check_trained(tokens, "{:,} tokens are to be read and written")
+
+    def make_way(self, tokens: int, sequences: int) -> None:
+        """See to cells for so many tokens, and sequences, beside those in use, which others are going to share.
+
+        Raise EngineError where there cannot be so many: the size was given, the memory does not suffice, or rows would
+        not fit any more (LongRoPE). Then all is as it was.
+        """
+        context = self.context
+        cells = context.used + tokens
+        if cells <= context.cells and sequences <= context.free:
+            return
+        if cells > context.cells and self._fixed_size:
+            raise EngineError(f"{cells:,} tokens do not fit into the {context.cells:,} of this context")
+        if context.held + sequences > MOST_SEQUENCES:
+            raise EngineError(f"{context.held + sequences} sequences are more than the {MOST_SEQUENCES} of a context")
+        size = -(-cells // 256) * 256 if cells > context.cells else 0
+        context.resize(n_ctx=size, n_sequences=context.held + sequences, rotated_alike=True)
+        self._told()
 
     def _check_trained(self, tokens: int, what: str) -> None:
         """Raise EngineError for more tokens than the model was trained for, RoPE scaling counted in."""

@@ -1,0 +1,327 @@
+"""Many questions at once: what their prompts have in common is put together once, and they are decoded side by side.
+
+Requests that differ in the question and in how it is answered share a *stem*: all of the prompt but the question. Each
+goes on from there in a sequence of its own, in the same cells as the others (copy on write).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+
+from notes_cli.engine.decision import variants_of
+from notes_cli.engine.loop import AHEAD, Task, serve
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.errors import EngineError, NotesError, Notice
+from notes_cli.errors import reason as reason_of
+from notes_cli.runtime.asking import (
+    ENDLESS,
+    SILENT,
+    Answer,
+    Counts,
+    Listener,
+    Plan,
+    Request,
+    Settings,
+    answering,
+    opened,
+    prompt_of,
+    room_for,
+    settle,
+    tell_meant,
+)
+from notes_cli.runtime.assembling import Parts, Prompt, assemble, cells_meanwhile, chunks_of, parts_of, unspliced
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.prompt import Chunk
+
+PARALLEL = 16  # questions at once (bench/batch.py)
+AT_MOST = 64
+STEMS = 4  # that are kept
+WAITING = 16  # answers for each of the parallel ones that may wait for an earlier one
+_OWN = {"question", "choices", "limit", "sampling", "max_think"}  # what requests of one stem may differ in
+
+
+@dataclass(slots=True, eq=False)
+class _Stem:
+    """What some requests have in common, and the notebook of it, once one of them is asked."""
+
+    splice: Sequence[str | Segment]
+    segments: Sequence[Segment]
+    settings: Settings
+    prompt: Prompt  # of the first of them
+    chunks: Sequence[Chunk] = ()
+    notebook: Notebook | None = None
+
+    @property
+    def tokens(self) -> int:
+        return 0 if self.notebook is None else len(self.notebook)
+
+    def ready(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether its notebook is there, and is the beginning of a prompt of these chunks (some templates tell the
+        time)."""
+        return self.notebook is not None and self.notebook.intact and list(chunks[:-1]) == list(self.chunks)
+
+    def assemble(self, workspace: Workspace, place: _Place, listener: Listener) -> None:
+        """Put the notebook together, if it is not there, and decode what of it is not spliced."""
+        request, parts = place.request, place.parts
+        if parts is None:
+            return
+        self.close()
+        self.chunks = parts.chunks[:-1]
+        splice, seam = not request.recompute, self.settings.seam
+        self.notebook = assemble(
+            *(workspace, self.prompt), seam=seam, splice=splice, strict=request.strict, parts=parts.stem
+        )
+        for notice in unspliced(self.notebook):
+            listener.notice(Notice(f"warning: {notice.what}", notice.remedy))
+        try:
+            with listener.watch("reading what the prompts share", len(self.notebook.pending)) as update:
+                self.notebook.flush(update)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self.notebook is not None:
+            self.notebook.close()
+            self.notebook = None
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A question that is being answered, and what is kept free for it."""
+
+    request: Request
+    stem: _Stem
+    question: Tokens
+    bound: int  # tokens of its notebook at most
+    looks: int  # cells for what it tries out, before it chooses
+    begun: float
+    before: int  # tokens of the stem
+    parts: Parts | None  # of the whole prompt, where the stem is not there yet
+    meanwhile: int  # cells that it takes to put the stem together
+    notebook: Notebook | None = None
+
+    @property
+    def cells(self) -> int:
+        """Cells that it is still going to take at most."""
+        assert self.notebook is not None
+        return max(0, self.bound - self.notebook.context.length(self.notebook.sequence)) + self.looks
+
+
+def ask_many(
+    workspace: Workspace,
+    requests: Iterable[Request | NotesError],
+    parallel: int = PARALLEL,
+    listener: Listener = SILENT,
+) -> Iterator[tuple[int, Answer | NotesError]]:
+    """Answer many questions, at most `parallel` of them at a time, and fewer where a context of a given size has no
+    room for them. Yield the number of each, counted from 0, and its answer or its error, in the order of the requests,
+    which are read as they are needed. An error among them is that request's own.
+
+    The listener hears of what happens to all of them, each thing once, and of no single answer. One without a limit has
+    as much room as there must be for it (Request.room).
+    """
+    if not 1 <= parallel <= AT_MOST:
+        raise NotesError(f"{parallel} questions at once are not possible", f"Take from 1 to {AT_MOST}")
+    batch = _Batch(workspace, parallel, listener)
+    done: dict[int, Answer | NotesError] = {}
+    try:
+        with closing(serve(batch.tasks(requests), parallel)) as outcomes:
+            for number, outcome in outcomes:
+                done[number] = outcome
+                while batch.told in done:
+                    told = done.pop(batch.told)
+                    batch.told += 1
+                    yield batch.told - 1, told
+    finally:
+        batch.close()
+
+
+class _Batch:
+    """The questions that are being answered, and the stems that they go on from."""
+
+    def __init__(self, workspace: Workspace, parallel: int, listener: Listener) -> None:
+        self.told = 0  # answers that were yielded
+        self._workspace, self._parallel = workspace, parallel
+        self._notices: set[str] = set()
+        self._listener = replace(SILENT, notice=self._notice, watch=listener.watch)
+        self._notice_to = listener.notice
+        self._stems: dict[object, _Stem] = {}  # the latest last
+        self._segments: dict[str, list[Segment]] = {}  # of the stems, by what they were called
+        self._places: list[_Place] = []
+        self._grows = True
+
+    def close(self) -> None:
+        for stem in self._stems.values():
+            stem.close()
+
+    def _notice(self, notice: Notice) -> None:
+        if str(notice) not in self._notices:
+            self._notices.add(str(notice))
+            self._notice_to(notice)
+
+    def tasks(self, requests: Iterable[Request | NotesError]) -> Iterator[Task[Answer] | None]:
+        """A task for each request; None while there is no room for the next one."""
+        for number, request in enumerate(requests):
+            while number - self.told >= WAITING * self._parallel:
+                yield None
+            if isinstance(request, NotesError):
+                yield _failing(request)
+                continue
+            try:
+                place = self._place(request)
+                while not self._seen_to(place):
+                    yield None
+                place.stem.assemble(self._workspace, place, self._listener)
+            except NotesError as error:
+                yield _failing(error)
+            except OSError as error:
+                where = f"{error.filename}: " if error.filename else ""
+                yield _failing(NotesError(f"{where}{reason_of(error)}"))
+            else:
+                self._places.append(place)
+                yield self._answering(place)
+
+    def _answering(self, place: _Place) -> Task[Answer]:
+        """Go on from the stem with the question, and answer it."""
+        stem = place.stem
+        assert stem.notebook is not None
+        try:
+            shared = len(stem.notebook)
+            # None of its tokens: there is nothing to share.
+            with stem.notebook.share() if shared else self._workspace.notebook() as notebook:
+                place.notebook, notebook.bound = notebook, place.bound
+                notebook.seconds["splice"] = stem.notebook.seconds["splice"]
+                stem.notebook.seconds["splice"] = 0.0  # it was the first one's
+                notebook.append(place.question, "question")
+                counts = replace(Counts.of(notebook), shared=shared)
+                plan = Plan(notebook, stem.settings, counts, place.begun)
+                return (yield from answering(self._workspace, place.request, plan))
+        finally:
+            self._places.remove(place)
+
+    def _place(self, request: Request) -> _Place:
+        """What is needed for the request. Raise NotesError where it cannot be answered at all."""
+        begun, workspace = time.perf_counter(), self._workspace
+        stem = self._stem(request)
+        prompt = replace(stem.prompt, question=request.question)
+        chunks = chunks_of(workspace, prompt)
+        if stem.ready(chunks):
+            parts, before, meanwhile = None, stem.tokens, 0
+            question = workspace.tokenize(chunks[-1])
+            question = question if len(chunks) > 1 else workspace.opened(question)
+        else:
+            parts = parts_of(workspace, prompt)
+            before, meanwhile, question = parts.stem.count, cells_meanwhile(prompt, parts), parts.tokens[-1]
+        total = before + len(question)
+        workspace.check_length(total + 1)
+        return _Place(
+            *(request, stem, question),
+            bound=min(total + _written(workspace, request, stem.settings), workspace.longest or ENDLESS),
+            looks=sum(map(len, _looks(workspace, request.choices))),
+            begun=begun,
+            before=before,
+            parts=parts,
+            meanwhile=meanwhile,
+        )
+
+    def _seen_to(self, place: _Place) -> bool:
+        """Whether there is room for the place, and for its stem. Raise EngineError where there will never be."""
+        own, stem = (
+            place.bound - place.before + place.looks,
+            0 if place.parts is None else place.before + place.meanwhile,
+        )
+        beside = (place.parts is not None) + (AHEAD if place.looks else 0)  # sequences
+        if self._grows and not (self._places and self._fits(stem + own, beside + 1)):
+            self._grow(stem, own, beside)
+        if self._fits(stem + own, beside + 1):
+            return True
+        if self._places:
+            return False
+        for other in self._stems.values():
+            if other is not place.stem:
+                other.close()
+        if self._workspace.grows:
+            self._workspace.make_way(stem + own, beside + 1)
+        return True
+
+    @property
+    def _promised(self) -> int:
+        """Cells that are kept for those that are being answered."""
+        return sum(place.cells for place in self._places)
+
+    def _fits(self, cells: int, sequences: int) -> bool:
+        """Whether so much is free beside what was promised."""
+        context = self._workspace.context
+        return sequences <= context.free and context.used + self._promised + cells <= context.cells
+
+    def _grow(self, stem: int, cells: int, beside: int) -> None:
+        """See to room for as many like this as may still begin, or for fewer where there cannot be so much."""
+        slots = self._parallel - len(self._places)
+        while slots:
+            try:
+                self._workspace.make_way(self._promised + stem + slots * cells, beside + slots)
+                return
+            except EngineError:
+                self._grows = False  # not again: each time takes a context
+                slots //= 2
+
+    def _stem(self, request: Request) -> _Stem:
+        """What the request has in common with others. Raise NotesError where a skill or a field is not there."""
+        key = _key(request)
+        if key in self._stems:
+            self._stems[key] = self._stems.pop(key)
+            return self._stems[key]
+        segments = [segment for word in request.splice for segment in self._opened(word)]
+        settings = settle(self._workspace, request, segments, self._listener)
+        tell_meant(request, segments, self._listener)
+        stem = _Stem(request.splice, segments, settings, prompt_of(request, settings, segments))
+        busy = [place.stem for place in self._places]
+        for other in [one for one, found in self._stems.items() if found not in busy][: 1 - STEMS or None]:
+            self._stems.pop(other).close()
+        self._stems[key] = stem
+        words = {word for one in self._stems.values() for word in one.splice if isinstance(word, str)}
+        self._segments = {word: found for word, found in self._segments.items() if word in words}
+        return stem
+
+    def _opened(self, word: str | Segment) -> list[Segment]:
+        """The segment, which another stem may have opened already."""
+        if not isinstance(word, str):
+            return opened(self._workspace, [word], self._listener)
+        if word not in self._segments:
+            self._segments[word] = opened(self._workspace, [word], self._listener)
+        return self._segments[word]
+
+
+def _key(request: Request) -> object:
+    """The same for requests of one stem."""
+    values = [getattr(request, one.name) for one in fields(request) if one.name not in _OWN]
+    return request.max_think > 0, *(_hashable(value) for value in values)
+
+
+def _hashable(value: object) -> object:
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(one if isinstance(one, str) else id(one) for one in value)  # a segment is itself alone
+    return value
+
+
+def _written(workspace: Workspace, request: Request, settings: Settings) -> int:
+    """Tokens that will be written at most: a choice is not."""
+    return room_for(workspace, request, settings) - (request.room if request.choices is not None else 0)
+
+
+def _looks(workspace: Workspace, choices: Sequence[str] | None) -> list[tuple[int, ...]]:
+    """The tokens of what is tried out before one of the choices is taken."""
+    return [tokens for options in variants_of(workspace.model, choices or ()).values() for tokens in options]
+
+
+def _failing(error: NotesError) -> Task[Answer]:
+    """A task that fails."""
+    raise error
+    yield

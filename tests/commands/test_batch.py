@@ -1,0 +1,237 @@
+"""`notes ask --batch`: lines of JSON in, lines of JSON out, in order; one bad line spoils nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.commands.batch import KEYS, LONGEST
+
+from .conftest import Notes, Outcome, command_line, snapshot
+from .test_json import documented, flat
+
+SINGLE = {"session", "identity"}  # keys of `ask --json` that are not of one answer
+
+
+def lines(*values: object) -> str:
+    return "".join(
+        f"{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n" for value in values
+    )
+
+
+def answers(outcome: Outcome) -> list[Any]:
+    return [json.loads(line) for line in outcome.out.splitlines()]
+
+
+def same(line: Any) -> Any:
+    """What a line shares with the answer of a single `notes ask --json`, but for times."""
+    tokens = {key: value for key, value in line["tokens"].items() if key != "shared"}
+    return tokens, [line[key] for key in ("answer", "choice", "stopped", "reasoning", "pieces", "sampling")]
+
+
+def test_lines_answer_as_single_questions(notes: Notes, compiled: Path, tmp_path: Path) -> None:
+    """A string or an object, with options of its own or those of the command; from a file or standard input."""
+    source = tmp_path / "questions.jsonl"
+    source.write_text(
+        lines(
+            '"Why?"',
+            {"question": "Où, 日本?", "id": {"a": [1]}, "n": 3},
+            "",
+            {"question": "Why?", "choices": ["yes", "no"], "errata": ["tier=basic"], "id": "é\u202e"},
+            {"question": "Why?", "splice": [], "system": "Be kind.", "temp": 1, "max-think": 3},
+            {"question": "Why?", "fields": {"tier": "basic"}, "method": "field", "seam": 2, "place": "late"},
+            {"question": "Why?", "think": True, "max_think": 3, "no_splice": True, "wording": None, "strict": True},
+        ),
+        encoding="utf-8",
+    )
+    ask, given = ("ask", "--splice", "returns", "--seed", 5, "--json"), ("-n", 5)
+    found = notes(*ask, *given, "--batch", source)
+    assert (found.code, found.err) == (0, "")
+    got = answers(found)
+    assert [(line["line"], line["id"]) for line in got] == [
+        *((1, None), (2, {"a": [1]}), (4, "é\u202e"), (5, None), (6, None), (7, None))
+    ]
+    assert "\\u202e" in found.out and "é" in found.out
+    singles = [
+        notes(*ask, *given, "Why?"),
+        notes(*ask, "-n", 3, "Où, 日本?"),
+        notes(*ask, *given, "Why?", "--choices", "yes,no", "--erratum", "tier=basic"),
+        notes("ask", "Why?", "--seed", 5, "--json", *given, "-s", "Be kind.", "--temp", 1, "--max-think", 3),
+        notes(*ask, *given, "Why?", "--field", "tier=basic", "--method", "field", "--seam", 2, "--place", "late"),
+        notes(*ask, *given, "Why?", "--think", "--max-think", 3, "--no-splice"),
+    ]
+    assert [same(line) for line in got] == [same(single.json) for single in singles]
+    assert answers(notes(*ask, *given, "--batch", "-", stdin=source.read_text()))[0]["answer"] == got[0]["answer"]
+
+
+def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> None:
+    """Each says which key or value it is; the lines around them are answered, and the exit status is 1."""
+    bad = {
+        "{": "the line is not JSON: Expecting property name",
+        "[1]": "neither a question nor an object",
+        "7": "neither a question nor an object",
+        "{}": "the line has no question",
+        '" "': "the line has no question",
+        '{"question": "Why?", "questions": 1}': "there is no key 'questions' in a line. The keys are question, id,",
+        '{"question": 7}': "question must be a string, not 7",
+        '{"question": "a", "question": "b"}': "the key 'question' is there twice",
+        '{"question": "a", "max-think": 1, "max_think": 2}': "the key 'max_think' is there twice",
+        '{"question": "Why?", "n": NaN}': "NaN is no number",
+        '{"question": "Why?", "n": 0}': "n: 0 is not a whole number from 1 to",
+        '{"question": "Why?", "n": "3"}': 'n must be a number, not "3"',
+        '{"question": "Why?", "n": null}': "n must be a number, not null",
+        '{"question": "Why?", "n": 1e400}': "n: inf is not a whole number",
+        '{"question": "Why?", "temp": -1}': "temp: -1 is not a number from 0",
+        '{"question": "Why?", "think": 1}': "think must be true or false, not 1",
+        '{"question": "Why?", "choices": "yes,no"}': 'choices must be a list of strings, not "yes,no"',
+        '{"question": "Why?", "choices": ["yes"]}': "choices must be two or more different answers",
+        '{"question": "Why?", "place": "there"}': "place: 'there' is not one of",
+        '{"question": "Why?", "errata": "tier=b"}': 'errata must be a list of strings, not "tier=b"',
+        '{"question": "Why?", "errata": ["colour=red"]}': "colour",
+        '{"question": "Why?", "fields": {"colour": "red"}}': "colour",
+        '{"question": "Why?", "fields": {"tier": 1}}': "fields must be an object of strings",
+        '{"question": "Why?", "method": "field"}': "the method says how new values of fields come in",
+        '{"question": "Why?", "fields": {"tier": "b"}, "method": "magic"}': "magic",
+        '{"question": "Why?", "wording": "loud"}': "loud",
+        '{"question": "Why?", "splice": ["nothing"]}': "no compiled skill and no file 'nothing'. See: notes ls",
+        '{"question": "Why?", "splice": ["-"]}': "standard input",
+        '"\\ud800"': "the line holds half a character",
+        "[" * 100_000: "the line is not JSON",
+        json.dumps("long " * 2000): "but tiny llama was trained for",
+    }
+    ask = ("ask", "--splice", "returns", "-n", 2, "--seed", 5, "--batch", "-")
+    found = notes(*ask, stdin=lines('"Why?"', *bad, '"Why?"'))
+    got = answers(found)
+    assert found.code == 1
+    assert found.err == f"notes: {len(bad)} of {len(bad) + 2} lines failed. Their lines of the output say why\n"
+    assert [line["line"] for line in got] == list(range(1, len(bad) + 3))
+    for line, told in zip(got[1:-1], bad.values(), strict=True):
+        assert told in line["error"]["message"] and line["error"]["status"] == 1
+        assert line.keys() == {"version", "line", "id", "error"}
+    assert same(got[0]) == same(got[-1])
+
+
+def test_bytes_that_are_no_text_and_lines_without_end(notes: Notes) -> None:
+    long = b'"' + b"x" * LONGEST + b'"\n'
+    found = notes("ask", "-n", 2, "--batch", "-", stdin=b'\xef\xbb\xbf"Why?"\r\n"\xff"\n' + long + b'\n\n"Why?"')
+    got = answers(found)
+    assert [line["line"] for line in got] == [1, 2, 3, 6]
+    assert got[0]["answer"] == got[3]["answer"]
+    assert "not UTF-8 (byte 1)" in got[1]["error"]["message"] and "longer than 16 MiB" in got[2]["error"]["message"]
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_nothing_to_ask_is_no_error(notes: Notes, text: str) -> None:
+    assert notes("ask", "--batch", "-", stdin=text) == Outcome(0, "", "")
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 64])
+def test_as_many_at_a_time_as_one_likes(notes: Notes, compiled: Path, parallel: int) -> None:
+    questions = lines(*(f'"Why {number}?"' for number in range(5)))
+    ask = ("ask", "--splice", "returns", "-n", 3, "--seed", 5, "--batch", "-")
+    found = answers(notes(*ask, "--parallel", parallel, stdin=questions))
+    assert [same(line) for line in found] == [same(line) for line in answers(notes(*ask, stdin=questions))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["Why?", "--batch", "-"], "QUESTION does not go with --batch"),
+        (["-p", "Why?", "--batch", "-"], "--prompt does not go with --batch"),
+        (["-f", "x", "--batch", "-"], "--file does not go with --batch"),
+        (["--batch", "-", "--session", "mine"], "--session does not go with --batch"),
+        (["--batch", "-", "--explain"], "--explain does not go with --batch"),
+        (["--batch", "/nowhere"], "cannot read /nowhere: No such file or directory"),
+        (["--batch", "/"], "cannot read /: Is a directory"),
+        (["--batch", "-", "--choices", "a"], "--choices must be two or more"),
+        (["--batch", "-", "--parallel", "0"], "0 is not a whole number from 1 to 64"),
+        (["--batch", "-", "--parallel", "65"], "65 is not a whole number from 1 to 64"),
+        (["Why?", "--parallel", "2"], "--parallel is for the questions of --batch FILE"),
+    ],
+)
+def test_wrong_usage(notes: Notes, arguments: list[str], told: str) -> None:
+    found = notes("ask", *arguments)
+    assert (found.code, found.out) == (2, "") and told in found.err
+
+
+def test_keys_of_a_line_are_documented(notes: Notes, compiled: Path) -> None:
+    """Those of an answer, those of an error, and those that a line may have."""
+    keys = documented("ask --batch")
+    errors = {key for key in keys if key.startswith("error")}
+    found = notes("ask", "--splice", "returns", "-n", 2, "--batch", "-", stdin=lines('"Why?"', "{"))
+    good, bad = answers(found)
+    for document, wanted in ((good, keys.keys() - errors), (bad, {"version", "line", "id"} | errors)):
+        leaves = flat(document, keys)
+        assert {key for key, _ in leaves} == set(wanted)
+        assert all(type(value) in keys[key] for key, value in leaves)
+    single = notes("ask", "Why?", "--splice", "returns", "-n", 2, "--json").json
+    assert good.keys() - {"line", "id"} == single.keys() - SINGLE
+    text = (
+        (Path(__file__).parents[2] / "docs" / "json.md")
+        .read_text()
+        .split("\n## Lines of a batch\n")[1]
+        .split("\n## ")[0]
+    )
+    assert all(f"`{key}`" in text for key in KEYS)
+
+
+def test_sessions_and_the_library_stay_as_they_are(notes: Notes, compiled: Path, home: Path) -> None:
+    assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
+    before = snapshot(home)
+    assert notes("ask", "--splice", "returns", "-n", 2, "--batch", "-", stdin='"Why?"\n' * 3).code == 0
+    assert snapshot(home) == before
+
+
+def test_a_setting_for_single_questions_is_no_hindrance(notes: Notes, home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "config.yaml").write_text("ask:\n  parallel: 2\n  choices: yes,no\n  session: mine\n")
+    assert answers(notes("ask", "--batch", "-", stdin='"Why?"'))[0]["choice"] in ("yes", "no")
+    (home / "config.yaml").write_text("ask:\n  parallel: 2\n")
+    assert notes("ask", "Why?", "-n", 1).code == 0
+
+
+def test_an_answer_is_there_before_the_last_question_is_read(model: Path) -> None:
+    """One at a time: a program may ask, read the answer and ask again."""
+    process = subprocess.Popen(
+        command_line("ask", "--batch", "-", "--parallel", 1, "-n", 2), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin and process.stdout
+    for number in range(3):
+        process.stdin.write(f'{{"question": "Why?", "id": {number}}}\n'.encode())
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == number
+    process.stdin.close()
+    assert process.wait() == 0
+
+
+def test_a_reader_who_has_enough_ends_it(model: Path, tmp_path: Path) -> None:
+    source = tmp_path / "questions.jsonl"
+    source.write_text('"Why?"\n' * 400)
+    script = '"$@" | head -n 1; exit ${PIPESTATUS[0]}'
+    done = subprocess.run(
+        ["bash", "-c", script, "-", *command_line("ask", "-n", 2, "--batch", source)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (141, "") and json.loads(done.stdout)["line"] == 1
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.15])
+def test_an_interrupt_leaves_whole_lines(model: Path, tmp_path: Path, after: float) -> None:
+    source = tmp_path / "questions.jsonl"
+    source.write_text('{"question": "Why?", "n": 20}\n' * 5000)
+    process = subprocess.Popen(
+        command_line("ask", "--batch", source), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout and process.stderr
+    first = process.stdout.readline()
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate()
+    assert (process.returncode, err) == (130, "notes: interrupted\n")
+    found = [json.loads(line) for line in (first + rest).splitlines()]
+    assert (first + rest).endswith("\n") and [line["line"] for line in found] == list(range(1, len(found) + 1))

@@ -1,0 +1,297 @@
+"""Many questions at once answer as each by itself, in order, in shared cells, and leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notes_cli import config
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import EngineError, NotesError, Notice
+from notes_cli.runtime.asking import ENDLESS, SILENT, Answer, Request, ask
+from notes_cli.runtime.batch import AT_MOST, STEMS, WAITING, ask_many
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.skill import Skill, load_skill
+
+from ..conftest import MakeWorkspace
+
+QUESTIONS = ["Why?", "And how many of them, if any?", "Où ça, 日本?", "When", "What is the tier of this one here?"]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[Workspace]:
+    """The model that ships."""
+    with Workspace(config.shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
+        yield workspace
+
+
+@pytest.fixture(scope="module")
+def returns(shipped: Workspace) -> Segment:
+    return compile_skill(shipped, load_skill(config.resource("skills") / "returns"))
+
+
+def told(answer: Answer | NotesError) -> Any:
+    """What must be the same, asked alone or with others."""
+    if isinstance(answer, NotesError):
+        return str(answer)
+    counts, probabilities = replace(answer.counts, shared=0), {}
+    if answer.decision:
+        probabilities = {name: pytest.approx(one, abs=2e-2) for name, one in answer.decision.probabilities.items()}
+    thought = answer.thought.text if answer.thought else None
+    pieces = [(piece.kind, piece.name, piece.position, piece.tokens, piece.how) for piece in answer.pieces]
+    return answer.text, answer.choice, answer.tokens, answer.stopped, thought, counts, pieces, probabilities
+
+
+def alone(workspace: Workspace, requests: Sequence[Request]) -> list[Any]:
+    found = []
+    for request in requests:
+        try:
+            found.append(told(ask(workspace, request)))
+        except NotesError as error:
+            found.append(str(error))
+    return found
+
+
+def together(workspace: Workspace, requests: Sequence[Request | NotesError], parallel: int = 8) -> list[Any]:
+    """The outcomes, after checking that they come in order and that nothing is left in the context."""
+    used, held = workspace.context.used, workspace.context.held
+    outcomes = list(ask_many(workspace, requests, parallel))
+    assert [number for number, _ in outcomes] == list(range(len(requests)))
+    assert (workspace.context.used, workspace.context.held) == (used, held)
+    return [told(outcome) for _, outcome in outcomes]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "phi3", "lfm2", "mamba", "gpt2"])
+@pytest.mark.parametrize("parallel", [1, 3, 64])
+def test_answers_are_those_of_single_questions(
+    make_workspace: MakeWorkspace, skill: Skill, kind: str, parallel: int
+) -> None:
+    """Spliced, restored or recurrent, greedy and drawn, written and chosen, with less room than they need at first."""
+    workspace = make_workspace(kind, n_ctx=512, name="tiny")  # llama.cpp knows "phi3" in a name
+    spliced = [compile_skill(workspace, skill)]
+    drawn = SamplerOptions(temperature=1.0, seed=7)
+    requests = [
+        Request(question, spliced, limit=5 + number, sampling=drawn if number % 3 == 2 else SamplerOptions())
+        for number, question in enumerate(QUESTIONS)
+    ]
+    requests += [Request(question, spliced, choices=["yes", "no", "not sure"]) for question in QUESTIONS]
+    assert alone(workspace, requests) == together(workspace, requests, parallel)
+
+
+@pytest.mark.parametrize("cache", ["q8_0", "f32"])
+def test_in_other_caches(make_model: Any, skill: Skill, cache: str) -> None:
+    options = ContextOptions(n_ctx=512, n_threads=1, type_k=cache, type_v=cache)
+    with Workspace(make_model("qwen3"), options) as workspace:
+        spliced = [compile_skill(workspace, skill)]
+        requests = [Request(question, spliced, limit=6) for question in QUESTIONS]
+        assert alone(workspace, requests) == together(workspace, requests)
+
+
+def test_reading_is_the_same_as_alone(shipped: Workspace, returns: Segment) -> None:
+    """Answers that mean something: direct, after a chain of thought, corrected, amended, with other system texts."""
+    asked = Request("May I return this?", [returns])
+    shipping = replace(asked, question="What is the shipping?", choices=["free", "reduced", "full"])
+    requests = [asked, replace(asked, think=True), replace(asked, errata=["date=2026-07-01"]), shipping]
+    requests += [replace(one, choices=["accepted", "refused"]) for one in requests[:3]]
+    requests += [replace(shipping, values={"tier": "basic"}), replace(shipping, system="Be brief.")]
+    requests += [replace(shipping, recompute=True), replace(asked, think=True, max_think=0)]
+    requests += [replace(asked, think=True, max_think=5), replace(asked, place="late"), Request("May I return this?")]
+    found = together(shipped, 3 * requests, 16)
+    assert found == 3 * alone(shipped, requests)
+    assert [one[0] for one in found[:5]] == ["accepted", "accepted", "refused", "free", "accepted"]
+
+
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that llama.cpp is going to decode, in the order of its calls."""
+    found: list[int] = []
+    append = Context.append
+
+    def counted(self: Context, tokens: Any, *given: Any) -> None:
+        found.extend(int(token) for part in tokens.values() for token in part)
+        append(self, tokens, *given)
+
+    monkeypatch.setattr(Context, "append", counted)
+    return found
+
+
+def test_no_token_of_a_skill_is_decoded_or_placed_twice(
+    make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stem is read once, and each question besides; cells at the peak are those of one stem and the questions."""
+    workspace = make_workspace()
+    segment = compile_skill(workspace, skill)
+    requests = [Request(f"Why {number:02}?", [segment], system="Be kind.", limit=1) for number in range(20)]
+    single = ask(workspace, requests[0])
+    tokens, placed, peak = decoded(monkeypatch), [], []
+    splice, used = Context.splice, Context.used
+    monkeypatch.setattr(Context, "splice", lambda *given, **more: (placed.append(1), splice(*given, **more)))
+    append = Context.append
+
+    def watched(self: Context, *given: Any) -> None:
+        append(self, *given)
+        peak.append(used.fget(self))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Context, "append", watched)
+    answers = [answer for _, answer in ask_many(workspace, requests, 20)]
+    question = len(workspace.tokenize(workspace_chunk(workspace, requests[0])))
+    shared = single.counts.total - question
+    assert all(isinstance(one, Answer) and one.counts.shared == shared for one in answers)
+    assert all(isinstance(one, Answer) and one.counts.spliced == len(segment) - 1 for one in answers)
+    assert placed == [1]
+    # A limit of one token: it is chosen from the logits of the question and not decoded, unless it ends there.
+    asked = sum(one.tokens for one in answers if isinstance(one, Answer))
+    assert len(tokens) - (shared - single.counts.spliced) - 20 * question in range(asked + 1)
+    assert max(peak) in range(shared + 20 * question, shared + 20 * (question + 1) + 1)
+
+
+def workspace_chunk(workspace: Workspace, request: Request) -> Any:
+    """The last chunk of a request's prompt."""
+    from notes_cli.runtime.assembling import Prompt, chunks_of
+
+    return chunks_of(workspace, Prompt(request.question, request.splice, system=request.system))[-1]  # type: ignore[arg-type]
+
+
+def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """Errors stand where their questions were, and say what they would say alone."""
+    workspace = make_workspace(n_ctx=512, fixed_size=True)
+    good = Request("Why?", [compile_skill(workspace, skill)], limit=5)
+    requests: list[Request | NotesError] = [
+        NotesError("no question at all"),
+        good,
+        replace(good, splice=["nothing"]),
+        replace(good, errata=["colour=red"]),
+        replace(good, choices=["yes", "yes"]),
+        replace(good, question=600 * "long "),
+        replace(good, question="\ud800"),
+        good,
+        replace(good, seam=1000),
+        replace(good, values={"tier": "basic"}),
+        NotesError("no question at the end"),
+    ]
+    asked = [one for one in requests if isinstance(one, Request)]
+    expected = iter(alone(workspace, asked))
+    found = together(workspace, requests, 4)
+    assert found == [str(one) if isinstance(one, NotesError) else next(expected) for one in requests]
+    assert sum(isinstance(one, str) for one in found) == 8
+
+
+def test_logits_that_are_not_numbers_fail_their_question_alone(
+    make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = make_workspace()
+    requests = [Request(question, limit=4) for question in QUESTIONS]
+    good = alone(workspace, requests)
+    logits, calls = Context.logits, []
+
+    def broken(self: Context, index: int = -1) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise EngineError("tiny llama computes logits that are not numbers")
+        return logits(self, index)
+
+    monkeypatch.setattr(Context, "logits", broken)
+    found = together(workspace, requests, 5)
+    assert found[1] == "tiny llama computes logits that are not numbers"
+    assert [found[0], *found[2:]] == [good[0], *good[2:]]
+
+
+@pytest.mark.parametrize("size", [256, 512])
+def test_a_small_context_takes_fewer_at_once(make_workspace: MakeWorkspace, skill: Skill, size: int) -> None:
+    """With a size that somebody chose nothing fails that alone would not, and it stays as it is."""
+    workspace = make_workspace(n_ctx=size, fixed_size=True)
+    spliced = [compile_skill(workspace, skill)]
+    requests = [
+        replace(Request(question, spliced, limit=6), choices=["yes", "no"] if number % 2 else None, system=system)
+        for number, question in enumerate(QUESTIONS)
+        for system in (None, "Be kind.")
+    ]
+    assert alone(workspace, requests) == together(workspace, requests, 16)
+    assert workspace.context.options.n_ctx == size
+
+
+def test_endless_answers_end_with_their_room(make_workspace: MakeWorkspace) -> None:
+    """No limit: one answer takes no other one's room, nor goes on beyond what the model was trained for."""
+    workspace = make_workspace(n_ctx=256, trained=700)
+    requests = [Request(question, limit=ENDLESS) for question in QUESTIONS]
+    answers = [answer for _, answer in ask_many(workspace, requests, 3)]
+    for answer in answers:
+        assert isinstance(answer, Answer)
+        assert answer.stopped == "end" or answer.counts.total + answer.tokens == 700
+
+
+def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """LongRoPE: there is no room for all beside each other below the bound, so that fewer are asked at once."""
+    workspace = make_workspace("phi3", n_ctx=4096, name="tiny")
+    spliced = [compile_skill(workspace, skill)]
+    requests = [Request(question, spliced, limit=1000, choices=["yes", "no"]) for question in QUESTIONS]
+    requests += [Request(question, spliced, limit=1800) for question in QUESTIONS[:3]]
+    identity = workspace.identity
+    requests[-3:] = [replace(one, sampling=SamplerOptions(temperature=1.0, seed=1)) for one in requests[-3:]]
+    answers = [answer for _, answer in ask_many(workspace, requests, 16)]
+    assert all(isinstance(answer, Answer) for answer in answers)
+    assert workspace.identity == identity
+
+
+def test_beside_a_live_notebook(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """What somebody else has in the context stays, bit for bit, also where the context grows."""
+    workspace = make_workspace(n_ctx=256)
+    spliced = [compile_skill(workspace, skill)]
+    with workspace.notebook() as other:
+        other.append(range(100))
+        other.flush()
+        rows = workspace.context.read(other.sequence, 0, 100, base=0)
+        requests = [Request(question, spliced, limit=30) for question in QUESTIONS]
+        assert alone(workspace, requests) == together(workspace, requests, 5)
+        assert other.intact
+        again = workspace.context.read(other.sequence, 0, 100, base=0)
+        assert all(np.array_equal(one.k, two.k) for one, two in zip(rows, again, strict=True))
+
+
+def test_stems_are_few(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """Each line its own system text: as many stems as may be kept, and all cells free in the end."""
+    workspace = make_workspace()
+    segment = compile_skill(workspace, skill)
+    requests = [Request("Why?", [segment], system=f"Be {number}.", limit=2) for number in range(3 * STEMS)]
+    assert alone(workspace, requests) == together(workspace, requests, 2)
+
+
+def test_input_is_read_as_it_is_needed(make_workspace: MakeWorkspace) -> None:
+    """No more requests are taken than are asked at a time, and one that takes long holds back only so many."""
+    workspace = make_workspace()
+    read: list[int] = []
+
+    def requests() -> Iterator[Request]:
+        for number in range(1000):
+            read.append(number)
+            yield Request("Why?", limit=200 if number == 0 else 1)
+
+    outcomes = ask_many(workspace, requests(), 2)
+    assert read == []
+    assert next(outcomes)[0] == 0
+    assert len(read) <= 2 * WAITING + 2
+    outcomes.close()  # type: ignore[attr-defined]
+    assert workspace.context.held == 0
+
+
+def test_what_is_no_number_of_questions_is_refused(make_workspace: MakeWorkspace) -> None:
+    for parallel in (0, AT_MOST + 1):
+        with pytest.raises(NotesError, match=f"{parallel} questions at once"):
+            next(ask_many(make_workspace(), [], parallel))
+    assert list(ask_many(make_workspace(), [])) == []
+
+
+def test_each_thing_is_told_once(make_workspace: MakeWorkspace, skill: Skill) -> None:
+    """A skill that cannot be spliced is said of the batch, not of each question."""
+    workspace = make_workspace("lfm2")
+    segment = compile_skill(workspace, skill)
+    notices: list[Notice] = []
+    requests = [Request(question, [segment], system="Be kind.", limit=1) for question in QUESTIONS]
+    list(ask_many(workspace, requests, 2, replace(SILENT, notice=notices.append)))
+    assert len(notices) == 1 and "is not spliced" in notices[0].what
