@@ -13,7 +13,7 @@ to a Listener. Use a model, and what it hands out, from one thread at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,9 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Notice
+from notes_cli.errors import NotesError, Notice
 from notes_cli.runtime.asking import SILENT, Answer, Listener, Plan, Request, Stream, ask, ask_stream, explain, opened
+from notes_cli.runtime.batch import PARALLEL, ask_many
 from notes_cli.runtime.compiling import Compiled, block_warnings, compile_to_library
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
@@ -242,6 +243,22 @@ class Model:
         before the first text is asked for; closing the generator ends the answer."""
         return ask_stream(self.workspace, _request(question, method, how), listener)
 
+    def ask_many(
+        self,
+        questions: Iterable[str | Request | NotesError],
+        *,
+        parallel: int = PARALLEL,
+        method: Method | str | None = None,
+        listener: Listener = SILENT,
+        **how: Unpack[Asking],
+    ) -> Iterator[Answer | NotesError]:
+        """Answer many questions, at most `parallel` at a time: what their prompts have in common is computed once, and
+        they are decoded together. Yield the answer to each, or its error, in their order; they are read as they are
+        needed, and an error among them is passed on in its place. The listener hears of no single answer."""
+        requests = (one if isinstance(one, NotesError) else _request(one, method, how) for one in questions)
+        for _, outcome in ask_many(self.workspace, requests, parallel, listener):
+            yield outcome
+
     def explain(
         self,
         question: str | Request,
@@ -346,6 +363,11 @@ class Session:
     @property
     def name(self) -> str:
         return self._session.stored.name
+
+    @property
+    def empty(self) -> bool:
+        """Whether the next turn is its first."""
+        return self._session.empty
 
     @property
     def turns(self) -> int:

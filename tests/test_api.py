@@ -149,6 +149,23 @@ def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, ski
     assert context.used == 0
 
 
+def test_many_questions(model: notes.Model, skill: Skill) -> None:
+    """Each is answered as by itself, in order; errors are in their places, and closing gives all back."""
+    segment, context = model.compile(skill), model.workspace.context
+    questions = ["Why?", SkillError("no question"), Request("Who?", choices=CHOICES), Request("When?", seam=10_000)]
+    found = list(model.ask_many(questions, splice=[segment], limit=6, parallel=2))
+    assert isinstance(found[0], notes.Answer) and isinstance(found[2], notes.Answer)
+    assert found[0].text == model.ask("Why?", splice=[segment], limit=6).text
+    assert found[2].choice == model.ask("Who?", splice=[segment], choices=CHOICES).choice
+    assert found[1] is questions[1] and isinstance(found[3], NotesError) and "seam of 10000" in found[3].what
+    assert context.used == 0
+    outcomes = model.ask_many(["Why?"] * 20, splice=[segment], limit=6, parallel=4)
+    next(outcomes)
+    assert context.used > 0
+    del outcomes
+    assert context.used == 0
+
+
 def test_sessions(model: notes.Model, skill: Skill) -> None:
     """Turns, edits, forks and undo, each kept on disk; closing the model closes what is open of them."""
     model.compile(skill)

@@ -13,11 +13,11 @@ from notes_cli import output
 from notes_cli.commands.answering import Voices, as_json, settings_as_json
 from notes_cli.commands.explaining import as_json as piece_as_json
 from notes_cli.commands.explaining import why
-from notes_cli.commands.options import Number, model_options, named, open_workspace
+from notes_cli.commands.options import Number, model_options, named, open_model
 from notes_cli.commands.request import Call, read_call
 
 if TYPE_CHECKING:
-    from notes_cli.runtime.asking import Answer, Listener, Plan
+    from notes_cli.runtime.asking import Answer, Plan
     from notes_cli.runtime.workspace import Workspace
 
 
@@ -151,28 +151,18 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
     started = time.perf_counter()
     call = read_call(question, prompt, file, given)
 
-    from notes_cli.runtime.asking import ask, explain
-
-    with open_workspace(quiet=call.json, begins=True, **given) as workspace, Voices(call, workspace) as listener:
+    with open_model(quiet=call.json, begins=True, **given) as model, Voices(call, model.workspace) as listener:
         if call.explain:
-            _explain(explain(workspace, call.request, listener), call.json)
+            _explain(model.explain(call.request, listener=listener), call.json)
             return
         if call.session is None:
-            goes_on, answer = False, ask(workspace, call.request, listener)
+            goes_on, answer = False, model.ask(call.request, listener=listener)
         else:
-            goes_on, answer = _ask_session(workspace, call, call.session, listener)
+            with model.session(call.session) as session:
+                goes_on = not session.empty
+                answer = session.ask(call.following() if goes_on else call.request, listener=listener)
         if call.json:
-            output.as_json(_as_json(workspace, call, answer, goes_on, started))
-
-
-def _ask_session(workspace: Workspace, call: Call, name: str, listener: Listener) -> tuple[bool, Answer]:
-    """The session's next turn, or its first; whether it had begun."""
-    from notes_cli.sessions.folder import Sessions
-    from notes_cli.sessions.session import Session
-
-    with Sessions(workspace.paths.sessions).locked(name, new=True) as stored, Session(workspace, stored) as session:
-        goes_on = not session.empty
-        return goes_on, session.ask(call.following() if goes_on else call.request, listener)
+            output.as_json(_as_json(model.workspace, call, answer, goes_on, started))
 
 
 def _as_json(workspace: Workspace, call: Call, answer: Answer, goes_on: bool, started: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.answering import as_json, watch
-from notes_cli.commands.options import answers_of, named, open_workspace
+from notes_cli.commands.options import answers_of, named, open_model
 from notes_cli.commands.remedies import tell, worded
 from notes_cli.commands.request import request_of
 from notes_cli.errors import NotesError, reason
@@ -44,7 +44,7 @@ _ALONE = {
 def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> None:
     """Answer the questions of a file, or of standard input. Raise NotesError in the end where a line has failed."""
     from notes_cli.runtime.asking import Listener
-    from notes_cli.runtime.batch import PARALLEL, ask_many
+    from notes_cli.runtime.batch import PARALLEL
 
     started = time.perf_counter()
     for parameter, word in _ALONE.items():
@@ -54,11 +54,11 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
     given = {**given, "seed": seed, "choices": answers_of(given["choices"]), "session": None}
     with ExitStack() as stack:
         lines = _Lines(stack.enter_context(_opened(source)), given)
-        workspace = stack.enter_context(open_workspace(quiet=given["json_"], **given))
+        model = stack.enter_context(open_model(quiet=given["json_"], **given))
         update = stack.enter_context(output.progress("answering", "questions", later=True))
         listener = Listener(notice=tell, watch=watch)
         done = failed = 0
-        for _, outcome in ask_many(workspace, lines, parallel or PARALLEL, listener):
+        for outcome in model.ask_many(lines, parallel=parallel or PARALLEL, listener=listener):
             line, key, request = lines.waiting.popleft()
             head = {"version": 1, "line": line, "id": key}
             if isinstance(outcome, NotesError):
