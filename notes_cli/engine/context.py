@@ -432,10 +432,12 @@ class Context:
         lengths = {sequence: self.length(sequence) for sequence in sequences} if self._watched else {}
         for _ in range(_STOPS if self._watched else 0):
             try:
-                with self._listening:
+                with self._listening, process.interrupts.caught():
                     native.call(hook, self.handle, *arguments)
+                process.interrupts.raise_kept()
                 return
             except native.StoppedError:
+                process.interrupts.raise_kept()
                 # Not by a signal; or a memory that cannot go back is empty now, which is no place to go on from.
                 if self._listening.silent or any(self.length(one) != length for one, length in lengths.items()):
                     raise
@@ -462,7 +464,8 @@ class Context:
             for index, token in enumerate(tokens):
                 batch.token[index], batch.pos[index] = int(token), position + index
                 batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, sequence, 0
-            status = llama.llama_decode(self.handle, batch)
+            with self._unwatched():
+                status = llama.llama_decode(self.handle, batch)
         finally:
             llama.llama_batch_free(batch)
         process.interrupts.raise_kept()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,19 +22,42 @@ _CRASHED = ". The file is damaged, or llama.cpp has a bug: compare its SHA-256 w
 
 
 class Interrupts:
-    """A KeyboardInterrupt that came in a function that C called: nothing can be raised there."""
+    """What a signal's handler raises in a function that C called: a KeyboardInterrupt, or what others have it raise.
+    Nothing can be raised there."""
 
     def __init__(self) -> None:
-        self.came = False
+        self._kept: tuple[int, BaseException] | None = None  # by thread
 
-    def keep(self) -> None:
-        self.came = True
+    @property
+    def came(self) -> bool:
+        return self._kept is not None
+
+    def keep(self, error: BaseException) -> None:
+        self._kept = get_ident(), error
 
     def raise_kept(self) -> None:
-        """Raise the KeyboardInterrupt that came, if one did."""
-        if self.came:
-            self.came = False
-            raise KeyboardInterrupt
+        """Raise what came in this thread, if something did."""
+        if self._kept and self._kept[0] == get_ident():
+            error, self._kept = self._kept[1], None
+            raise error
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Keep what is raised before the first line of `_hear`, which Python would print and forget, while the block
+        runs. A computation that a signal stops is logged, and so its handler runs there."""
+        before = sys.unraisablehook
+
+        def hook(found: sys.UnraisableHookArgs) -> None:
+            if found.object is _hear and found.exc_value is not None:
+                self.keep(found.exc_value)
+            else:
+                before(found)
+
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before
 
 
 class Log:
@@ -96,15 +120,15 @@ class Guard:
 interrupts, log, guard = Interrupts(), Log(), Guard()
 
 
-@llama.llama_log_callback  # type: ignore[untyped-decorator]
 def _hear(_level: int, text: bytes, _data: object) -> None:
     try:
         log.add(text.decode(errors="replace"))
-    except KeyboardInterrupt:
-        interrupts.keep()
+    except BaseException as error:
+        interrupts.keep(error)
 
 
-llama.llama_log_set(_hear, ctypes.c_void_p(0))
+_heard = llama.llama_log_callback(_hear)  # must live as long as the library
+llama.llama_log_set(_heard, ctypes.c_void_p(0))
 
 
 def loading(told: Callable[[float], object] | None) -> Any:
@@ -116,8 +140,8 @@ def loading(told: Callable[[float], object] | None) -> Any:
         try:
             if told:
                 told(part)
-        except KeyboardInterrupt:
-            interrupts.keep()
+        except KeyboardInterrupt as error:
+            interrupts.keep(error)
         return not interrupts.came
 
     return step
