@@ -32,8 +32,8 @@ from notes_cli.runtime.settings import DEFAULT_SEAM, choose
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import field_name
-from notes_cli.text.messages import asking
+from notes_cli.text.keys import field_name, listed
+from notes_cli.text.messages import Conversation, SkillPart, asking
 from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.references import ALL, Known, Reference
 from notes_cli.text.skill import load_skill
@@ -54,6 +54,8 @@ class Prompt:
     method: Method = field(default_factory=Method)
     place: str = "early"  # skills and errata in the system message, or "late": right before the question
     think: bool = False  # the prompt ends where a chain of thought begins (runtime/thinking.py goes on)
+    # Instead of question, system text, turns, place and errata: messages made of parts, with tools, calls and results.
+    conversation: Conversation | None = None
 
     @property
     def sentences(self) -> list[str]:
@@ -200,7 +202,14 @@ class Parts:
 
 
 def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
-    """The chunks of a prompt; the question, with the template's words around it, is the last one."""
+    """The chunks of a prompt; the question, with the template's words around it, is the last one.
+
+    Raise NotesError for a conversation whose skills are not those of the prompt.
+    """
+    template = workspace.thinking_template if prompt.think else workspace.template
+    if prompt.conversation:
+        _check_conversation(prompt, prompt.conversation)
+        return build(template, prompt.conversation)
     conversation = asking(
         prompt.question,
         system=prompt.system,
@@ -209,7 +218,16 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
         turns=prompt.turns,
         place=prompt.place,
     )
-    return build(workspace.thinking_template if prompt.think else workspace.template, conversation)
+    return build(template, conversation)
+
+
+def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
+    named = [part.name for message in conversation.messages for part in message.parts if isinstance(part, SkillPart)]
+    given = [segment.name for segment in prompt.segments]
+    if sorted(named) != sorted(given):
+        raise NotesError(f"the messages have the skills {listed(named)}, and the segments given are {listed(given)}")
+    if prompt.sentences:
+        raise NotesError("the errata of a conversation are parts of its messages")
 
 
 def parts_of(workspace: Workspace, prompt: Prompt) -> Parts:
