@@ -1,0 +1,155 @@
+"""Two live sessions, a calibration and a compile in one workspace, by turns: each is as it is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notes_cli.editing.methods import Method
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.measure.battery import shipped_battery
+from notes_cli.measure.calibrate import calibrate
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions import rows as rows_module
+from notes_cli.sessions.session import Session
+from notes_cli.text.skill import Skill, parse_skill
+
+from .test_session import Open, held, make, rows, same, turn
+
+__all__ = ["make"]  # a fixture
+
+OTHER = parse_skill("fee: 3 euro\n\nParcels of 2 kg cost the fee.", source="fees.txt", default="fees")
+STEPS: list[Callable[[Session, Skill], object]] = [
+    lambda session, skill: turn(session, skill, "Why?"),
+    lambda session, skill: session.edit("date", "2026-07-01", Method.parse("field")),
+    lambda session, skill: turn(session, skill, "And then?"),
+    lambda session, skill: session.edit("date", "July 2nd", Method.parse("field+erratum")),
+    lambda session, skill: turn(session, skill, "And now?", "tier=silver"),
+    lambda session, skill: session.undo(),
+]
+
+
+def close(found: Any, wanted: Any) -> bool:
+    return all(np.allclose(a, b, atol=4e-3) for a, b in zip(found, wanted, strict=True))
+
+
+def ledger(session: Session) -> list[tuple[Any, ...]]:
+    return [(piece.kind, piece.name, piece.position, piece.tokens, piece.how) for piece in session.notebook.pieces]
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Files of rows that sessions open."""
+    opened: list[Path] = []
+    real = rows_module.open_segment
+
+    def counted(path: Path) -> Segment:
+        opened.append(path)
+        return real(path)
+
+    monkeypatch.setattr(rows_module, "open_segment", counted)
+    return opened
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]) -> None:
+    """Two sessions go on at each step of a calibration, with a compile between: tokens, pieces and rows are those that
+    each has alone, the profile says the same, and nothing is read from disk."""
+    cases = shipped_battery()[:2]
+    alone: dict[str, tuple[Any, ...]] = {}
+    for name in ("first", "second"):
+        with held(make(kind), f"{name}-alone") as session:
+            for step in STEPS[: 6 if name == "first" else 5]:
+                step(session, skill)
+            alone[name] = session.state.tokens, ledger(session), rows(session.notebook)
+    compiled = compile_skill(make(kind), OTHER)
+    profile = calibrate(make(kind), cases)
+    reads.clear()
+
+    workspace = make(kind)
+    made: list[Segment] = []
+    with held(workspace, "first") as first, held(workspace, "second") as second:
+        work = iter([*(lambda step=step: step(first, skill) for step in STEPS[:5])])
+        later = iter([*(lambda step=step: step(second, skill) for step in STEPS[:5])])
+
+        def meanwhile(done: int, of: int) -> None:
+            for each in (work, later):
+                next(each, lambda: None)()
+            made.append(compile_skill(workspace, OTHER))
+
+        found = calibrate(workspace, cases, meanwhile)
+        for one in (*work, *later):
+            one()
+        assert not reads and workspace.context.used >= len(first.notebook) + len(second.notebook)
+        STEPS[5](first, skill)
+        for session, name in ((first, "first"), (second, "second")):
+            tokens, pieces, wanted = alone[name]
+            assert session.state.tokens == tokens and close(rows(session.notebook), wanted)
+            assert name == "first" or ledger(session) == pieces  # what was undone is put back from disk
+    assert len(made) == 4
+    for segment in made:
+        assert segment.tokens.tolist() == compiled.tokens.tolist()
+        assert all(close((a.k, a.v), (b.k, b.v)) for a, b in zip(segment.layers, compiled.layers, strict=True))
+
+    def told(one: Any) -> list[Any]:
+        return [(m.what, m.name, m.way, m.cases, m.right, m.decoded) for m in one.measured]
+
+    assert told(found) == told(profile) and found.methods == profile.methods
+
+
+def test_a_compile_in_an_empty_context(make: Open, skill: Skill) -> None:
+    """The very bytes, whatever was in the context before and has been given back."""
+    workspace = make()
+    before = compile_skill(workspace, OTHER)
+    with held(workspace) as session:
+        turn(session, skill, "Why?")
+        session.edit("date", "July 2nd", Method.parse("field"))
+    workspace.context.clear()
+    after = compile_skill(workspace, OTHER)
+    assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(before.layers, after.layers, strict=True))
+
+
+@pytest.mark.parametrize("method", ["selective@4", "blend@4"])
+def test_a_ranked_edit_reads_nothing(
+    make: Open, skill: Skill, method: str, reads: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are ranked beside the live session: no file of rows is opened, nothing is cleared, and of its rows those
+    that are recomputed change, no others."""
+    workspace = make()
+    with held(workspace) as session, held(workspace, "other") as other:
+        turn(session, skill, "Why?")
+        turn(other, skill, "Why not?")
+        before, aside, notebook = rows(session.notebook), rows(other.notebook), session.notebook
+        monkeypatch.setattr(Context, "clear", lambda self: pytest.fail("the context was cleared"))
+        session.edit("date", "2026-07-01", Method.parse(method))
+        after = rows(session.notebook)
+        assert not reads and session.notebook is notebook and same(rows(other.notebook), aside)
+        changed = {int(row) for a, b in zip(before, after, strict=True) for row in np.flatnonzero((a != b).any(axis=1))}
+        assert 0 < len(changed) <= len("2026-07-01") + 4
+        turn(session, skill, "And then?")
+        turn(other, skill, "And then?")
+        assert not reads and notebook.intact
+
+
+@pytest.mark.parametrize("method", ["selective@4", "blend@4"])
+def test_where_there_is_no_room_beside(make_model: Callable[..., Path], skill: Skill, method: str) -> None:
+    """A context of a fixed size that the session nearly fills: ranking finds a place, and edits are the same."""
+    found = []
+    for n_ctx in (256, 4096):
+        options = ContextOptions(n_ctx=n_ctx, n_threads=1)
+        with Workspace(make_model("llama"), options, fixed_size=True) as workspace, ExitStack() as stack:
+            session = stack.enter_context(held(workspace, f"of-{n_ctx}"))
+            turn(session, skill, "Why? " * 12)
+            room = workspace.context.room()
+            assert n_ctx > 256 or room < len(session.notebook)
+            session.edit("date", "2026-07-01", Method.parse(method))
+            found.append((session.state.tokens, rows(session.notebook)))
+    (tokens, few), (wanted, many) = found
+    assert tokens == wanted and close(few, many)
