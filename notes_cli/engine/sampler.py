@@ -34,10 +34,16 @@ class Sampler:
 
     def __init__(self, options: SamplerOptions) -> None:
         self.options = options
-        self._chain: Any = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+        self._chain: Any = None
+        self._closed = False
+
+    def _made(self, n_vocab: int) -> Any:
+        """The chain, for a vocabulary of this size."""
+        options = self.options
+        chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         parts = []
         if options.repeat_penalty != 1.0:
-            parts.append(llama.llama_sampler_init_penalties(64, options.repeat_penalty, 0.0, 0.0))
+            parts.append(llama.llama_sampler_init_penalties(n_vocab, 64, options.repeat_penalty, 0.0, 0.0))
         if options.temperature <= 0:
             parts.append(llama.llama_sampler_init_greedy())
         else:
@@ -49,12 +55,16 @@ class Sampler:
                 llama.llama_sampler_init_dist(options.seed & 0xFFFFFFFF),
             ]
         for part in parts:
-            llama.llama_sampler_chain_add(self._chain, part)
+            llama.llama_sampler_chain_add(chain, part)
+        return chain
 
     def next(self, logits: NDArray[np.float32]) -> int:
         """Draw a token from its logits, [n_vocab], and remember it for the penalties."""
-        if self._chain is None:
+        if self._closed:
             raise EngineError("this sampler is closed")
+        if self.options.temperature <= 0 and self.options.repeat_penalty == 1.0:
+            return int(logits.argmax())  # what the chain would choose
+        self._chain = self._chain or self._made(len(logits))
         candidates = np.zeros(len(logits), _CANDIDATE)
         candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
         data = candidates.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
@@ -67,7 +77,7 @@ class Sampler:
     def close(self) -> None:
         if self._chain is not None:
             llama.llama_sampler_free(self._chain)
-            self._chain = None
+        self._chain, self._closed = None, True
 
     def __enter__(self) -> Sampler:
         return self

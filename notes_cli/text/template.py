@@ -8,9 +8,11 @@ through it, between marks: untrusted.py.) It knows no tokens and no skills.
 from __future__ import annotations
 
 import copy
+import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from notes_cli.errors import ModelError
@@ -169,7 +171,7 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Rendered], add_generation_prompt: bool) -> str:
         talk = {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
         try:
-            return render(self._source, self._known | talk, self._now)
+            return _rendered(self._source, json.dumps(self._known | talk), self._now, int(time.time()))
         except RenderError as error:
             raise ModelError(f"{self.name} {error}") from error
 
@@ -184,6 +186,13 @@ class ChatTemplate:
             before, _, rest = rest.partition(mark)
             chunks.append(before)
         return [*chunks, rest]
+
+
+@lru_cache(maxsize=32)
+def _rendered(source: str, variables: str, now: datetime | None, _second: int) -> str:
+    """What a template renders of variables in JSON. As markers stand for texts, it is the same for many questions;
+    after a second it is rendered again, as some templates tell the time."""
+    return render(source, json.loads(variables), now)
 
 
 def _folded(messages: Sequence[Rendered]) -> Sequence[Rendered]:

@@ -73,6 +73,17 @@ def test_cut_gives_the_templates_own_words(templates: SimpleNamespace, source: s
     assert "".join([*texts, chunks[-1]]) == template.render(messages)
 
 
+def test_the_same_is_rendered_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that tells the time is not held to the first one."""
+    seconds = iter([1.0, 1.9, 2.0])
+    monkeypatch.setattr("time.time", lambda: next(seconds))
+    rendered: list[int] = []
+    monkeypatch.setattr("notes_cli.text.template.render", lambda *given: str(rendered.append(1) or len(rendered)))
+    template = ChatTemplate("{{ messages[0].content }} only here")
+    template.folds_system = False
+    assert [template.render(TALK[1:2]) for _ in range(3)] == ["1", "1", "2"]
+
+
 def test_without_a_generation_prompt(templates: SimpleNamespace) -> None:
     """The text may end after the last message."""
     template = ChatTemplate(templates.CHATML)
