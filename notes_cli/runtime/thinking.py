@@ -1,7 +1,8 @@
 """Thinking: the model writes a chain of thought before its answer, and the answer is told from it.
 
 A prompt with `think` ends where the chain begins. The chain ends by its mark, by an end token, or at a limit; what must
-stand before the answer is put there, so that the notebook ends where the answer begins.
+precede the answer is put there, so that the notebook ends where the answer begins. Everything here is a task of a loop
+(engine/loop.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from notes_cli.engine.decision import Decision, deciding
-from notes_cli.engine.loop import Task, run
+from notes_cli.engine.loop import Task
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
@@ -21,7 +22,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Begins, Reasoning, Until
 
 THINK = 512  # tokens of a chain, if nothing else is said
-ROOM = 64  # tokens that are kept free behind a chain, for its end and an answer
+ROOM = 64  # tokens that are kept free after a chain, for its end and an answer
 OUTCOME = 24  # tokens in which a chain that was cut short comes to its answer
 
 Say = Callable[[str], None]
@@ -53,23 +54,6 @@ class Reply:
     stopped: Stopped = "end"
 
 
-def think(
-    workspace: Workspace,
-    notebook: Notebook,
-    options: SamplerOptions,
-    limit: int,
-    say: Say | None = None,
-    *,
-    begun: str = "",
-) -> Thought:
-    """Write a chain of at most `limit` tokens; the notebook is left where the answer begins.
-
-    `say` gets the text as it comes; `begun` is the chain's text that is there already. Raise EngineError where the
-    context has no room for a chain and its end.
-    """
-    return run(thinking(workspace, notebook, options, limit, say, begun=begun))
-
-
 def thinking(
     workspace: Workspace,
     notebook: Notebook,
@@ -79,7 +63,11 @@ def thinking(
     *,
     begun: str = "",
 ) -> Task[Thought]:
-    """`think` as a task of a loop (engine/loop.py)."""
+    """Write a chain of at most `limit` tokens; the notebook is left where the answer begins.
+
+    `say` gets the text as it comes; `begun` is the chain's text that is there already. Raise EngineError where the
+    context has no room for a chain and its end.
+    """
     reasoning, start = workspace.reasoning, len(notebook)
     chain = Until(reasoning.close)
     parts: list[str] = []
@@ -145,7 +133,7 @@ def _concluding(
 
 
 def _missing(reasoning: Reasoning, chain: Until) -> tuple[str, str]:
-    """What must be put behind a chain for the answer to begin, and what of the answer stands there already."""
+    """What must be put after a chain for the answer to begin, and what of the answer is there already."""
     if not chain.found:
         return reasoning.closing, ""
     if reasoning.answer.startswith(chain.rest):
@@ -153,18 +141,13 @@ def _missing(reasoning: Reasoning, chain: Until) -> tuple[str, str]:
     return "", chain.rest
 
 
-def decide_after(workspace: Workspace, notebook: Notebook, choices: Sequence[str], thought: Thought) -> Decision:
+def deciding_after(
+    workspace: Workspace, notebook: Notebook, choices: Sequence[str], thought: Thought
+) -> Task[Decision]:
     """The decision after a chain of thought: at the end of the notebook, or where the chain names its answer.
 
     The notebook is left as it was. Raise NotesError for choices that are none.
     """
-    return run(deciding_after(workspace, notebook, choices, thought))
-
-
-def deciding_after(
-    workspace: Workspace, notebook: Notebook, choices: Sequence[str], thought: Thought
-) -> Task[Decision]:
-    """`decide_after` as a task of a loop."""
     named = thought.answer.casefold()
     if named not in [choice.casefold() for choice in choices]:
         return (yield from deciding(notebook, choices))
@@ -190,30 +173,11 @@ def choosing(
 
 def _position_of(workspace: Workspace, notebook: Notebook, thought: Thought) -> int:
     """The position of the token that the thought's answer begins with."""
-    position, behind = len(notebook), b""
-    while thought.answer.encode() not in behind:
+    position, following = len(notebook), b""
+    while thought.answer.encode() not in following:
         position -= 1
-        behind = workspace.model.token_bytes(int(notebook.tokens[position])) + behind
+        following = workspace.model.token_bytes(int(notebook.tokens[position])) + behind
     return position
-
-
-def reply(
-    workspace: Workspace,
-    notebook: Notebook,
-    options: SamplerOptions,
-    limit: int,
-    *,
-    max_think: int = THINK,
-    say: Say | None = None,
-    say_thought: Say | None = None,
-    thought: Thought | None = None,
-) -> Reply:
-    """Write the answer, of at most `limit` tokens; `say` gets its text as it comes.
-
-    `thought`: the chain that precedes it. A model that begins one unasked has at most `max_think` tokens for it.
-    """
-    hear = {"say": say, "say_thought": say_thought}
-    return run(replying(workspace, notebook, options, limit, max_think=max_think, thought=thought, **hear))
 
 
 def replying(
@@ -227,7 +191,10 @@ def replying(
     say_thought: Say | None = None,
     thought: Thought | None = None,
 ) -> Task[Reply]:
-    """`reply` as a task of a loop."""
+    """Write the answer, of at most `limit` tokens; `say` gets its text as it comes.
+
+    `thought`: the chain that precedes it. A model that begins one unasked has at most `max_think` tokens for it.
+    """
     if thought and thought.answer:
         if say:
             say(thought.answer)
