@@ -176,7 +176,7 @@ def _position_of(workspace: Workspace, notebook: Notebook, thought: Thought) -> 
     position, following = len(notebook), b""
     while thought.answer.encode() not in following:
         position -= 1
-        following = workspace.model.token_bytes(int(notebook.tokens[position])) + behind
+        following = workspace.model.token_bytes(int(notebook.tokens[position])) + following
     return position
 
 
