@@ -1,6 +1,6 @@
 """Many questions on one splice, asked together against one after the other: tokens, cells, time and answers.
 
-    python -m bench.batch [--model shipped random] [--questions 100] [--parallel 16] [--threads N] [--json]
+    python -m bench.batch [--model shipped random] [--questions 100] [--parallel 16] [--threads N] [--flash off]
 
 Both ways run in one process, with the model loaded and the skill in the library: a single question opens its segment,
 places it, reads the rest of its prompt and writes its answer. What llama.cpp decodes is counted where it is called.
@@ -136,10 +136,10 @@ def measure(workspace: Workspace, name: str, skill: int, requests: list[Request]
     )
 
 
-def run(which: str, count: int, parallel: int, threads: int | None, home: Path) -> Iterator[Result]:
+def run(which: str, count: int, parallel: int, options: ContextOptions, home: Path) -> Iterator[Result]:
     shipped = which == "shipped"
     path = shipped_model() if shipped else random_model(ROOT / "build" / "bench" / "qwen3-0.6b.gguf")
-    with Workspace(path, ContextOptions(n_threads=threads), paths=Paths.under(home)) as workspace:
+    with Workspace(path, options, paths=Paths.under(home)) as workspace:
         if shipped:
             skill = load_skill(resource("skills") / "returns")
         else:
@@ -161,11 +161,13 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--parallel", type=int, default=PARALLEL)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--flash", choices=["auto", "on", "off"], default="auto")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    options = ContextOptions(n_threads=given.threads, flash_attention=given.flash)
     with tempfile.TemporaryDirectory() as home:
         for which in given.model:
-            for result in run(which, given.questions, given.parallel, given.threads, Path(home)):
+            for result in run(which, given.questions, given.parallel, options, Path(home)):
                 text = (
                     json.dumps({**asdict(result), "ratio": result.ratio}) if given.json else "\n".join(result.lines())
                 )
