@@ -22,7 +22,7 @@ VALUES: dict[str, Any] = {"tokens": 8192, "scale": 0.5, "options": {"n_ctx": 819
 def remedies() -> dict[Help, set[frozenset[str]]]:
     """Of each kind, the names of the values that it is given somewhere in the package."""
     found: dict[Help, set[frozenset[str]]] = {}
-    for path in Path(notes_cli.__path__[0]).rglob("*.py"):
+    for path in Path(notes_cli.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             called = node.func if isinstance(node, ast.Call) else None
             if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "Help":

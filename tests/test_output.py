@@ -103,7 +103,7 @@ def test_a_stream_that_takes_nothing_is_an_error(show: object, monkeypatch: pyte
 
 def test_nobody_prints_round_the_door() -> None:
     """print, click's printing, rich's Console and the standard streams belong to output.py alone."""
-    root, found = Path(notes_cli.__path__[0]), []
+    root, found = Path(notes_cli.__file__).parent, []
     for path in root.rglob("*.py"):
         if path in (root / "output.py", root / "text" / "rendering.py"):  # that one is a child with pipes of its own
             continue

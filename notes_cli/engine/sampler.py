@@ -34,6 +34,7 @@ class Sampler:
 
     def __init__(self, options: SamplerOptions) -> None:
         self.options = options
+        native.fits(options.top_k, "top_k")
         self._chain: Any = None
         self._closed = False
 
@@ -48,7 +49,7 @@ class Sampler:
             parts.append(llama.llama_sampler_init_greedy())
         else:
             parts += [
-                llama.llama_sampler_init_top_k(native.fits(options.top_k, "top_k")),
+                llama.llama_sampler_init_top_k(options.top_k),
                 llama.llama_sampler_init_top_p(options.top_p, 1),
                 llama.llama_sampler_init_min_p(options.min_p, 1),
                 llama.llama_sampler_init_temp(options.temperature),
