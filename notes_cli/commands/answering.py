@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -106,13 +107,20 @@ class Voices:
             output.say(f"the {what} was cut: the context of {size:,} tokens is full; {told}")
 
 
-def as_json(answer: Answer, times: dict[str, float], goes_on: bool) -> dict[str, Any]:
-    """The part of docs/json.md that every answer has. `times` in seconds."""
+def as_json(answer: Answer, started: float, goes_on: bool = False) -> dict[str, Any]:
+    """The part of docs/json.md that every answer has. `started`: when the command was (time.perf_counter)."""
     from dataclasses import asdict
 
     from notes_cli.commands.explaining import as_json as piece_as_json
 
     thought, decision = answer.thought, answer.decision
+    times = {
+        "load": answer.opened - started,
+        "splice": answer.splice,
+        "prompt": answer.prompt,
+        "first_token": answer.first_token,
+        "total": time.perf_counter() - started,
+    }
     return {
         "answer": answer.text,
         "reasoning": thought.text if thought else None,

@@ -167,18 +167,11 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
 
 def _as_json(workspace: Workspace, call: Call, answer: Answer, goes_on: bool, started: float) -> dict[str, Any]:
     """The document that docs/json.md describes."""
-    times = {
-        "load": answer.opened - started,
-        "splice": answer.splice,
-        "prompt": answer.prompt,
-        "first_token": answer.first_token,
-        "total": time.perf_counter() - started,
-    }
     known = call.session or call.request.splice
     return {
         "version": 1,
         "session": call.session,
-        **as_json(answer, times, goes_on),
+        **as_json(answer, started, goes_on),
         "sampling": asdict(call.request.sampling),
         "identity": workspace.identity.as_dict() if known else {"model": workspace.model.name},
     }

@@ -74,14 +74,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
 
 
 def _as_json(answer: Answer, request: Request, started: float) -> dict[str, Any]:
-    times = {
-        "load": answer.opened - started,
-        "splice": answer.splice,
-        "prompt": answer.prompt,
-        "first_token": answer.first_token,
-        "total": time.perf_counter() - started,
-    }
-    return {**as_json(answer, times, goes_on=False), "sampling": asdict(request.sampling)}
+    return {**as_json(answer, started), "sampling": asdict(request.sampling)}
 
 
 @contextmanager
