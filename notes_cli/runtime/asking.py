@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from notes_cli.editing.methods import RECOMPUTE, Method
 from notes_cli.engine.decision import Decision, deciding
@@ -18,10 +17,11 @@ from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Notice, Progress
+from notes_cli.errors import Notice
 from notes_cli.runtime.assembling import (
     Fielded,
     Prompt,
+    Watch,
     assemble,
     check_seam,
     known_fields,
@@ -29,6 +29,7 @@ from notes_cli.runtime.assembling import (
     method_for,
     open_segments,
     parse_errata,
+    unseen,
     unspliced,
 )
 from notes_cli.runtime.settings import UNMEASURED, defaults
@@ -84,27 +85,12 @@ class Settings:
     why: str | None = None  # the method, if it was not named
 
 
-class Watch(Protocol):
-    """Shows how far something has come that takes long: what is done, how many tokens it will take, if that is known,
-    and in which unit it is counted. `later`: it may be over before it is worth showing."""
-
-    def __call__(
-        self, label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
-    ) -> AbstractContextManager[Progress]: ...
-
-
-def _unseen(
-    label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
-) -> AbstractContextManager[Progress]:
-    return nullcontext(lambda done, total: None)
-
-
 @dataclass(frozen=True, slots=True)
 class Listener:
     """Who is told what happens on the way, and gets texts as they come. By default nobody is."""
 
     notice: Callable[[Notice], object] = lambda notice: None
-    watch: Watch = _unseen
+    watch: Watch = unseen
     thought: Callable[[str], None] | None = None
     thought_ended: Callable[[Thought, bool], object] = lambda thought, asked: None  # asked for, or begun unasked
     answer: Callable[[str], object] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -73,15 +73,24 @@ class Prompt:
         ]
 
 
-Watch = Callable[[str], AbstractContextManager[Progress]]  # of what is done: a label
+class Watch(Protocol):
+    """Shows how far something has come that takes long: what is done, how many tokens it will take, if that is known,
+    and in which unit it is counted. `later`: it may be over before it is worth showing."""
+
+    def __call__(
+        self, label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+    ) -> AbstractContextManager[Progress]: ...
 
 
-def _unseen(_label: str) -> AbstractContextManager[Progress]:
+def unseen(
+    label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+) -> AbstractContextManager[Progress]:
+    """Shows nothing."""
     return nullcontext(lambda done, total: None)
 
 
 def open_segments(
-    workspace: Workspace, words: Sequence[str], say: Say, *, dry: bool = False, watch: Watch = _unseen
+    workspace: Workspace, words: Sequence[str], say: Say, *, dry: bool = False, watch: Watch = unseen
 ) -> list[Segment]:
     """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now.
 
