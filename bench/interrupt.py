@@ -22,6 +22,8 @@ import numpy as np
 
 from bench.random_model import random_model
 from bench.speed import FOLDER, random_rows
+from notes_cli import stops
+from notes_cli.commands.late import end_when_late
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
@@ -31,9 +33,9 @@ MODEL = FOLDER / "qwen3-0.6b-shape.gguf"
 
 
 def prefill(depth: int, args: argparse.Namespace) -> None:
-    """Decode two batches after `depth` rows, and say when that begins."""
+    """Decode a batch after `depth` rows, and say when that begins."""
     options = ContextOptions(
-        n_ctx=depth + 3 * args.b, n_batch=args.b, n_ubatch=args.ub, n_threads=args.threads, flash_attention=args.fa
+        n_ctx=depth + args.b, n_batch=args.b, n_ubatch=args.ub, n_threads=args.threads, flash_attention=args.fa
     )
     with Model(MODEL, gpu_layers=0) as model, Context(model, options) as context:
         book = Notebook(context)
@@ -42,7 +44,9 @@ def prefill(depth: int, args: argparse.Namespace) -> None:
             context.splice(book.sequence, 0, tokens, random_rows(context, depth), 0)
         book._tokens += tokens.tolist()  # as if they had been decoded
         book.advance(depth)
-        book.append([1] * 2 * args.b)
+        book.append([1] * args.b)
+        stops.begin()
+        end_when_late()  # as a command does
         print("now", flush=True)
         try:
             book.flush(lambda done, total: None)

@@ -214,6 +214,7 @@ def _invoke(arguments: list[str]) -> Any:
 
 
 def _interrupted() -> int:
+    stops.claim()
     if stops.received:
         stops.ignore()
     return output.fail(stops.word(), INTERRUPTED)

@@ -282,6 +282,12 @@ class _Bar:
             _Bar._display = None
 
 
+def clear() -> None:
+    """Take the progress bars away and show the cursor again; for another thread than the one that shows them."""
+    if _Bar._display is not None:
+        _Bar._display.stop()
+
+
 @contextmanager
 def progress(
     label: str, unit: str = "tokens", hidden: bool = False, later: bool = False

@@ -9,6 +9,7 @@ itself takes 6 ms.
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]
+import _thread
 import os
 import sys
 
@@ -21,7 +22,8 @@ _WORDS = {"SIGTERM": "terminated", "SIGHUP": "the terminal was closed"}
 _AGAIN = 0.02  # seconds until a KeyboardInterrupt that was dropped is raised again
 
 received = 0  # the signal that asked for the end; 0: none did
-_working = False
+working = False  # whether there is somebody who catches KeyboardInterrupt
+_ending = _thread.RLock()  # for whoever tells people of the end, and ends the process: it is never released
 
 
 def install() -> None:
@@ -39,15 +41,15 @@ def end_unread() -> NoReturn:
 
 
 def begin() -> None:
-    """From here on there is somebody who catches KeyboardInterrupt, and something to be put away."""
-    global _working
-    _working = True
+    """From here on there is something to be put away when it is interrupted."""
+    global working
+    working = True
 
 
 def _stop(number: int, _frame: Any) -> None:
     global received
     again, received = bool(received), received or number
-    if again or not _working:
+    if again or not working:
         end()
     raise KeyboardInterrupt
 
@@ -65,6 +67,11 @@ def _again(_number: int, _frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+def claim(*, wait: bool = True) -> bool:
+    """Be the only thread that tells people of the end. A later one waits, and ends with the process, or is refused."""
+    return _ending.acquire(blocking=wait)
+
+
 def ignore() -> None:
     """From here on nothing is interrupted: all is done, or is being ended."""
     for name in (*_NAMES, "SIGALRM"):
@@ -80,6 +87,7 @@ def word() -> str:
 def end(number: int = 0, *, say: bool = True) -> NoReturn:
     """End the process now: with 130 after Ctrl-C, else by the signal that was received, or by this one. `say`: tell
     people."""
+    claim()
     number = number or received
     ignore()
     if say:

@@ -174,6 +174,7 @@ def open_workspace(
     parameter; those that are not about the model are ignored. `session`: the one to continue, which remembers its model
     and cache types. `begins`: it need not exist yet. Raise what Workspace raises, and SessionError."""
     from notes_cli import config, output
+    from notes_cli.commands.late import end_when_late
     from notes_cli.engine.context import ContextOptions
     from notes_cli.engine.process import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
@@ -217,6 +218,7 @@ def open_workspace(
                 loading=lambda part: update(int(100 * part), 100),
                 log=output.say if given["verbose"] else None,
             )
+        end_when_late()
         yield stack.enter_context(workspace)
 
 

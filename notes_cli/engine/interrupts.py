@@ -1,16 +1,27 @@
 """Ctrl-C while llama.cpp computes: a signal is written into a pipe, which llama.cpp looks at between two operations.
 
 Python's own handler runs when the call returns; without this that is after a batch, which takes seconds on a laptop.
+One operation can still take longer than people wait, such as the attention of many tokens to many: a program that need
+not go on can have itself told (`when_late`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import signal
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
+
+PATIENCE = 0.015  # seconds that a computation has for stopping before it is late
 
 _pipe: tuple[int, int] | None = None  # to read from, to write to
+_late: Callable[[int], object] | None = None
+_computing: object = None  # what is being listened for, another one each time
 
 
 def descriptor() -> int:
@@ -23,6 +34,36 @@ def descriptor() -> int:
         for end in _pipe:
             os.set_blocking(end, False)
     return _pipe[0]
+
+
+def when_late(call: Callable[[int], object]) -> None:
+    """From now on have this called, in a thread of its own, with the number of a signal for which a computation in the
+    main thread has not stopped within PATIENCE. Only for programs in which every signal with a handler of Python's asks
+    for the end."""
+    global _late
+    begun, _late = _late is not None, call
+    if descriptor() >= 0 and not begun:
+        threading.Thread(target=_attend, name="late", daemon=True).start()
+
+
+def _attend() -> None:
+    came = select.poll()
+    came.register(descriptor(), select.POLLIN)
+    while True:
+        came.poll()
+        computing = _computing
+        time.sleep(PATIENCE)
+        if computing is not None and computing is _computing:
+            for number in _drain(descriptor())[:1]:
+                if _late:
+                    _late(number)
+
+
+def end_by(number: int) -> NoReturn:
+    """End the process by a signal, in whatever thread: only the main one may change what Python does with signals."""
+    ctypes.pythonapi.PyOS_setsig(number, None)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)
 
 
 def _renew() -> None:
@@ -49,6 +90,7 @@ class Listening:
         self.silent = False  # whether it has listened, and no signal came
 
     def __enter__(self) -> None:
+        global _computing
         self._armed = self.silent = False
         if _pipe is None or threading.current_thread() is not threading.main_thread():
             return
@@ -60,10 +102,13 @@ class Listening:
             came = _drain(_pipe[0])
             if came:  # between the two
                 os.write(before, came)
+            return
+        _computing = object()
 
     def __exit__(self, *_: object) -> None:
+        global _computing
         if self._armed and _pipe is not None:
-            self._armed = False
+            _computing, self._armed = None, False
             signal.set_wakeup_fd(-1)
             self.silent = not _drain(_pipe[0])
 

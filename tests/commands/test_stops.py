@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Notes, command_line, run_apart, snapshot
+from .conftest import Notes, command_line, on_a_terminal, run_apart, snapshot
 
 INTERRUPTED = (130, "", "notes: interrupted\n")
 
@@ -120,6 +120,39 @@ notebook.Notebook.flush = dying
 """
     done = told(code, *ENDLESS)
     assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
+
+
+# llama.cpp computes without end, and no signal wakes it: a mutex that is locked already, waited for outside of Python.
+ENDLESS_COMPUTATION = """
+import ctypes, os, signal, threading
+import notes_cli.engine.native as native
+hook, mutex = native._hook, ctypes.create_string_buffer(256)
+def endless(name, arguments):
+    if name != "notes_append":
+        return hook(name, arguments)
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.{number})).start()
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    lock(mutex)
+native._hook = endless
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_computation_that_does_not_stop(model: Path, number: signal.Signals) -> None:
+    """The process ends without it, and says the same."""
+    done = told(ENDLESS_COMPUTATION.format(number=number.name), "ask", "Why?", "--json")
+    word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}[
+        number
+    ]
+    assert done.returncode == (130 if number == signal.SIGINT else -number) and done.stderr == f"notes: {word}\n"
+    assert json.loads(done.stdout) == {"version": 1, "error": {"message": word, "status": 130}}
+
+
+def test_a_computation_that_does_not_stop_on_a_terminal(model: Path, skill: Path) -> None:
+    """The cursor, which a progress bar hides, comes back, and the bar goes."""
+    shown = on_a_terminal(["compile", skill], ENDLESS_COMPUTATION.format(number="SIGINT"), status=[130])
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l") and shown.count("interrupted") == 1
 
 
 def test_a_second_one_ends_at_once(model: Path) -> None:
