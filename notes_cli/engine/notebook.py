@@ -354,12 +354,14 @@ class Notebook:
             return self.size - len(self)
         return min(self.size - len(self), self.context.room(self.sequence) - len(self.pending))
 
-    def continued(self, token: int) -> None:
-        """One more token of the last piece."""
-        self._tokens.append(token)
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add tokens at the end of the last piece. Raise EngineError where there is no room for them."""
+        new = [int(token) for token in tokens]
+        self._check_room(len(new))
+        self._tokens += new
         self._logits = None
         last = self.pieces[-1]
-        self.pieces[-1] = last.resized(last.tokens + 1, last.rewritten)
+        self.pieces[-1] = last.resized(last.tokens + len(new), last.rewritten)
 
     def _check_room(self, count: int) -> None:
         if count <= self.room:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from notes_cli.errors import EngineError
+
 if TYPE_CHECKING:
     from notes_cli.engine.notebook import Notebook
     from notes_cli.engine.sampler import Sampler
@@ -37,10 +39,11 @@ class Writer:
             return None
         if not self.count:
             book.append([token], "answer")
-        elif not book.room:
-            self.goes_on, book.stopped = False, "context"
-            return None
         else:
-            book.continued(token)
+            try:
+                book.extend([token])
+            except EngineError:
+                self.goes_on, book.stopped = False, "context"
+                return None
         self.count += 1
         return token

@@ -201,7 +201,7 @@ class Parts:
 
     @property
     def stem(self) -> Parts:
-        """All but the last chunk, the question."""
+        """All but the last chunk, what is asked."""
         return replace(self, chunks=self.chunks[:-1], tokens=self.tokens[:-1])
 
     @property
@@ -239,10 +239,12 @@ def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
         raise NotesError("the errata of a conversation are parts of its messages")
 
 
-def parts_of(workspace: Workspace, prompt: Prompt) -> Parts:
-    """The chunks of a prompt and their tokens. Raise SkillError for a field that no skill has."""
+def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | None = None) -> Parts:
+    """The chunks of a prompt and their tokens. `chunks`: they have been made already. Raise SkillError for a field that
+    no skill has."""
     by_name = {segment.name: segment for segment in prompt.segments}
-    chunks, changes = chunks_of(workspace, prompt), changes_of(workspace, prompt)
+    chunks = chunks_of(workspace, prompt) if chunks is None else chunks
+    changes = changes_of(workspace, prompt)
     tokens = [
         _longest(by_name[chunk.name], changes) if chunk.kind == "splice" else workspace.tokenize(chunk)
         for chunk in chunks

@@ -1,7 +1,7 @@
 """Many questions at once: what their prompts have in common is put together once, and they are decoded side by side.
 
-Requests that differ in the question and in how it is answered share a *stem*: all of the prompt but the question. Each
-goes on from there in a sequence of its own, in the same cells as the others (copy on write).
+Requests that differ in the question and in how it is answered share a *stem*: all of the prompt that precedes the words
+of the question. Each goes on from there in a sequence of its own, in the same cells as the others (copy on write).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from notes_cli.runtime.asking import (
 )
 from notes_cli.runtime.assembling import Parts, Prompt, assemble, cells_meanwhile, chunks_of, parts_of, unspliced
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.prompt import Chunk
+from notes_cli.text.prompt import Chunk, at_question
 
 PARALLEL = 16  # questions at once (bench/batch.py)
 AT_MOST = 64
@@ -197,7 +197,10 @@ class _Batch:
                 place.notebook, notebook.bound = notebook, place.bound
                 notebook.seconds["splice"] = stem.notebook.seconds["splice"]
                 stem.notebook.seconds["splice"] = 0.0  # it was the first one's
-                notebook.append(place.question, "question")
+                if stem.chunks and stem.chunks[-1].kind == "question":  # the template's words before it
+                    notebook.extend(place.question)
+                else:
+                    notebook.append(place.question, "question")
                 counts = replace(Counts.of(notebook), shared=shared)
                 plan = Plan(notebook, stem.settings, counts, place.begun)
                 return (yield from answering(self._workspace, place.request, plan))
@@ -209,13 +212,13 @@ class _Batch:
         begun, workspace = time.perf_counter(), self._workspace
         stem = self._stem(request)
         prompt = replace(stem.prompt, question=request.question)
-        chunks = chunks_of(workspace, prompt)
+        chunks = at_question(chunks_of(workspace, prompt))
         if stem.ready(chunks):
             parts, before, meanwhile = None, stem.tokens, 0
             question = workspace.tokenize(chunks[-1])
             question = question if len(chunks) > 1 else workspace.opened(question)
         else:
-            parts = parts_of(workspace, prompt)
+            parts = parts_of(workspace, prompt, chunks)
             before, meanwhile, question = parts.stem.count, cells_meanwhile(prompt, parts), parts.tokens[-1]
         total = before + len(question)
         workspace.check_length(total + 1)

@@ -92,6 +92,15 @@ def next_turn(
     return _chunks(template, cut(template, given, later=True))
 
 
+def at_question(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The chunks with the last one cut where the words of the question begin: what precedes them is the same whatever
+    is asked. The tokens are the same, too, as runs are tokenised apart."""
+    *before, last = chunks
+    words = next((index for index, run in enumerate(last.runs) if not run.special), 0)
+    parts = [last] if not words else [replace(last, runs=last.runs[:words]), replace(last, runs=last.runs[words:])]
+    return [*before, *parts]
+
+
 def left_context(template: ChatTemplate) -> str:
     """The text before a skill that comes first in the system message: skills are compiled after it."""
     return template.cut([_message("system", 0), _message("user", 1)], [marker(0), marker(1)])[0]

@@ -18,6 +18,7 @@ from notes_cli.runtime.asking import ENDLESS, SILENT, Answer, Request, ask
 from notes_cli.runtime.batch import AT_MOST, STEMS, WAITING, ask_many
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.prompt import at_question
 from notes_cli.text.skill import Skill, load_skill
 
 from ..conftest import MakeWorkspace
@@ -152,10 +153,11 @@ def test_no_token_of_a_skill_is_decoded_or_placed_twice(
 
 
 def workspace_chunk(workspace: Workspace, request: Request) -> Any:
-    """The last chunk of a request's prompt."""
+    """The last chunk of a request's prompt: the question, without the template's words before it."""
     from notes_cli.runtime.assembling import Prompt, chunks_of
 
-    return chunks_of(workspace, Prompt(request.question, request.splice, system=request.system))[-1]  # type: ignore[arg-type]
+    prompt = Prompt(request.question, request.splice, system=request.system)  # type: ignore[arg-type]
+    return at_question(chunks_of(workspace, prompt))[-1]
 
 
 def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Skill) -> None:
@@ -192,7 +194,7 @@ def test_logits_that_are_not_numbers_fail_their_question_alone(
 
     def broken(self: Context, index: int = -1) -> Any:
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == 3:  # the first are those of what the questions share
             raise EngineError("tiny llama computes logits that are not numbers")
         return logits(self, index)
 
