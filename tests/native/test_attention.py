@@ -1,0 +1,228 @@
+"""Flash attention on the CPU (native/patches/0002): tiles of a few rows against attention in NumPy's float64."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from dataclasses import dataclass, replace
+from functools import cache
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from notes_cli.engine import native
+
+F32, F16, Q4_0, Q8_0, BF16 = 0, 1, 2, 8, 30
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes, and what a model may ask for beside."""
+
+    queries: int = 1
+    rows: int = 300  # of K and V
+    groups: int = 2  # heads of K and V
+    heads: int = 2  # that share each of them
+    streams: int = 1
+    key: int = 64
+    value: int = 64
+    kind: int = F16  # of K and V
+    values: int | None = None  # of V, if another
+    # none, causal, window, apart (a sequence for five queries), heads (one for each head), blind (some see nothing)
+    mask: str = "causal"
+    bias: float = 0.0  # ALiBi
+    softcap: float = 0.0
+    sinks: bool = False
+    permuted: bool = True  # rows of all heads next to each other, as in a K/V cache
+    threads: int = 2
+
+
+class InitParams(ctypes.Structure):
+    """struct ggml_init_params"""
+
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+@cache
+def ggml() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    folder = native.LIBRARY_PATH.parent
+    found = {path.stem: path for path in folder.iterdir()}
+    base, cpu = ctypes.CDLL(str(found["libggml-base"])), ctypes.CDLL(str(found["libggml-cpu"]))
+    pointer, number = ctypes.c_void_p, ctypes.c_float
+    base.ggml_init.argtypes, base.ggml_init.restype = [InitParams], pointer
+    base.ggml_new_tensor_4d.argtypes = [pointer, ctypes.c_int, *4 * [ctypes.c_int64]]
+    base.ggml_permute.argtypes = [pointer, pointer, *4 * [ctypes.c_int]]
+    base.ggml_flash_attn_ext.argtypes = [*5 * [pointer], *3 * [number]]
+    base.ggml_flash_attn_ext_add_sinks.argtypes = [pointer, pointer]
+    base.ggml_flash_attn_ext_add_sinks.restype = None
+    base.ggml_get_data.argtypes, base.ggml_free.argtypes = [pointer], [pointer]
+    base.ggml_new_graph.argtypes, base.ggml_build_forward_expand.argtypes = [pointer], [pointer, pointer]
+    for name in ("new_tensor_4d", "permute", "flash_attn_ext", "get_data", "new_graph"):
+        getattr(base, f"ggml_{name}").restype = pointer
+    cpu.ggml_graph_compute_with_ctx.argtypes = [pointer, pointer, ctypes.c_int]
+    return base, cpu
+
+
+def kind_of_v(case: Case) -> int:
+    return case.kind if case.values is None else case.values
+
+
+def stored(array: Array, kind: int) -> NDArray[np.generic]:
+    """Numbers as a tensor of this type has them."""
+    return gguf.quants.quantize(np.ascontiguousarray(array, np.float32), gguf.GGMLQuantizationType(kind))
+
+
+def rounded(array: Array, kind: int) -> Array:
+    """Numbers that a tensor of this type holds exactly."""
+    return gguf.quants.dequantize(stored(array, kind), gguf.GGMLQuantizationType(kind)).astype(np.float64)
+
+
+def computed(case: Case, q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> Array:
+    """ggml's, [streams, queries, all heads, value]. Arrays are [streams, heads, rows, width]."""
+    base, cpu = ggml()
+    context = base.ggml_init(InitParams(64 << 20, None, False))
+
+    def put(array: Array, kind: int, *, permuted: bool = False) -> int:
+        array = array.transpose(0, 2, 1, 3) if permuted else array
+        data = np.ascontiguousarray(stored(array, kind))
+        tensor = base.ggml_new_tensor_4d(context, kind, *array.shape[::-1])
+        ctypes.memmove(base.ggml_get_data(tensor), data.ctypes.data, data.nbytes)
+        return int(base.ggml_permute(context, tensor, 0, 2, 1, 3) if permuted else tensor)
+
+    try:
+        out = base.ggml_flash_attn_ext(
+            *(context, put(q, F32, permuted=case.permuted)),
+            *(put(k, case.kind, permuted=case.permuted), put(v, kind_of_v(case), permuted=case.permuted)),
+            *(None if mask is None else put(mask, F16), case.key**-0.5, case.bias, case.softcap),
+        )
+        if sinks is not None:
+            base.ggml_flash_attn_ext_add_sinks(out, put(sinks[None, None, None], F32))
+        graph = base.ggml_new_graph(context)
+        base.ggml_build_forward_expand(graph, out)
+        assert cpu.ggml_graph_compute_with_ctx(context, graph, case.threads) == 0
+        shape = case.streams, case.queries, case.groups * case.heads, case.value
+        data = (ctypes.c_float * int(np.prod(shape))).from_address(base.ggml_get_data(out))
+        return np.array(data, np.float64).reshape(shape)
+    finally:
+        base.ggml_free(context)
+
+
+def expected(case: Case, q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> Array:
+    """The same in float64."""
+    heads = case.groups * case.heads
+    scores = np.einsum("shqd,shrd->shqr", q, k.repeat(case.heads, 1)) * case.key**-0.5
+    if case.softcap:
+        scores = case.softcap * np.tanh(scores / case.softcap)
+    if mask is not None:
+        scores = scores + slopes(heads, case.bias)[None, :, None, None] * mask[:, :, : case.queries]
+    extra = (
+        np.full((*scores.shape[:3], 1), -np.inf)
+        if sinks is None
+        else np.broadcast_to(sinks[None, :, None, None], (*scores.shape[:3], 1))
+    )
+    scores = np.concatenate([scores, extra], -1)
+    top = np.maximum(scores.max(-1, keepdims=True), -1e300)
+    weights = np.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)[..., :-1]
+    return np.einsum("shqr,shrd->sqhd", weights, v.repeat(case.heads, 1))
+
+
+def slopes(heads: int, bias: float) -> Array:
+    """How strongly each head minds the mask (ALiBi)."""
+    if not bias:
+        return np.ones(heads)
+    even = 1 << int(np.floor(np.log2(heads)))
+    first, second = 2 ** (-bias / even), 2 ** (-bias / 2 / even)
+    return np.array([first ** (h + 1) if h < even else second ** (2 * (h - even) + 1) for h in range(heads)])
+
+
+def masked(case: Case, rng: np.random.Generator) -> Array | None:
+    """[streams, 1 or heads, queries, rows], 0 or a bias where a query sees a row."""
+    if case.mask == "none":
+        return None
+    heads = case.groups * case.heads if case.mask == "heads" else 1
+    rows, at = np.arange(case.rows), np.arange(case.queries)[:, None] + case.rows - case.queries
+    mask = np.zeros((case.streams, heads, case.queries, case.rows))
+    if case.mask == "heads":
+        mask[rng.random(mask.shape) < 0.5] = -np.inf
+    elif case.mask == "apart":  # a common beginning, and rows of one's own
+        own = (rows // 20) % max(1, case.queries // 5 + 1)
+        mask[..., (rows >= case.rows // 3) & (own != np.arange(case.queries)[:, None] // 5)] = -np.inf
+    elif case.mask == "blind":
+        mask[:, :, ::3] = -np.inf
+    else:
+        mask[..., rows > at] = -np.inf
+        if case.mask == "window":
+            mask[..., rows < at - 40] = -np.inf
+    if case.bias:
+        mask = np.where(np.isinf(mask), mask, -np.abs(rows - at).astype(float))
+    return mask
+
+
+def difference(case: Case) -> float:
+    """The largest error of any output, in units of V's."""
+    rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
+    q = rounded(rng.normal(size=(case.streams, case.groups * case.heads, case.queries, case.key)), F32)
+    k = rounded(rng.normal(size=(case.streams, case.groups, case.rows, case.key)), case.kind)
+    v = rounded(rng.normal(size=(case.streams, case.groups, case.rows, case.value)), kind_of_v(case))
+    given = q, k, v, masked(case, rng), rng.normal(size=case.groups * case.heads) * 3 if case.sinks else None
+    return float(np.abs(computed(case, *given) - expected(case, *given)).max())
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("queries", [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 40, 63, 64, 65, 100, 130])
+def test_any_number_of_queries(queries: int, heads: int) -> None:
+    for mask in ("causal", "none", "window", "apart", "heads", "blind"):
+        for rows in (130, 513):
+            case = Case(queries=queries, heads=heads, rows=rows, mask=mask)
+            assert difference(case) < 2e-5, case
+
+
+WAYS: list[dict[str, object]] = [
+    *({"key": width, "value": width} for width in (8, 40, 72, 80, 96, 128, 256)),
+    *({"key": 192, "value": 128}, {"key": 576, "value": 512}, {"key": 36, "value": 20}),
+    *({"kind": F32}, {"kind": F32, "key": 40, "value": 40}, {"kind": BF16}, {"kind": Q8_0}, {"kind": Q4_0, "heads": 4}),
+    *({"kind": Q8_0, "values": F16}, {"kind": F16, "values": Q4_0}, {"kind": Q8_0, "mask": "apart", "key": 96}),
+    *({"softcap": 20.0}, {"sinks": True}, {"sinks": True, "mask": "blind"}, {"sinks": True, "softcap": 5.0}),
+    *({"bias": 8.0}, {"bias": 8.0, "groups": 3, "heads": 2}, {"bias": 8.0, "mask": "window"}),
+    *({"streams": 3}, {"streams": 2, "sinks": True, "heads": 4}, {"permuted": False}),
+    *({"rows": rows} for rows in (1, 15, 16, 63, 64, 65, 1025)),
+]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_what_models_ask_for(way: dict[str, object], threads: int) -> None:
+    for queries in (1, 3, 16, 70):
+        case = replace(Case(queries=queries, threads=threads, mask="none"), **way)  # type: ignore[arg-type]
+        case = replace(case, mask="causal") if case.mask == "none" and queries <= case.rows else case
+        assert difference(case) < 2e-5, case
+
+
+def test_the_number_of_threads_changes_rounding_only() -> None:
+    """K and V are split where there are more threads than tiles, and the parts are put together again."""
+    for queries in (1, 16):
+        assert max(difference(Case(queries=queries, rows=2000, threads=threads)) for threads in (1, 2, 7, 16)) < 2e-5
+
+
+@pytest.mark.parametrize("number", [6e4, np.nan, np.inf])
+@pytest.mark.parametrize("threads", [1, 16])
+def test_a_row_that_is_not_seen_may_be_anything(number: float, threads: int) -> None:
+    """Cells of other sequences weigh nothing, even if there are no numbers in them; who sees them gets none."""
+    rng = np.random.default_rng(0)
+    case = Case(queries=20, rows=200, mask="apart", threads=threads)
+    q, k = rng.normal(size=(1, 4, 20, 64)), rounded(rng.normal(size=(1, 2, 200, 64)), F16)
+    v, mask = rounded(rng.normal(size=(1, 2, 200, 64)), F16), masked(case, rng)
+    assert mask is not None
+    unseen = np.isinf(mask[0, 0, 0])
+    other_k, other_v = k.copy(), v.copy()
+    other_k[:, :, unseen], other_v[:, :, unseen] = number, -number
+    alone, beside = (computed(case, q, *rows, mask, None) for rows in ((k, v), (other_k, other_v)))
+    seeing = (~np.isinf(mask[0, 0]) & unseen).any(-1)
+    assert not seeing[:5].any() and seeing[5:].any()
+    assert np.abs(alone[:, ~seeing] - beside[:, ~seeing]).max() < 2e-3  # row by row sums are in f16
+    assert np.isfinite(number) or not np.isfinite(beside[:, seeing]).any()
