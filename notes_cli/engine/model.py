@@ -286,7 +286,7 @@ class Model:
 
     def _check_token(self, token: int) -> None:
         """llama.cpp ends the process over a token that it does not know."""
-        if self.unknown([token]) is not None:
+        if not 0 <= token < self.n_vocab:
             raise ModelError(f"token {token} is outside the vocabulary of {self.n_vocab}")
 
 

@@ -239,9 +239,11 @@ class _Batch:
             0 if place.parts is None else place.before + place.meanwhile,
         )
         beside = (place.parts is not None) + (AHEAD if place.looks else 0)  # sequences
-        if self._grows and not (self._places and self._fits(stem + own, beside + 1)):
+        fits = self._fits(stem + own, beside + 1)
+        if self._grows and not (self._places and fits):
             self._grow(stem, own, beside)
-        if self._fits(stem + own, beside + 1):
+            fits = self._fits(stem + own, beside + 1)
+        if fits:
             return True
         if self._places:
             return False
