@@ -1,7 +1,8 @@
-"""Processes that are asked to end: SIGINT, SIGTERM and SIGHUP at random instants, from the first one on."""
+"""Processes that are asked to end: SIGINT, SIGTERM and SIGHUP at random instants, from our first line on."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -12,8 +13,8 @@ from bench.faults.kills import Job, Jobs, all_jobs
 from bench.faults.stage import Outcome
 
 TITLE = (
-    "`notes`, executed again each time, gets SIGINT (three of five), SIGTERM or SIGHUP at a random instant from the "
-    "start of Python to its end: the commands of the kills."
+    "`notes`, executed again each time, gets SIGINT (three of five), SIGTERM or SIGHUP at a random instant from "
+    "our first line to the end: the commands of the kills."
 )
 FAILS = (
     "a traceback, more than one line, another status than 130 (or, for the other signals, their own; 0 where it was "
@@ -35,15 +36,24 @@ class Interrupts:
 
     def _whole(self, job: Job) -> float:
         home = self.jobs.stage.copied(self.jobs.stage.home(job.home), "home")
+        process = self._begun(job, home)
         begun = time.monotonic()
-        self._begun(job, home).communicate()
+        process.communicate()
         return time.monotonic() - begun
 
     def _begun(self, job: Job, home: object) -> subprocess.Popen[str]:
+        """The command, when its first line has run: what precedes that is Python's own start."""
         self.jobs.text.write_text(job.text)
         arguments = self.jobs.arguments(job, home)  # type: ignore[arg-type]
         assert not callable(arguments)
-        return self.jobs.stage.apart(arguments, home)  # type: ignore[arg-type]
+        reading, telling = os.pipe()
+        try:
+            process = self.jobs.stage.apart(arguments, home, telling)  # type: ignore[arg-type]
+        finally:
+            os.close(telling)
+        with os.fdopen(reading, "rb") as told:
+            told.read()
+        return process
 
     def __call__(self, number: int) -> Verdict:
         rng: random.Random = chance(self.seed, number)

@@ -142,11 +142,15 @@ class Stage:
             os.waitstatus_to_exitcode(status), out.read_text(errors="replace"), err.read_text(errors="replace")
         )
 
-    def apart(self, arguments: Sequence[str], home: Path) -> subprocess.Popen[str]:
-        """Execute `notes` from scratch."""
+    def apart(self, arguments: Sequence[str], home: Path, told: int | None = None) -> subprocess.Popen[str]:
+        """Execute `notes` from scratch. `told`: a pipe that is closed when its first line has run."""
         environment = {**os.environ, "NOTES_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        begin = ["-m", "notes_cli"]
+        if told is not None:
+            begin = ["-c", f"import notes_cli.__main__ as begin, os; os.close({told}); begin.main()"]
         return subprocess.Popen(
-            [sys.executable, "-m", "notes_cli", *arguments],
+            [sys.executable, *begin, *arguments],
+            pass_fds=() if told is None else (told,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
