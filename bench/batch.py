@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.random_model import ROOT, random_model
+from bench.random_model import random_model
 from notes_cli.config import Paths, resource, shipped_model
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.errors import NotesError
@@ -138,7 +138,7 @@ def measure(workspace: Workspace, name: str, skill: int, requests: list[Request]
 
 def run(which: str, count: int, parallel: int, options: ContextOptions, home: Path) -> Iterator[Result]:
     shipped = which == "shipped"
-    path = shipped_model() if shipped else random_model(ROOT / "build" / "bench" / "qwen3-0.6b.gguf")
+    path = shipped_model() if shipped else random_model()
     with Workspace(path, options, paths=Paths.under(home)) as workspace:
         if shipped:
             skill = load_skill(resource("skills") / "returns")

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.random_model import random_model
-from bench.speed import FOLDER, make_segment, random_rows
+from bench.speed import make_segment, random_rows
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=4096, help="of the skill (default: %(default)s)")
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
-    with Model(given.model or random_model(FOLDER / "qwen3-0.6b-shape.gguf")) as model:
+    with Model(given.model or random_model()) as model:
         print("tokens", *(f"{count:>7}" for count in BATCHES))
         for flash in ("on", "off"):
             options = ContextOptions(n_ctx=given.tokens + 512, n_threads=given.threads, flash_attention=flash)

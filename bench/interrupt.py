@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.random_model import random_model
-from bench.speed import FOLDER, random_rows
+from bench.random_model import MODEL, random_model
+from bench.speed import random_rows
 from notes_cli import stops
 from notes_cli.commands.late import end_when_late
 from notes_cli.engine.context import Context, ContextOptions
@@ -29,7 +29,6 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 
 BAR = 0.1  # seconds
-MODEL = FOLDER / "qwen3-0.6b-shape.gguf"
 
 
 def prefill(depth: int, args: argparse.Namespace) -> None:
@@ -79,7 +78,7 @@ def main() -> int:
     parser.add_argument("-fa", choices=["auto", "on", "off"], default="auto")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    random_model(MODEL)
+    random_model()
     if args.child is not None:
         prefill(args.child, args)
         return 1  # nobody interrupted it

@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.random_model import ROOT, random_model
-from bench.speed import FOLDER
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import LIBRARY_PATH
@@ -84,7 +83,7 @@ def main() -> int:
     parser.add_argument("-ub", type=int, default=512)
     parser.add_argument("-fa", choices=["on", "off"], default="on")
     args = parser.parse_args()
-    path = random_model(FOLDER / "qwen3-0.6b-shape.gguf")
+    path = random_model()
     found = []
     with Model(path, gpu_layers=0) as model:
         ours(model, args, 64)

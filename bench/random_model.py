@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "build" / "bench" / "qwen3-0.6b-shape.gguf"  # half a gigabyte that all benches share
 sys.path.append(str(ROOT / "tests"))
 from tiny import write_tokenizer  # type: ignore[import-not-found]  # noqa: E402
 
@@ -48,7 +49,7 @@ def random_blocks(random: np.random.Generator, rows: int, columns: int) -> NDArr
     return blocks.view(np.uint8).reshape(rows, -1)
 
 
-def random_model(path: Path, shape: Shape = QWEN3_0_6B, seed: int = 0) -> Path:
+def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0) -> Path:
     """Write the model unless the file is there."""
     if path.exists():
         return path

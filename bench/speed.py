@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="a list of results instead of the table")
     args = parser.parse_args()
 
-    path = random_model(FOLDER / "qwen3-0.6b-shape.gguf")
+    path = random_model()
     with Model(path, gpu_layers=0) as model:
         made = compile_all(model, args.tokens, args.threads, not args.no_prefill)
         if not args.json:

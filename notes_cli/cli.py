@@ -16,7 +16,7 @@ import click
 from notes_cli import __version__, output, stops
 from notes_cli.errors import NotesError, UnreadError
 
-FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
+FAILED, USAGE, UNREAD = 1, 2, 141
 
 # name -> (module, one line for the list); the module is imported only when the command runs or is asked for help.
 COMMANDS = {
@@ -217,7 +217,7 @@ def _interrupted() -> int:
     stops.claim()
     if stops.received:
         stops.ignore()
-    return output.fail(stops.word(), INTERRUPTED)
+    return output.fail(stops.word(), stops.INTERRUPTED)
 
 
 def _failed(error: Exception) -> int:

@@ -21,6 +21,8 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 _WORDS = {"SIGTERM": "terminated", "SIGHUP": "the terminal was closed"}
 _AGAIN = 0.02  # seconds until a KeyboardInterrupt that was dropped is raised again
 
+INTERRUPTED = 130  # exit status after Ctrl-C
+
 received = 0  # the signal that asked for the end; 0: none did
 working = False  # whether there is somebody who catches KeyboardInterrupt
 _ending = _thread.RLock()  # for whoever tells people of the end, and ends the process: it is never released
@@ -96,7 +98,7 @@ def end(number: int = 0, *, say: bool = True) -> NoReturn:
         except OSError:  # there is nobody to tell
             pass
     if number in (0, signal.SIGINT):
-        os._exit(130)
+        os._exit(INTERRUPTED)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # where a signal does not end a process

@@ -11,8 +11,6 @@ import signal
 from notes_cli import output, stops
 from notes_cli.engine import interrupts
 
-_STATUS = 130
-
 
 def end_when_late() -> None:
     """From now on the first signal ends `notes` in a tenth of a second, whatever llama.cpp computes; not a process that
@@ -27,7 +25,7 @@ def _end(number: int) -> None:
         return
     stops.received = stops.received or number
     output.clear()
-    output.fail(stops.word(), _STATUS)
+    output.fail(stops.word(), stops.INTERRUPTED)
     if stops.received == signal.SIGINT:
-        os._exit(_STATUS)
+        os._exit(stops.INTERRUPTED)
     interrupts.end_by(stops.received)
