@@ -1,9 +1,11 @@
 """Many questions on one splice, asked together against one after the other: tokens, cells, time and answers.
 
-    python -m bench.batch [--model shipped random] [--questions 100] [--parallel 16] [--threads N] [--flash off]
+    python -m bench.batch [--model shipped random] [--questions 100] [--parallel 16] [--threads N] [--rounds N]
 
-Both ways run in one process, with the model loaded and the skill in the library: a single question opens its segment,
-places it, reads the rest of its prompt and writes its answer. What llama.cpp decodes is counted where it is called.
+Both ways run in one process, by turns, with the model loaded and the skill in the library: a single question opens its
+segment, places it, reads the rest of its prompt and writes its answer. Times and their ratio are medians of the rounds,
+five with the model that ships, which takes a second, and one with the random one. What llama.cpp decodes is counted
+where it is called, in the first round.
 
 The model that ships reads the questions, and its answers must be equal. `random` has the shape of Qwen3-0.6B and random
 weights, whose logits are so close to each other that rounding, which goes by who is decoded together, may turn an
@@ -20,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.random_model import random_model
@@ -38,7 +41,7 @@ RULE = "Goods that were bought at the fair may be brought back until the {}th da
 
 @dataclass(frozen=True)
 class Result:
-    """One model. Times in seconds, of all questions."""
+    """One model. Times in seconds, of all questions, medians of the rounds."""
 
     model: str
     questions: int
@@ -47,6 +50,9 @@ class Result:
     written: int  # tokens of all answers
     single: float
     together: float
+    ratio: float  # of together to single
+    lowest: float
+    highest: float
     decoded_single: int
     decoded_together: int
     spliced_single: int
@@ -55,14 +61,12 @@ class Result:
     cells_together: int
     equal: int  # answers
 
-    @property
-    def ratio(self) -> float:
-        return self.together / self.single
-
     def lines(self) -> Iterator[str]:
         one, all_of_them, apart = self.cells_single, self.cells_together, self.parallel * self.cells_single
         yield f"{self.model}: {self.questions} questions, {self.parallel} at a time, on a skill of {self.skill} tokens"
         yield f"  time      {self.single:9.2f} s one by one, {self.together:9.2f} s together: {self.ratio:.2f} of it"
+        if self.lowest < self.highest:
+            yield f"            {self.lowest:.2f} to {self.highest:.2f} of it, by round"
         yield f"  decoded   {self.decoded_single:9,} tokens, {self.decoded_together:9,}; written {self.written:,}"
         yield f"  spliced   {self.spliced_single:9,} tokens, {self.spliced_together:9,}"
         yield f"  cells     {one:9,} for one, {all_of_them:9,} for {self.parallel}; apart {apart:,}"
@@ -106,7 +110,7 @@ def timed(work: Callable[[], list[Answer | NotesError]]) -> tuple[float, list[An
     return time.perf_counter() - started, found
 
 
-def measure(workspace: Workspace, name: str, skill: int, requests: list[Request], parallel: int) -> Result:
+def measure(workspace: Workspace, name: str, skill: int, requests: list[Request], parallel: int, rounds: int) -> Result:
     def many(asked: list[Request]) -> list[Answer | NotesError]:
         return [answer for _, answer in ask_many(workspace, asked, parallel)]
 
@@ -118,14 +122,23 @@ def measure(workspace: Workspace, name: str, skill: int, requests: list[Request]
         together, answers = timed(lambda: many(requests))
     pairs = [(a, b) for a, b in zip(alone, answers, strict=True) if isinstance(a, Answer) and isinstance(b, Answer)]
     assert len(pairs) == len(requests), [str(one) for one in answers if isinstance(one, NotesError)]
+    times = [(single, together)]
+    for _ in range(rounds - 1):
+        times.append(
+            (timed(lambda: [ask(workspace, request) for request in requests])[0], timed(lambda: many(requests))[0])
+        )
+    ratios = sorted(together / single for single, together in times)
     return Result(
         model=name,
         questions=len(requests),
         parallel=parallel,
         skill=skill,
         written=sum(b.tokens for _, b in pairs),
-        single=single,
-        together=together,
+        single=median(single for single, _ in times),
+        together=median(together for _, together in times),
+        ratio=median(ratios),
+        lowest=ratios[0],
+        highest=ratios[-1],
         decoded_single=one.decoded,
         decoded_together=all_of_them.decoded,
         spliced_single=one.spliced,
@@ -136,8 +149,11 @@ def measure(workspace: Workspace, name: str, skill: int, requests: list[Request]
     )
 
 
-def run(which: str, count: int, parallel: int, options: ContextOptions, home: Path) -> Iterator[Result]:
+def run(
+    which: str, count: int, parallel: int, options: ContextOptions, home: Path, rounds: int | None
+) -> Iterator[Result]:
     shipped = which == "shipped"
+    times = rounds or (5 if shipped else 1)
     path = shipped_model() if shipped else random_model()
     with Workspace(path, options, paths=Paths.under(home)) as workspace:
         if shipped:
@@ -147,12 +163,12 @@ def run(which: str, count: int, parallel: int, options: ContextOptions, home: Pa
             skill = parse_skill(text, source="fair.txt", default="fair")
         segment = workspace.open(compile_to_library(workspace, skill).path)
         asked = [Request(question, [skill.name], limit=256 if shipped else 16) for question in questions(count)]
-        yield measure(workspace, which, len(segment), asked, parallel)
+        yield measure(workspace, which, len(segment), asked, parallel, times)
         if shipped:
             choosing = [replace(one, choices=["accepted", "refused"]) for one in asked]
-            yield measure(workspace, f"{which}, choosing", len(segment), choosing, parallel)
+            yield measure(workspace, f"{which}, choosing", len(segment), choosing, parallel, times)
             thinking = [replace(one, think=True) for one in asked]
-            yield measure(workspace, f"{which}, reasoning", len(segment), thinking, parallel)
+            yield measure(workspace, f"{which}, reasoning", len(segment), thinking, parallel, times)
 
 
 def main() -> None:
@@ -162,16 +178,14 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=PARALLEL)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--flash", choices=["auto", "on", "off"], default="auto")
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     options = ContextOptions(n_threads=given.threads, flash_attention=given.flash)
     with tempfile.TemporaryDirectory() as home:
         for which in given.model:
-            for result in run(which, given.questions, given.parallel, options, Path(home)):
-                text = (
-                    json.dumps({**asdict(result), "ratio": result.ratio}) if given.json else "\n".join(result.lines())
-                )
-                print(text, flush=True)
+            for result in run(which, given.questions, given.parallel, options, Path(home), given.rounds):
+                print(json.dumps(asdict(result)) if given.json else "\n".join(result.lines()), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from dataclasses import dataclass, replace
-from functools import cache
 
-import gguf
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from notes_cli.engine import native
-
-F32, F16, Q4_0, Q8_0, BF16 = 0, 1, 2, 8, 30
-Array = NDArray[np.float64]
+from bench.ggml import BF16, F16, F32, Q4_0, Q8_0, Array, Operation, rounded
 
 
 @dataclass(frozen=True)
@@ -40,74 +33,23 @@ class Case:
     threads: int = 2
 
 
-class InitParams(ctypes.Structure):
-    """struct ggml_init_params"""
-
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-
-@cache
-def ggml() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    folder = native.LIBRARY_PATH.parent
-    found = {path.stem: path for path in folder.iterdir()}
-    base, cpu = ctypes.CDLL(str(found["libggml-base"])), ctypes.CDLL(str(found["libggml-cpu"]))
-    pointer, number = ctypes.c_void_p, ctypes.c_float
-    base.ggml_init.argtypes, base.ggml_init.restype = [InitParams], pointer
-    base.ggml_new_tensor_4d.argtypes = [pointer, ctypes.c_int, *4 * [ctypes.c_int64]]
-    base.ggml_permute.argtypes = [pointer, pointer, *4 * [ctypes.c_int]]
-    base.ggml_flash_attn_ext.argtypes = [*5 * [pointer], *3 * [number]]
-    base.ggml_flash_attn_ext_add_sinks.argtypes = [pointer, pointer]
-    base.ggml_flash_attn_ext_add_sinks.restype = None
-    base.ggml_get_data.argtypes, base.ggml_free.argtypes = [pointer], [pointer]
-    base.ggml_new_graph.argtypes, base.ggml_build_forward_expand.argtypes = [pointer], [pointer, pointer]
-    for name in ("new_tensor_4d", "permute", "flash_attn_ext", "get_data", "new_graph"):
-        getattr(base, f"ggml_{name}").restype = pointer
-    cpu.ggml_graph_compute_with_ctx.argtypes = [pointer, pointer, ctypes.c_int]
-    return base, cpu
-
-
 def kind_of_v(case: Case) -> int:
     return case.kind if case.values is None else case.values
 
 
-def stored(array: Array, kind: int) -> NDArray[np.generic]:
-    """Numbers as a tensor of this type has them."""
-    return gguf.quants.quantize(np.ascontiguousarray(array, np.float32), gguf.GGMLQuantizationType(kind))
-
-
-def rounded(array: Array, kind: int) -> Array:
-    """Numbers that a tensor of this type holds exactly."""
-    return gguf.quants.dequantize(stored(array, kind), gguf.GGMLQuantizationType(kind)).astype(np.float64)
-
-
 def computed(case: Case, q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> Array:
     """ggml's, [streams, queries, all heads, value]. Arrays are [streams, heads, rows, width]."""
-    base, cpu = ggml()
-    context = base.ggml_init(InitParams(64 << 20, None, False))
-
-    def put(array: Array, kind: int, *, permuted: bool = False) -> int:
-        array = array.transpose(0, 2, 1, 3) if permuted else array
-        data = np.ascontiguousarray(stored(array, kind))
-        tensor = base.ggml_new_tensor_4d(context, kind, *array.shape[::-1])
-        ctypes.memmove(base.ggml_get_data(tensor), data.ctypes.data, data.nbytes)
-        return int(base.ggml_permute(context, tensor, 0, 2, 1, 3) if permuted else tensor)
-
-    try:
+    with Operation() as operation:
+        put, base = operation.put, operation.base
         out = base.ggml_flash_attn_ext(
-            *(context, put(q, F32, permuted=case.permuted)),
+            *(operation.context, put(q, F32, permuted=case.permuted)),
             *(put(k, case.kind, permuted=case.permuted), put(v, kind_of_v(case), permuted=case.permuted)),
             *(None if mask is None else put(mask, F16), case.key**-0.5, case.bias, case.softcap),
         )
         if sinks is not None:
             base.ggml_flash_attn_ext_add_sinks(out, put(sinks[None, None, None], F32))
-        graph = base.ggml_new_graph(context)
-        base.ggml_build_forward_expand(graph, out)
-        assert cpu.ggml_graph_compute_with_ctx(context, graph, case.threads) == 0
         shape = case.streams, case.queries, case.groups * case.heads, case.value
-        data = (ctypes.c_float * int(np.prod(shape))).from_address(base.ggml_get_data(out))
-        return np.array(data, np.float64).reshape(shape)
-    finally:
-        base.ggml_free(context)
+        return operation.compute(out, shape, case.threads).astype(np.float64)
 
 
 def expected(case: Case, q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> Array:
