@@ -28,6 +28,7 @@ from notes_cli.errors import NotesError, Notice
 from notes_cli.runtime.asking import SILENT, Answer, Listener, Plan, Request, Stream, ask, ask_stream, explain, opened
 from notes_cli.runtime.batch import PARALLEL, ask_many
 from notes_cli.runtime.compiling import Compiled, block_warnings, compile_to_library
+from notes_cli.runtime.naming import model_file
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks
@@ -93,7 +94,8 @@ def open(
     beyond_trained: bool = False,
     gpu_layers: int = -1,
 ) -> Model:
-    """Open a GGUF model, None for the small one that ships. Close what is returned, or use it as a context manager.
+    """Open a GGUF model: a file, or a name that a store of models on this machine has; None for the small one that
+    ships. Close what is returned, or use it as a context manager.
 
     `options`: how the context is made; without any, it has 4096 tokens and grows as needed. `paths`: the folders of one
     user, by default those that NOTES_HOME or the system names. `library`: where compiled skills are, by default the
@@ -102,7 +104,10 @@ def open(
 
     Raise ModelError for a model that cannot be loaded, EngineError for a context that cannot be made.
     """
-    file = shipped_model() if model is None else Path(model).expanduser()
+    if model is None:
+        file = shipped_model()
+    else:
+        file = model_file(model) if isinstance(model, str) else Path(model).expanduser()
     return Model(
         Workspace(
             file,

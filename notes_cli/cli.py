@@ -31,6 +31,7 @@ COMMANDS = {
     "ls": "List compiled skills.",
     "inspect": "Show what is in a compiled skill.",
     "rm": "Remove compiled skills.",
+    "models": "List the models on this machine that have a name.",
     "doctor": "Show versions, devices, CPU features and where files are.",
 }
 
@@ -82,13 +83,15 @@ def cli(ctx: click.Context) -> None:
       notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
       notes verify returns --erratum "date=2026-07-01"
     """
-    from notes_cli.config import load_config
+    from notes_cli.config import aliases, load_config
 
     name, arguments = ctx.invoked_subcommand, ctx.obj or []
     command = cli.get_command(ctx, name) if name else None
     if not name or not command or {"-h", "--help"} & set(arguments):  # help is there whatever the settings are
         return
     settings = load_config()
+    aliases(settings)
+    settings.pop("models", None)  # names for models, no settings
     _check_settings(settings)
     defaults = _defaults(command, settings, name)
     ctx.default_map = {name: defaults}

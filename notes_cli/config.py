@@ -1,12 +1,16 @@
-"""Where things are: the folders of this user, the config file, and the data that comes with the package.
+"""Where things are: the folders of this user, the config file, the data that comes with the package, and where other
+programs keep models.
 
 It knows neither commands nor models. Which flag wins over which setting is decided by the command line.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +76,67 @@ def load_config(path: Path | None = None) -> dict[str, Any]:
     if not isinstance(settings, dict) or not all(SETTING.fullmatch(key) for key in settings):
         raise NotesError(f"{path} must hold `setting: value` lines", MEND)
     return settings
+
+
+def aliases(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the user calls models, in these settings: a file or another name for each. Raise NotesError."""
+    found = settings.get("models", {})
+    if not isinstance(found, dict) or not all(isinstance(value, str) and value for value in found.values()):
+        raise NotesError("models in config.yaml must hold `name: file` lines", MEND)
+    return found
+
+
+def model_stores() -> list[tuple[str, Path]]:
+    """The folders in which other programs keep models, each after the program's name. Not all need be there."""
+    stores = [("Ollama", folder) for folder in _ollama()]
+    cache = _variable("XDG_CACHE_HOME") or Path.home() / ".cache"
+    named = _variable("LLAMA_CACHE")
+    hub = _variable("HF_HUB_CACHE") or _variable("HUGGINGFACE_HUB_CACHE")
+    if hub is None:
+        hub = (_variable("HF_HOME") or cache / "huggingface") / "hub"
+    stores += [("Hugging Face", folder) for folder in dict.fromkeys((named or hub, hub))]
+    systems = {"darwin": Path.home() / "Library" / "Caches", "win32": _variable("LOCALAPPDATA")}
+    stores.append(("llama.cpp", named or (systems.get(sys.platform) or cache) / "llama.cpp"))
+    return [*stores, *(("LM Studio", folder) for folder in _lm_studio())]
+
+
+def _variable(name: str) -> Path | None:
+    value = os.environ.get(name, "").strip()
+    return Path(value).expanduser() if value else None
+
+
+def _ollama() -> list[Path]:
+    named = _variable("OLLAMA_MODELS")
+    if named:
+        return [named]
+    own = Path.home() / ".ollama" / "models"
+    return [own, Path("/usr/share/ollama/.ollama/models")] if sys.platform == "linux" else [own]  # the service's
+
+
+def _lm_studio() -> list[Path]:
+    """Its home may have been moved, and the models out of it."""
+    home, older = Path.home() / ".lmstudio", Path.home() / ".cache" / "lm-studio"
+    pointer = _short_text(Path.home() / ".lmstudio-home-pointer").strip()
+    if pointer:
+        home = Path(pointer)
+    elif older.is_dir():
+        home = older
+    folders = [home / "models"]
+    try:
+        moved = json.loads(_short_text(home / "settings.json"))["downloadsFolder"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return folders
+    return [*folders, Path(moved)] if isinstance(moved, str) and Path(moved) not in folders else folders
+
+
+def _short_text(path: Path) -> str:
+    """What is in a small file of another program, "" if it cannot be read."""
+    try:
+        if path.is_file() and path.stat().st_size < 1 << 20:
+            return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        pass
+    return ""
 
 
 def resource(name: str) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from notes_cli import __version__, output
+from notes_cli.commands.options import model_option
 from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError
 
@@ -17,12 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    *("-m", "--model"),
-    envvar="NOTES_MODEL",
-    type=click.Path(),
-    help="GGUF model.  [default: the small one that ships]",
-)
+@model_option
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 def command(model: str | None, json_: bool) -> int:
     """Show versions, the native library, devices, CPU features, the model found, and where files are.
@@ -64,13 +60,12 @@ def _native(_model: str | None) -> dict[str, str]:
 
 
 def _model(given: str | None) -> dict[str, str]:
-    from pathlib import Path
-
     from notes_cli import config
     from notes_cli.engine.context import Context, ContextOptions
     from notes_cli.engine.model import Model
+    from notes_cli.runtime.naming import model_file
 
-    path = Path(given).expanduser() if given else config.shipped_model()
+    path = model_file(given) if given else config.shipped_model()
     with Model(path) as model, Context(model, ContextOptions(n_ctx=min(256, model.n_ctx_train or 256))) as context:
         can = {
             operation: context.supports(operation) for operation in ("splice", "rewrite", "append", "read", "restore")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from notes_cli.api import Model
     from notes_cli.library.store import Library
     from notes_cli.runtime.workspace import Workspace
@@ -57,13 +59,28 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         return number
 
 
+class ModelName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A model by its file or its name. A shell completes the names that there are, else files."""
+
+    name = "model"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from notes_cli.runtime.naming import models
+
+        names = [one.name for one in models().all if not one.problem and one.name.startswith(incomplete)]
+        return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+
+
+model_option = click.option(
+    *("-m", "--model"),
+    envvar="NOTES_MODEL",
+    type=ModelName(),
+    help="GGUF file, or the name of a model (notes models).  [default: the small one that ships]",
+)
 _MODEL_OPTIONS = [
-    click.option(
-        *("-m", "--model"),
-        envvar="NOTES_MODEL",
-        type=click.Path(path_type=Path),
-        help="GGUF model.  [default: the small one that ships]",
-    ),
+    model_option,
     click.option(
         *("-c", "--ctx-size"),
         envvar="NOTES_CTX_SIZE",
@@ -200,6 +217,8 @@ def open_workspace(
         yarn_orig_ctx=given["yarn_orig_ctx"],
     )
     path = _model_path(begun, session, given["model"], quiet)
+    if given["verbose"] and given["model"] not in (None, str(path)):
+        output.say(f"model {given['model']}: {path}")
     size = path.stat().st_size if path.is_file() else 0
     small = quiet or size < NOTICED
     reading = output.progress("reading the model's file to know it again", "MB", hidden=small, later=True)
@@ -264,21 +283,22 @@ def _cache_types(begun: Header | None, given: Mapping[str, Any]) -> tuple[str, s
     return given["cache_type_k"], given["cache_type_v"]
 
 
-def _model_path(begun: Header | None, session: str | None, given: Path | None, quiet: bool) -> Path:
+def _model_path(begun: Header | None, session: str | None, given: str | None, quiet: bool) -> Path:
     """The model on the command line, else the session's, else that of the settings, else the one that ships, which a
-    line on stderr tells. Raise SessionError where a session's file is gone."""
+    line on stderr tells. Raise SessionError where a session's file is gone, ModelError for a name that there is not."""
     from notes_cli import config, output
     from notes_cli.errors import SessionError
+    from notes_cli.runtime.naming import model_file
 
     if given is not None and (begun is None or named("model")):
-        return given.expanduser()
+        return model_file(given)
     shipped = config.shipped_model() if given is None else None
     path = Path(begun.model) if begun else shipped
     if begun and not (path and path.is_absolute() and path.is_file()):
         if Path(begun.model).name == config.SHIPPED_MODEL:  # notes was installed elsewhere since
             path = config.shipped_model()
-        elif given is not None and given.expanduser().is_file():
-            path = given.expanduser()
+        elif given is not None and (other := model_file(given)).is_file():
+            path = other
         else:
             what = f"{begun.identity.model} {begun.identity.quantization} ({begun.model})"
             raise SessionError(f"session {session} was begun with {what}, which is not there", "Name its file: -m FILE")

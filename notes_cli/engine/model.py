@@ -15,47 +15,11 @@ from typing import Any
 import numpy as np
 
 from notes_cli.engine import native, process
+from notes_cli.engine.header import FILE_TYPES
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import Tokens
 from notes_cli.engine.source import open_sources
 from notes_cli.errors import ModelError
-
-# llama_ftype -> the name people know (llama.h, enum llama_ftype)
-_FILE_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    19: "IQ2_XXS",
-    20: "IQ2_XS",
-    21: "Q2_K_S",
-    22: "IQ3_XS",
-    23: "IQ3_XXS",
-    24: "IQ1_S",
-    25: "IQ4_NL",
-    26: "IQ3_S",
-    27: "IQ3_M",
-    28: "IQ2_S",
-    29: "IQ2_M",
-    30: "IQ4_XS",
-    31: "IQ1_M",
-    32: "BF16",
-    36: "TQ1_0",
-    37: "TQ2_0",
-    38: "MXFP4",
-}
 
 ANCHORS = ("\n", "\t", ".", "\x01")  # texts that are put before a part of a text while it is tokenised
 
@@ -91,7 +55,7 @@ class Model:
         self.architecture = self.metadata("general.architecture") or "unknown"
         self.name = self.metadata("general.name") or path.stem
         file_type = int(llama.llama_model_ftype(self._handle)) & ~1024  # the bit says "guessed"
-        self.quantization = _FILE_TYPES.get(file_type, f"type {file_type}")
+        self.quantization = FILE_TYPES.get(file_type, f"type {file_type}")
 
     def _load(self, gpu_layers: int, main_gpu: int, mmap: bool, loading: Callable[[float], object] | None) -> None:
         params = llama.llama_model_default_params()

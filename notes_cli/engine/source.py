@@ -61,7 +61,7 @@ def open_sources(path: Path) -> list[Source]:
         raise ModelError(f"{path}: is not a regular file", "Name a GGUF file")
     opened: list[Source] = []
     try:
-        for part in (path, *_others(path)):
+        for part in parts(path):
             opened.append(Source(part))
         magic = opened[0].file.read(4)
         if magic != b"GGUF":
@@ -79,11 +79,11 @@ def open_sources(path: Path) -> list[Source]:
     return opened
 
 
-def _others(path: Path) -> list[Path]:
-    """The other parts by the name of the first. A lone file of such a name has none."""
+def parts(path: Path) -> list[Path]:
+    """All files of the model of which this is the first, by its name. A lone file of such a name is the model."""
     match = _SPLIT.fullmatch(path.name)
     if match is None:
-        return []
+        return [path]
     count = match["count"]
-    parts = [path.with_name(f"{match['stem']}-{number:05d}-of-{count}.gguf") for number in range(2, int(count) + 1)]
-    return parts if any(part.exists() for part in parts) else []
+    others = [path.with_name(f"{match['stem']}-{number:05d}-of-{count}.gguf") for number in range(2, int(count) + 1)]
+    return [path, *others] if any(part.exists() for part in others) else [path]

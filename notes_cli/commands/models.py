@@ -1,0 +1,125 @@
+"""`notes models`: the models of other programs on this machine, and what can be done with each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from notes_cli import output
+
+if TYPE_CHECKING:
+    from notes_cli.engine.architectures import Skills
+    from notes_cli.engine.header import Header
+    from notes_cli.library.models import Models
+    from notes_cli.library.named import Named
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A model, what its head says, or why it cannot be used."""
+
+    model: Named
+    header: Header | None
+    skills: Skills | None
+    problem: str | None
+
+
+@click.command()
+@click.option("-q", "--quiet", is_flag=True, help="Only names, of models that can be used.")
+@click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
+def command(quiet: bool, json_: bool) -> None:
+    """List the models on this machine that -m takes by name: those of Ollama, the Hugging Face cache, llama.cpp and LM
+    Studio, and those under `models:` in config.yaml. Nothing is loaded, fetched or written.
+
+    A skill can be spliced into any prompt, only restored at its start, or is refused: told from the model's file.
+
+    \b
+    Examples:
+      notes models
+      notes ask "Why?" -m qwen3:0.6b
+    """
+    from notes_cli.runtime.naming import models
+
+    known = models()
+    rows = _rows(known)
+    if quiet:
+        for row in rows:
+            if row.problem is None:
+                output.result(row.model.name)
+    elif json_:
+        output.as_json([_facts(row) for row in rows])
+    elif rows:
+        _table(rows)
+    for trouble in known.trouble if rows else ():
+        output.say(trouble)
+    if not rows and not (quiet or json_):
+        output.say(f"no models found in {known.places}. Name a file: -m FILE")
+
+
+def _rows(known: Models) -> list[_Row]:
+    """All of them. A file that has several names is read once; what turns out to be no model is left out."""
+    from notes_cli.engine.architectures import skills_of
+    from notes_cli.engine.header import read_header
+    from notes_cli.errors import ModelError
+    from notes_cli.library.models import file_key
+
+    read: dict[object, tuple[Header | None, str | None]] = {}
+    rows = []
+    for model in known.all:
+        header, problem = None, model.problem or None
+        if problem is None:
+            key = file_key(model.path) or model.path
+            if key not in read:
+                try:
+                    read[key] = read_header(model.path), None
+                except ModelError as error:
+                    read[key] = None, error.what.removeprefix(f"{model.path}: ")
+            header, problem = read[key]
+        if header is None or header.model:
+            rows.append(_Row(model, header, skills_of(header) if header else None, problem))
+    return rows
+
+
+def _facts(row: _Row) -> dict[str, object]:
+    header, skills = row.header, row.skills
+    return {
+        "name": row.model.name,
+        "store": row.model.store,
+        "path": str(row.model.path),
+        "problem": row.problem,
+        "bytes": header.size if header else None,
+        "quantization": header.quantization or None if header else None,
+        "context": header.context if header else None,
+        "architecture": header.architecture or None if header else None,
+        "skills": skills.how if skills else None,
+        "why": skills.why or None if skills else None,
+    }
+
+
+def _table(rows: list[_Row]) -> None:
+    from notes_cli.library.models import file_key
+
+    cells = []
+    for row in rows:
+        if row.header is None or row.skills is None:
+            cells.append((row.model.name, "", "", "", "", "unusable", row.problem or ""))
+            continue
+        context = row.header.context
+        cells.append(
+            (
+                row.model.name,
+                output.human_size(row.header.size),
+                row.header.quantization,
+                f"{context:,}" if context is not None else "",
+                row.header.architecture,
+                row.skills.how,
+                row.skills.why,
+            )
+        )
+    columns = ("name", "size", "weights", "context", "architecture", "skills", "why")
+    output.table(columns, cells, right=("size", "context"))
+    sizes = {file_key(row.model.path): row.header.size for row in rows if row.header}
+    count = "1 file" if len(sizes) == 1 else f"{len(sizes)} files"
+    output.result(f"{count}, {output.human_size(sum(sizes.values()))}")

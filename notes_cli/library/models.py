@@ -1,0 +1,163 @@
+"""Models by name: what other programs keep on this machine, and which file a name means.
+
+A name that means several files means none, and a file that is there is never taken for a name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+
+from notes_cli.engine.header import Header, read_header
+from notes_cli.engine.ollama_form import ollama_sign
+from notes_cli.errors import Help, ModelError
+from notes_cli.library import hub, llama_cpp, lm_studio, ollama
+from notes_cli.library.named import Named, Tell, parse
+
+ALIAS = "config.yaml"
+_READERS: Mapping[str, Callable[[Path, Tell], Iterator[Named]]] = {
+    each.STORE: each.models for each in (ollama, hub, llama_cpp, lm_studio)
+}
+_NEAR = 5  # names that are offered instead of one that there is not
+
+
+class Models:
+    """All models that have a name."""
+
+    def __init__(self, stores: Sequence[tuple[str, Path]], aliases: Mapping[str, str]) -> None:
+        """`stores`: the program and the folder in which it keeps models. `aliases`: what the user calls models: a file
+        or a name for each."""
+        self.stores, self._aliases = stores, aliases
+        self.trouble: list[str] = []  # what could not be read, for people
+
+    @cached_property
+    def named(self) -> list[Named]:
+        """What the stores hold, by name, with what cannot be used."""
+        found = [one for store, root in self.stores for one in _READERS[store](root, self.trouble.append)]
+        return sorted(found, key=lambda one: (one.name.casefold(), one.store))
+
+    @property
+    def all(self) -> list[Named]:
+        """What has a name: also what the user calls models."""
+        found = []
+        for alias in sorted(self._aliases):
+            path, problem = Path(self._aliases[alias]), ""
+            try:
+                path = self.find(alias)
+            except ModelError as error:
+                problem = error.what
+            found.append(Named(ALIAS, (alias,), "", path, problem))
+        return found + self.named
+
+    def find(self, word: str) -> Path:
+        """The file that a word means: a path, an alias, or a name in a store.
+
+        What looks like a path is one, whether it is there or not. Raise ModelError for a name that there is not, that
+        means several files, or one that is no whole model.
+        """
+        return self._find(word, ())
+
+    def _find(self, word: str, before: tuple[str, ...]) -> Path:
+        path = Path(os.path.expanduser(word))
+        if os.path.exists(path) and not os.path.isdir(path):
+            return path
+        if os.path.isdir(path) or _like_path(word):
+            files = [self._aliases[word]] if word in self._aliases else [one.path for one in self._meant(word)]
+            if not files:
+                return path
+            what = "is a folder" if os.path.isdir(path) else "no such file"
+            raise ModelError(f"{word}: {what}, but also the name of a model", Help.NAME_ONE(files=files))
+        if word in self._aliases and word not in before:
+            return self._find(self._aliases[word], (*before, word))
+        if word in before:
+            circle = ", ".join((*before[before.index(word) :], word))
+            raise ModelError(f"models in {ALIAS} goes in a circle: {circle}", "Name a file there")
+        return self._in_stores(word)
+
+    def _in_stores(self, word: str) -> Path:
+        found = self._meant(word)
+        sound = [one for one in found if not one.problem]
+        if len(sound) > 1:
+            sound = [one for one in sound if _is_model(one.path)] or sound
+        if len(sound) > 1:
+            what = f"{word} may be {' or '.join(f'{one.name} ({one.store})' for one in sound)}"
+            if len({one.name.casefold() for one in sound}) == len(sound):
+                raise ModelError(what, "Name one of these")
+            raise ModelError(what, Help.NAME_ONE(files=[one.path for one in sound]))
+        if not found:
+            raise self._unknown(word)
+        one = (sound or found)[0]
+        if one.problem:
+            raise ModelError(f"{one.name} ({one.store}) cannot be used: {one.problem}")
+        _check(one, read_header(one.path))
+        return one.path
+
+    def _meant(self, word: str) -> list[Named]:
+        """The models that a name means, each file once. In Ollama no tag is `latest`, where there is one."""
+        base, tag = parse(word)
+        found = [one for one in self.named if one.called(base, tag)]
+        latest = {one.bases for one in found if one.store == ollama.STORE and one.tag == "latest"}
+        if tag is None:
+            found = [one for one in found if one.bases not in latest or one.tag == "latest"]
+        once: dict[object, Named] = {}
+        for one in found:
+            once.setdefault(file_key(one.path) or one, one)
+        return list(once.values())
+
+    def _unknown(self, word: str) -> ModelError:
+        base, _ = parse(word)
+        names = [*self._aliases, *(one.name for one in self.named)]
+        near = [one.name for one in self.named if one.called(base, None)]
+        near = near or [name for name in names if word and word.casefold() in name.casefold()]
+        near = near or get_close_matches(word, [*names, *(one.bases[0] for one in self.named)])
+        what = f"{word}: no such model" + (f". Did you mean {' or '.join(near[:_NEAR])}?" if near else "")
+        return ModelError(what, Help.LOOKED_IN(places=self.places))
+
+    @property
+    def places(self) -> str:
+        """Where names are looked up, for people."""
+        there = ", ".join(f"{root} ({store})" for store, root in self.stores)
+        return "; ".join((there, *self.trouble))
+
+
+def file_key(path: Path) -> tuple[int, int] | None:
+    """The same for two paths of one file; None if there is none."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _like_path(word: str) -> bool:
+    """Whether somebody who types this means a file."""
+    path = Path(os.path.expanduser(word))
+    separated = any(separator and separator in word for separator in (os.sep, os.altsep))
+    return (
+        path.is_absolute()
+        or word.startswith((".", "~"))
+        or word.lower().endswith(".gguf")
+        or (separated and os.path.isdir(path.parent))
+    )
+
+
+def _is_model(path: Path) -> bool:
+    """Whether it is, or may be if its head cannot be read, a language model."""
+    try:
+        return read_header(path).model
+    except ModelError:
+        return True
+
+
+def _check(one: Named, header: Header) -> None:
+    """Raise ModelError for what llama.cpp would refuse in its own words, or misread."""
+    if not header.model:
+        raise ModelError(f"{one.name} ({one.path}) is no language model")
+    if sign := ollama_sign(header):
+        raise ModelError(
+            f"{one.name} is written in a form of Ollama's own, which llama.cpp does not read right ({sign})",
+            "Take a GGUF of this model that was made for llama.cpp, as those on Hugging Face are",
+        )
