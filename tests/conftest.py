@@ -51,10 +51,13 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Library, sessions and configuration of every test are its own."""
+    """Library, sessions and configuration of every test are its own, and no model but its own has a name."""
     folder = tmp_path / "home"
     monkeypatch.setenv("NOTES_HOME", str(folder))
-    for name in ("NOTES_MODEL", "NO_COLOR", "FORCE_COLOR"):
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "user" / "ollama"))
+    stores = ("LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+    for name in (*stores, "NOTES_MODEL", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return folder
 

@@ -249,3 +249,41 @@ class _Tensors:
         self._writer.add_tensor(f"blk.{i}.ssm_a", fade.astype(np.float32))
         self.matrix(f"blk.{i}.ssm_d", inner)
         self.matrix(f"blk.{i}.ssm_out.weight", embd, inner)
+
+
+def alter_model(
+    path: Path,
+    source: Path,
+    *,
+    keys: dict[str, Any] | None = None,
+    drop: Sequence[str] = (),
+    tensors: dict[str, str] | None = None,
+    more: Sequence[str] = (),
+    part: tuple[int, int] | None = None,
+) -> Path:
+    """Write a model again: with other `keys`, without those to `drop`, `tensors` by other names, and `more` of them.
+    `part`: only that one of so many, which has its share of the tensors; the first has all keys."""
+    reader = gguf.GGUFReader(source)
+    values = {field.name: field.contents() for field in reader.fields.values() if not field.name.startswith("GGUF.")}
+    types = {field.name: field.types for field in reader.fields.values()}
+    writer = gguf.GGUFWriter(path, values["general.architecture"])
+    number, count = part or (0, 1)
+    for name, value in values.items():
+        if name not in ("general.architecture", *drop) and number == 0:
+            writer.add_key_value(name, value, types[name][0], types[name][1] if len(types[name]) > 1 else None)
+    for name, value in (keys or {}).items():
+        kinds = {bool: gguf.GGUFValueType.BOOL, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
+        writer.add_key_value(name, value, kinds.get(type(value), gguf.GGUFValueType.UINT32))
+    if part:
+        writer.add_key_value("split.no", number, gguf.GGUFValueType.UINT16)
+        writer.add_key_value("split.count", count, gguf.GGUFValueType.UINT16)
+        writer.add_key_value("split.tensors.count", len(reader.tensors), gguf.GGUFValueType.INT32)
+    for tensor in reader.tensors[number::count]:
+        writer.add_tensor((tensors or {}).get(tensor.name, tensor.name), tensor.data, raw_dtype=tensor.tensor_type)
+    for name in more:
+        writer.add_tensor(name, np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

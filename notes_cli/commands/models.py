@@ -99,27 +99,26 @@ def _facts(row: _Row) -> dict[str, object]:
 
 
 def _table(rows: list[_Row]) -> None:
+    """A line for each, below them why some cannot be used, or not everywhere."""
     from notes_cli.library.models import file_key
 
-    cells = []
+    cells: list[tuple[str, ...]] = []
+    reasons: dict[str, list[str]] = {}
     for row in rows:
-        if row.header is None or row.skills is None:
-            cells.append((row.model.name, "", "", "", "", "unusable", row.problem or ""))
-            continue
-        context = row.header.context
-        cells.append(
-            (
-                row.model.name,
-                output.human_size(row.header.size),
-                row.header.quantization,
-                f"{context:,}" if context is not None else "",
-                row.header.architecture,
-                row.skills.how,
-                row.skills.why,
-            )
-        )
-    columns = ("name", "size", "weights", "context", "architecture", "skills", "why")
-    output.table(columns, cells, right=("size", "context"))
+        name, header, skills = row.model.name, row.header, row.skills
+        if header is None or skills is None:
+            cells.append((name, "", "", "", "", "unusable"))
+            reason = row.problem or ""
+        else:
+            context = "" if header.context is None else f"{header.context:,}"
+            size = output.human_size(header.size)
+            cells.append((name, size, header.quantization, context, header.architecture, skills.how))
+            reason = skills.why
+        if reason:
+            reasons.setdefault(reason, []).append(name)
+    output.table(("name", "size", "weights", "context", "architecture", "skills"), cells, right=("size", "context"))
     sizes = {file_key(row.model.path): row.header.size for row in rows if row.header}
     count = "1 file" if len(sizes) == 1 else f"{len(sizes)} files"
     output.result(f"{count}, {output.human_size(sum(sizes.values()))}")
+    for reason, names in reasons.items():
+        output.result(f"{', '.join(names)}: {reason}")

@@ -1,0 +1,140 @@
+"""What a head says of skills is what a context says when the model is loaded, and what was measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.engine.architectures import ARCHITECTURES, skills_of
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.header import Header, read_header
+from notes_cli.engine.model import Model
+from notes_cli.engine.ollama_form import ollama_sign
+from notes_cli.errors import ModelError
+
+MakeModel = Callable[..., Path]
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ["llama", "qwen2", "smollm3", "gemma3", "mistral3", "lfm2", "mamba", "gpt2", "llama-embed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_head_says_what_the_context_says(make_model: MakeModel, kind: str) -> None:
+    """With the same reason."""
+    path = make_model(kind)
+    with Model(path) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
+        splice, restore = context.supports("splice"), context.supports("restore")
+    skills = skills_of(read_header(path))
+    assert skills.how == ("refused" if restore else "restored" if splice else "spliced")
+    assert skills.why == (restore or splice or "")
+
+
+def test_every_architecture_is_as_it_was_measured() -> None:
+    """docs/architectures.md, written by `make zoo`: what was exact, what was refused and why."""
+    text = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
+    cells = r"(exact\*?|refused) \| (exact\*?|refused)"
+    rows = re.findall(rf"^\| ([\w.-]+)-(?:dense|moe) \| {cells} \|.*\| (.*) \|$", text, re.M)
+    assert len(rows) > 130
+    for name, splice, restore, why in rows:
+        skills = ARCHITECTURES[name]
+        assert skills.how == ("refused" if restore == "refused" else "restored" if splice == "refused" else "spliced")
+        assert skills.why in why, name
+
+
+def test_no_more_is_promised_than_has_been_verified() -> None:
+    """As many as native/notes_graph.cpp knows, and each of them in what was measured."""
+    source = (ROOT / "native" / "notes_graph.cpp").read_text(encoding="utf-8")
+    known = re.findall(r"LLM_ARCH_\w+", source.split("KNOWN = {")[1].split("};")[0])
+    spliced = {name for name, skills in ARCHITECTURES.items() if skills.how == "spliced"}
+    measured = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
+    assert len(spliced) == len(known)
+    assert all(re.search(rf"^\| {re.escape(name)}-(dense|moe) \| exact", measured, re.M) for name in spliced)
+
+
+def test_an_architecture_that_there_is_not(make_model: MakeModel, tmp_path: Path) -> None:
+    """And a model whose attention looks ahead, whatever its architecture."""
+    import tiny
+
+    assert skills_of(Header({"general.architecture": "mllama"}, {}, 1)).why.endswith("'mllama'")
+    path = tiny.alter_model(tmp_path / "a.gguf", make_model("llama"), keys={"llama.attention.causal": False})
+    assert skills_of(read_header(path)).how == "refused"
+    with Model(path) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
+        assert context.supports("restore") == skills_of(read_header(path)).why
+
+
+# What Ollama's converter writes otherwise, as its llama/compat finds it.
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"more": ["v.patch_embd.weight"]}),
+    ("gemma3", {"more": ["mm.input_projection.weight"]}),
+    ("gemma3", {"drop": ["gemma3.attention.layer_norm_rms_epsilon"]}),
+    ("lfm2", {"tensors": {"token_embd_norm.weight": "output_norm.weight"}}),
+]
+MISREAD: list[tuple[str, dict[str, Any]]] = [
+    ("gemma3", {"keys": {"gemma3.rope.local.freq_base": 10000.0}, "drop": ["gemma3.rope.freq_base_swa"]}),
+    ("mistral3", {"keys": {"mistral3.rope.scaling.beta_fast": 32.0}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), REFUSED)
+def test_llama_cpp_refuses_what_has_a_sign(
+    make_model: MakeModel, tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    """The sign is there, and is what ails it: without the change it loads and has none."""
+    import tiny
+
+    path = tiny.alter_model(tmp_path / "ollama.gguf", make_model(kind), **changes)
+    assert ollama_sign(read_header(path))
+    assert "Ollama" in skills_of(read_header(path)).why
+    with pytest.raises(ModelError, match="cannot load"):
+        Model(path)
+    same = tiny.alter_model(tmp_path / "same.gguf", make_model(kind))
+    assert ollama_sign(read_header(same)) == ""
+    Model(same).close()
+
+
+@pytest.mark.parametrize(("kind", "changes"), MISREAD)
+def test_llama_cpp_takes_without_a_word_what_it_misreads(
+    make_model: MakeModel, tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    """It loads, and the key that it does not know has no effect: that is why a sign refuses it."""
+    import tiny
+
+    path = tiny.alter_model(tmp_path / "ollama.gguf", make_model(kind), **changes)
+    assert ollama_sign(read_header(path)) and skills_of(read_header(path)).how == "refused"
+    Model(path).close()
+
+
+def head(name: str, keys: dict[str, Any] | None = None, tensors: dict[str, tuple[int, ...]] | None = None) -> Header:
+    return Header({"general.architecture": name, **(keys or {})}, tensors or {}, 1)
+
+
+LLAMA3 = {"tokenizer.ggml.tokens": 128256, "tokenizer.chat_template": "<|start_header_id|>"}
+
+
+@pytest.mark.parametrize(
+    ("signed", "plain"),
+    [
+        (head("gptoss"), head("gpt-oss")),
+        (head("qwen25vl"), head("qwen2vl")),
+        (head("qwen35", {"qwen35.ssm.v_head_reordered": True}), head("qwen35")),
+        (head("qwen35moe", tensors={"mtp.0.x": ()}), head("qwen35moe", {"qwen35moe.feed_forward_length": 8})),
+        (head("qwen3vl"), head("qwen3vl", {"qwen3vl.rope.dimension_sections": 4})),
+        (head("qwen3next", tensors={"blk.0.ssm_dt": ()}), head("qwen3next", tensors={"blk.0.ssm_dt.bias": ()})),
+        (head("gemma4", {"tokenizer.ggml.model": "llama"}), head("gemma4", {"tokenizer.ggml.model": "gemma4"})),
+        (
+            head("gemma3n", tensors={"token_embd.weight": (8, 99), "per_layer_token_embd.weight": (8, 90)}),
+            head("gemma3n", tensors={"token_embd.weight": (8, 90), "per_layer_token_embd.weight": (8, 90)}),
+        ),
+        (
+            head("nemotron_h_moe", tensors={"blk.1.ffn_latent_in.weight": ()}),
+            head("nemotron_h_moe", tensors={"blk.1.ffn_latent_down.weight": ()}),
+        ),
+        (head("llama", LLAMA3), head("llama", {**LLAMA3, "tokenizer.ggml.pre": "llama-bpe"})),
+    ],
+)
+def test_signs_of_what_is_too_large_to_have_here(signed: Header, plain: Header) -> None:
+    """One head with the sign, one of the same model as llama.cpp's converter writes it."""
+    assert ollama_sign(signed) and not ollama_sign(plain)

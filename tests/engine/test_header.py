@@ -1,0 +1,156 @@
+"""The head of a model: the same facts as llama.cpp's, and one clear error for whatever is no whole model."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+
+from notes_cli.engine.header import BLOCKS, MAX_HEAD, read_header
+from notes_cli.engine.model import Model
+from notes_cli.errors import ModelError
+
+MakeModel = Callable[..., Path]
+HEAD = b"GGUF" + struct.pack("<I", 3)
+STRING, ARRAY, UINT32 = 8, 9, 4
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "lfm2", "mamba", "gpt2"])
+def test_facts_are_those_of_llama_cpp(make_model: MakeModel, kind: str) -> None:
+    """Architecture, quantization, trained context, and how many tensors and tokens there are."""
+    path = make_model(kind)
+    header = read_header(path)
+    with Model(path) as model:
+        facts = (model.architecture, model.quantization, model.n_ctx_train, model.n_vocab)
+    tokens = header.number("tokenizer.ggml.tokens")
+    assert (header.architecture, header.quantization, header.context, tokens) == facts
+    assert header.size == path.stat().st_size and header.model
+    assert len(header.tensors) == len(gguf.GGUFReader(path).tensors)
+
+
+def test_quantized_weights(make_model: MakeModel) -> None:
+    header = read_header(make_model("llama", quantization=gguf.GGMLQuantizationType.Q8_0))
+    assert header.quantization == "Q8_0"
+
+
+def test_blocks_are_those_of_ggml() -> None:
+    """Of all types that gguf knows: a wrong size would call whole files broken."""
+    known = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    assert {kind: size for kind, size in BLOCKS.items() if kind in known} == known
+
+
+def test_a_file_that_was_cut_anywhere(make_model: MakeModel, tmp_path: Path) -> None:
+    """Also by its last byte: it says how much of it is there, or that its head ends."""
+    data = make_model("llama").read_bytes()
+    path = tmp_path / "cut.gguf"
+    sizes = random.Random(0).sample(range(1, len(data)), 40)
+    for size in (0, 3, 4, 23, 24, *sizes, len(data) - 1):
+        path.write_bytes(data[:size])
+        with pytest.raises(ModelError, match=r"interrupted\?|not a GGUF"):
+            read_header(path)
+    path.write_bytes(data)
+    assert read_header(path).missing == 0
+
+
+def test_a_file_that_was_damaged_anywhere(make_model: MakeModel, tmp_path: Path) -> None:
+    """Any bytes in the head: facts, or a ModelError in a moment."""
+    data, choose, path = bytearray(make_model("llama").read_bytes()), random.Random(1), tmp_path / "damaged.gguf"
+    head = data.index(b"token_embd.weight")
+    for _ in range(300):
+        spoiled = bytearray(data)
+        for _ in range(choose.choice((1, 8))):
+            spoiled[choose.randrange(head)] = choose.choice((0, 1, 8, 9, 127, 255))
+        path.write_bytes(spoiled)
+        try:
+            read_header(path)
+        except ModelError as error:
+            assert "\n" not in error.what
+
+
+def value(kind: int, content: bytes) -> bytes:
+    return HEAD + struct.pack("<QQ", 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", kind) + content
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a GGUF file"),
+        (b"PK\x03\x04" * 100, "not a GGUF file"),
+        (b"GGUF" + struct.pack("<I", 1) + bytes(99), "version 1"),
+        (b"GGUF" + struct.pack(">I", 3) + bytes(99), "big-endian"),
+        (HEAD + struct.pack("<QQ", 2**63, 0) + bytes(99), "too many entries"),
+        (HEAD + struct.pack("<QQ", 0, 2**64 - 1) + bytes(99), "too many entries"),
+        (value(STRING, struct.pack("<Q", 2**64 - 1)), "ends within its head"),
+        (value(STRING, struct.pack("<Q", 2**40)), "ends within its head"),
+        (value(ARRAY, struct.pack("<IQ", STRING, 2**60) + bytes(99)), "ends within its head"),
+        (value(ARRAY, struct.pack("<IQ", UINT32, 2**62) + bytes(99)), "ends within its head"),
+        (value(ARRAY, struct.pack("<IQ", ARRAY, 1) + bytes(99)), "unknown type 9"),
+        (value(99, bytes(99)), "unknown type 99"),
+        (HEAD + struct.pack("<QQ", 1, 0) + struct.pack("<Q", 1) + b"t" + struct.pack("<I", 2**31), "dimensions"),
+    ],
+)
+def test_a_hostile_head(tmp_path: Path, data: bytes, message: str) -> None:
+    """Lengths that are lies are found before anything is read for them."""
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=message):
+        read_header(path)
+
+
+def test_a_large_file_of_nothing(tmp_path: Path) -> None:
+    """A vocabulary of empty words as long as a disk is given up in a moment."""
+    path = tmp_path / "long.gguf"
+    path.write_bytes(value(ARRAY, struct.pack("<IQ", STRING, 2**33)))
+    os.truncate(path, 2**37)  # sparse
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=f"more than {MAX_HEAD >> 20} MiB"):
+        read_header(path)
+    assert time.monotonic() - began < 30
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    """A pipe that nobody writes into, a folder, nothing: no waiting."""
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    for name in ("pipe.gguf", "folder.gguf", "none.gguf"):
+        with pytest.raises(ModelError, match=name):
+            read_header(tmp_path / name)
+
+
+def test_a_split_model_is_read_as_one(make_model: MakeModel, tmp_path: Path) -> None:
+    """Its sizes add up, and a part that is missing or cut is named; llama.cpp loads the same parts."""
+    import tiny
+
+    parts = [tmp_path / f"m-{number + 1:05d}-of-00003.gguf" for number in range(3)]
+    for number, part in enumerate(parts):
+        tiny.alter_model(part, make_model("llama"), part=(number, 3))
+    header = read_header(parts[0])
+    assert header.size == sum(part.stat().st_size for part in parts)
+    assert header.tensors == read_header(make_model("llama")).tensors
+    Model(parts[0]).close()
+    data = parts[2].read_bytes()
+    parts[2].write_bytes(data[:-1])
+    with pytest.raises(ModelError, match="00003-of-00003.gguf: .* bytes are there"):
+        read_header(parts[0])
+    parts[2].unlink()
+    with pytest.raises(ModelError, match="00003-of-00003.gguf"):
+        read_header(parts[0])
+
+
+def test_what_is_no_language_model(make_model: MakeModel, tmp_path: Path) -> None:
+    """A projector of pictures, a LoRA."""
+    import tiny
+
+    lora = tiny.alter_model(tmp_path / "lora.gguf", make_model("llama"), keys={"general.type": "adapter"})
+    assert not read_header(lora).model
+    writer = gguf.GGUFWriter(tmp_path / "sees.gguf", "clip")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert not read_header(tmp_path / "sees.gguf").model
