@@ -1,5 +1,4 @@
-"""Where things are: the folders of this user, the config file, the data that comes with the package, and where other
-programs keep models.
+"""Where things are: folders and settings of this user, what comes with the package, where others keep models.
 
 It knows neither commands nor models. Which flag wins over which setting is decided by the command line.
 """

@@ -23,10 +23,10 @@ def blob(root: Path, data: bytes) -> str:
     return f"sha256:{digest}"
 
 
-def manifest(root: Path, model: Path | None, kind: str = "model", **more: str) -> dict[str, Any]:
+def manifest(root: Path, model: Path | None, /, **more: str) -> dict[str, Any]:
     """Ollama's manifest for a model, whose blobs are written. `more`: other layers and what is in them."""
     texts = {"template": "{{ .Prompt }}", "params": '{"stop": ["x"]}', **more}
-    layers = [] if model is None else [_layer(root, kind, model.read_bytes())]
+    layers = [] if model is None else [_layer(root, "model", model.read_bytes())]
     layers += [_layer(root, name, text.encode()) for name, text in texts.items()]
     config = _layer(root, "config", b'{"model_format": "gguf"}') | {
         "mediaType": "application/vnd.docker.container.image.v1+json"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import notes_cli
-from notes_cli.config import load_config, paths, resource, shipped_model
+from notes_cli.config import load_config, model_stores, paths, resource, shipped_model
 from notes_cli.errors import NotesError
 
 from .refused import refused
@@ -81,3 +81,48 @@ def test_data_folders_are_found_beside_and_inside_the_package(tmp_path: Path, mo
         shipped_model()
     (tmp_path / "notes_cli/models/notes-tiny-q8_0.gguf").touch()
     assert shipped_model().name == "notes-tiny-q8_0.gguf"
+
+
+def test_where_other_programs_keep_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program's own variables, in its own order, else its folder in the home."""
+    home = tmp_path / "user"
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("OLLAMA_MODELS")
+    hub, flat, studio = home / ".cache/huggingface/hub", home / ".cache/llama.cpp", home / ".lmstudio/models"
+    service = Path("/usr/share/ollama/.ollama/models")
+    ollama = [("Ollama", home / ".ollama/models"), ("Ollama", service)]
+    ends = [("llama.cpp", flat), ("LM Studio", studio)]
+    assert model_stores() == [*ollama, ("Hugging Face", hub), *ends]
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "o"))
+    assert model_stores() == [("Ollama", tmp_path / "o"), ("Hugging Face", hub), *ends]
+    for name, folder in (
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+        ("HF_HOME", "hub"),
+        ("HUGGINGFACE_HUB_CACHE", ""),
+        ("HF_HUB_CACHE", ""),
+    ):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert model_stores()[1] == ("Hugging Face", tmp_path / name / folder)
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "l"))
+    hubs = [("Hugging Face", tmp_path / "l"), ("Hugging Face", tmp_path / "HF_HUB_CACHE")]
+    assert model_stores()[1:] == [*hubs, ("llama.cpp", tmp_path / "l"), ("LM Studio", studio)]
+
+
+def test_where_lm_studio_was_moved(tmp_path: Path) -> None:
+    """Its older home, the one that its pointer names, and a folder of models elsewhere; a broken file is none."""
+    home, moved = tmp_path / "user", tmp_path / "moved"
+    (home / ".cache/lm-studio").mkdir(parents=True)
+    assert model_stores()[-1] == ("LM Studio", home / ".cache/lm-studio/models")
+    (home / ".lmstudio-home-pointer").write_text(f"{moved}\n")
+    assert model_stores()[-1] == ("LM Studio", moved / "models")
+    moved.mkdir()
+    for text, last in (
+        ('{"downloadsFolder": "/else"}', Path("/else")),
+        ("{", moved / "models"),
+        ("[]", None),
+        ("3", None),
+    ):
+        (moved / "settings.json").write_text(text)
+        assert model_stores()[-1] == ("LM Studio", last or moved / "models")
+    (home / ".lmstudio-home-pointer").write_bytes(b"\xff")
+    assert model_stores()[-1] == ("LM Studio", home / ".cache/lm-studio/models")

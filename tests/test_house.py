@@ -43,6 +43,7 @@ MAY_NAME_FLAGS = {"cli.py", "output.py", "engine/native.py", "sessions/origin.py
 
 # What must load without llama.cpp: all of `text`, and these.
 PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.origin", "sessions.state")
+PURE += ("engine.architectures", "library.models", "runtime.naming")
 
 
 def sources(package: Path) -> Iterator[tuple[str, ast.Module]]:

@@ -140,7 +140,8 @@ class Header:
 def read_header(path: Path) -> Header:
     """The head of a model, of all its parts if it is split. Raise ModelError for what is no whole GGUF model."""
     whole: Header | None = None
-    for part in parts(path):
+    there = parts(path)
+    for part in there:
         try:
             found = _read_file(part)
         except _HeadError as error:
@@ -148,14 +149,17 @@ def read_header(path: Path) -> Header:
         except OSError as error:
             raise ModelError(f"{part}: cannot be read ({reason(error)})") from error
         if found.missing:
-            there = found.size - found.missing
-            raise ModelError(f"{part}: {there:,} of its {found.size:,} bytes are there. Was its download interrupted?")
+            have = f"{found.size - found.missing:,} of its {found.size:,} bytes"
+            raise ModelError(f"{part}: {have} are there. Was its download interrupted?")
         if whole is None:
             whole = found
         else:
             whole.tensors |= found.tensors
             whole.size += found.size
     assert whole is not None
+    count = whole.number("split.count") or 1
+    if count > len(there):
+        raise ModelError(f"{path}: {len(there)} of its {count} parts are there, by their names")
     return whole
 
 

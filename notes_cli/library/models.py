@@ -109,10 +109,12 @@ class Models:
 
     def _unknown(self, word: str) -> ModelError:
         base, _ = parse(word)
-        names = [*self._aliases, *(one.name for one in self.named)]
+        spelt = {alias: alias for alias in self._aliases}
+        spelt |= {key: one.name for one in self.named for key in (one.bases[0], one.name)}
         near = [one.name for one in self.named if one.called(base, None)]
-        near = near or [name for name in names if word and word.casefold() in name.casefold()]
-        near = near or get_close_matches(word, [*names, *(one.bases[0] for one in self.named)])
+        near = near or [name for key, name in spelt.items() if word and word.casefold() in key.casefold()]
+        near = near or [spelt[key] for key in get_close_matches(word, spelt)]
+        near = list(dict.fromkeys(near))
         what = f"{word}: no such model" + (f". Did you mean {' or '.join(near[:_NEAR])}?" if near else "")
         return ModelError(what, Help.LOOKED_IN(places=self.places))
 

@@ -152,3 +152,22 @@ def saved(notes: Notes) -> str:
         counts, ways = {"direct": 40, "reasoned": 36}, {"direct": "field", "reasoned": "erratum"}
         profile = Profile(workspace.identity, "f16/f16", 40, counts, ways, "now", 1, "early", measured)
         return Profiles(workspace.paths.profiles).save(profile, "notes 0").stem
+
+
+@pytest.fixture
+def unprivileged() -> Callable[..., Outcome]:
+    """Run `notes` without the right to pass over the modes of files, which root has."""
+
+    def run(*arguments: object) -> Outcome:
+        dropped = "for right in (1, 2): ctypes.CDLL(None).prctl(24, right, 0, 0, 0)"  # to write, to read
+        start = f"import ctypes, os, sys\n{dropped}\nos.execv(sys.argv[1], sys.argv[1:])"
+        done = subprocess.run(
+            [sys.executable, "-c", start, *command_line(*arguments)],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            errors="replace",
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run

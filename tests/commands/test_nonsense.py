@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,24 +147,6 @@ def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:
         outcome = notes(*arguments)
         assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
     assert home.read_text() == "mine"
-
-
-@pytest.fixture
-def unprivileged() -> Callable[..., Outcome]:
-    """Run `notes` without the right to pass over the modes of files, which root has."""
-
-    def run(*arguments: object) -> Outcome:
-        start = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
-        done = subprocess.run(
-            [sys.executable, "-c", start, *command_line(*arguments)],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            errors="replace",
-        )
-        return Outcome(done.returncode, done.stdout, done.stderr)
-
-    return run
 
 
 def test_a_library_that_cannot_be_written(

@@ -136,10 +136,10 @@ def test_a_split_model_is_read_as_one(make_model: MakeModel, tmp_path: Path) -> 
     Model(parts[0]).close()
     data = parts[2].read_bytes()
     parts[2].write_bytes(data[:-1])
-    with pytest.raises(ModelError, match="00003-of-00003.gguf: .* bytes are there"):
+    with pytest.raises(ModelError, match=r"00003-of-00003\.gguf: .* bytes are there"):
         read_header(parts[0])
     parts[2].unlink()
-    with pytest.raises(ModelError, match="00003-of-00003.gguf"):
+    with pytest.raises(ModelError, match=r"00003-of-00003\.gguf"):
         read_header(parts[0])
 
 

@@ -1,0 +1,252 @@
+"""`notes models`, and -m by name: faithful stores of every program, which nothing is ever written to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .. import stores
+from .conftest import Notes, Outcome, command_line, on_a_terminal, run_here
+
+NAMES = [
+    *("ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", "hf.co/unsloth/SmolLM3-GGUF:Q4_K_M", "lfm2:latest"),
+    *("lmstudio-community/Mistral-GGUF:Q8_0", "me/embed:latest", "qwen3:0.6b", "user/old-GGUF:Q5_K_M"),
+]
+BROKEN = ["half/half-GGUF:Q4_0", "lora:latest", "user/old-GGUF:Q2_K"]
+
+
+@pytest.fixture
+def user(tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with the stores of all programs where they are by default, and in each something that is broken."""
+    home = tmp_path / "user"
+    ollama, hub, cache = (
+        home / ".ollama" / "models",
+        home / ".cache" / "huggingface" / "hub",
+        home / ".cache" / "llama.cpp",
+    )
+    lmstudio = home / ".lmstudio" / "models"
+    stores.ollama(ollama, "library/qwen3/0.6b", stores.manifest(ollama, make_model("qwen3")))
+    stores.ollama(ollama, "hf.co/unsloth/SmolLM3-GGUF/Q4_K_M", stores.manifest(ollama, make_model("smollm3")))
+    stores.ollama_v2(ollama, "library/lfm2/latest", stores.manifest(ollama, make_model("lfm2")))
+    stores.ollama_v2(ollama, "me/embed/latest", stores.manifest(ollama, make_model("llama-embed")))
+    stores.ollama(ollama, "library/lora/latest", stores.manifest(ollama, make_model("llama"), adapter="x"))
+    files = {"gemma-3-1b-it-Q4_K_M.gguf": make_model("gemma3"), "mmproj-F16.gguf": make_model("llama")}
+    stores.hub(hub, "ggml-org/gemma-3-1b-it-GGUF", files)
+    stores.flat(cache, "user/old-GGUF", "old.Q5_K_M.gguf", make_model("mamba"), tag="latest")
+    (cache / "user_old-GGUF_old.Q2_K.gguf.downloadInProgress").write_bytes(b"GGUF")
+    stores.lm_studio(lmstudio, "lmstudio-community/Mistral-GGUF", "Mistral-Q8_0.gguf", make_model("mistral"))
+    half = stores.lm_studio(lmstudio, "half/half-GGUF", "half-Q4_0.gguf", make_model("llama"))
+    half.write_bytes(half.read_bytes()[:9999])
+    monkeypatch.delenv("OLLAMA_MODELS")
+    return home
+
+
+@pytest.fixture
+def read_only(user: Path) -> Iterator[Path]:
+    """The same with every file and folder of it read-only."""
+    below = [path for path in user.rglob("*") if not path.is_symlink()]
+    for path in below:
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    yield user
+    for path in below:
+        path.chmod(0o700)
+
+
+def test_models_of_all_stores(user: Path) -> None:
+    """Sorted by name, with size, quantization, context and what can be done; what is broken is a row that says so."""
+    rows = run_here("models", "--json").json
+    assert [row["name"] for row in rows] == sorted([*NAMES, *BROKEN])
+    found = {row["name"]: row for row in rows}
+    for name in NAMES:
+        row = found[name]
+        assert row["problem"] is None and row["bytes"] == Path(row["path"]).stat().st_size
+        assert (row["quantization"], row["context"]) == ("F32", 8192)
+    for name in BROKEN:
+        assert found[name]["problem"] and found[name]["skills"] is None
+    skills = {name: found[name]["skills"] for name in NAMES}
+    assert {name for name, how in skills.items() if how == "restored"} == {"lfm2:latest", "user/old-GGUF:Q5_K_M"}
+    assert {name for name, how in skills.items() if how == "refused"} == {"me/embed:latest"}
+    assert found["qwen3:0.6b"]["architecture"] == "qwen3" and found["qwen3:0.6b"]["why"] is None
+    assert "recurrent" in found["lfm2:latest"]["why"]
+    assert {row["store"] for row in rows} == {"Ollama", "Hugging Face", "llama.cpp", "LM Studio"}
+    assert run_here("models", "-q").out.splitlines() == NAMES
+
+
+def test_the_table(user: Path) -> None:
+    """A line for each, a sum, and below them why some cannot be used, or not everywhere, each reason once."""
+    outcome = run_here("models")
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert lines[0].split() == ["name", "size", "weights", "context", "architecture", "skills"]
+    table = {line.split()[0]: line.split()[1:] for line in lines[1:11]}
+    assert table["qwen3:0.6b"][2:] == ["F32", "8,192", "qwen3", "spliced"]
+    assert table["half/half-GGUF:Q4_0"] == table["lora:latest"] == ["unusable"]
+    assert lines[11].startswith("7 files, ")
+    assert (
+        "lfm2:latest, user/old-GGUF:Q5_K_M: this model has recurrent layers, and their state cannot be moved" in lines
+    )
+    assert any(line.startswith("half/half-GGUF:Q4_0: 9,999 of its ") for line in lines)
+    assert "qwen3:0.6b" in on_a_terminal(["models"])
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    """Nothing on stdout, on stderr where was looked, exit 0; no folder is made."""
+    before = sorted(tmp_path.rglob("*"))
+    outcome = run_here("models")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.startswith("no models found in ") and f"{tmp_path / 'user' / 'ollama'} (Ollama)" in outcome.err
+    assert run_here("models", "--json").json == [] and run_here("models", "-q").out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "me/embed:latest"])
+def test_a_model_of_every_store_answers(read_only: Path, skill: Path, name: str) -> None:
+    """A skill is compiled and asked with, and nothing in any store changes, which could not be written anyway."""
+    before = stores.tree(read_only)
+    assert run_here("models").code == 0
+    assert run_here("compile", skill, "-m", name).code == 0
+    outcome = run_here("ask", "Why?", "-n", 2, "--splice", "returns", "--json", "-m", name)
+    assert outcome.code == 0 and outcome.json["tokens"]["total"] > 0
+    for refused in ("half/half-GGUF", "lora", "nothing"):
+        assert run_here("ask", "Why?", "-m", refused).code == 1
+    assert stores.tree(read_only) == before
+
+
+def test_without_the_right_to_write(read_only: Path, unprivileged: Callable[..., Outcome]) -> None:
+    """As somebody who may only read, as of the folder of Ollama's service."""
+    before = stores.tree(read_only)
+    assert unprivileged("models", "-q").out.splitlines() == NAMES
+    assert unprivileged("ask", "Why?", "-n", "1", "-m", "qwen3:0.6b").code == 0
+    assert stores.tree(read_only) == before
+
+
+def test_a_folder_that_cannot_be_read(user: Path, unprivileged: Callable[..., Outcome]) -> None:
+    """It is told, beside the models of the others, and where a name was not found."""
+    closed = user / ".ollama" / "models" / "manifests"
+    closed.chmod(0)
+    try:
+        outcome = unprivileged("models")
+        assert outcome.code == 0 and "lmstudio-community/Mistral-GGUF:Q8_0" in outcome.out
+        assert outcome.err == f"cannot read {closed}: Permission denied\n"
+        missed = unprivileged("ask", "Why?", "-m", "qwen3:0.6b")
+        assert missed.code == 1 and f"cannot read {closed}" in missed.err and missed.err.count("\n") == 1
+    finally:
+        closed.chmod(0o700)
+
+
+def test_a_blob_is_known_by_its_content(user: Path, skill: Path, make_model: Callable[..., Path]) -> None:
+    """The digest in its name is a claim: another model under that name is another model."""
+    (row,) = (row for row in run_here("models", "--json").json if row["name"] == "qwen3:0.6b")
+    blob = Path(row["path"])
+    assert run_here("compile", skill, "-m", "qwen3:0.6b").code == 0
+    (entry,) = run_here("ls", "--json").json
+    assert entry["identity"]["weights"] == hashlib.sha256(blob.read_bytes()).hexdigest()
+    shutil.copy(make_model("qwen3", seed=1), blob)
+    outcome = run_here("ask", "Why?", "--splice", "returns", "-m", "qwen3:0.6b")
+    assert outcome.code == 1 and "returns was compiled with" in outcome.err
+    renamed = blob.with_name("sha256-" + "0" * 64)
+    shutil.copy(make_model("qwen3"), renamed)
+    assert run_here("ask", "Why?", "-n", 1, "--splice", "returns", "-m", renamed).code == 0
+
+
+def test_a_model_in_ollamas_own_form(user: Path, make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """It is listed as refused, and by its name refused in one line that says what to take instead."""
+    import tiny
+
+    root = user / ".ollama" / "models"
+    path = tiny.alter_model(tmp_path / "a.gguf", make_model("gemma3"), more=["v.patch_embedding.weight"])
+    stores.ollama(root, "library/gemma3/4b", stores.manifest(root, path))
+    (row,) = (row for row in run_here("models", "--json").json if row["name"] == "gemma3:4b")
+    assert row["skills"] == "refused" and "Ollama" in row["why"] and "v.patch_embedding.weight" in row["why"]
+    outcome = run_here("ask", "Why?", "-m", "gemma3:4b")
+    assert outcome.code == 1 and "gemma3:4b is written in a form of Ollama's own" in outcome.err
+    assert "Hugging Face" in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alias of config.yaml, for -m, NOTES_MODEL and `model:`; -v says which file it is. One that is called as a flag
+    sets nothing."""
+    home.mkdir()
+    (home / "config.yaml").write_text("model: small\nmodels:\n  small: qwen3:0.6b\n  json: lfm2\n")
+    assert "model small: " in run_here("ask", "Why?", "-n", 1, "-v").err
+    monkeypatch.setenv("NOTES_MODEL", "json")
+    assert "lfm2" in run_here("doctor").out
+    found = run_here("models")
+    assert found.out.startswith("name ")
+    rows = {row["name"]: row for row in run_here("models", "--json").json}
+    assert (rows["small"]["store"], rows["small"]["path"]) == ("config.yaml", rows["qwen3:0.6b"]["path"])
+
+
+@pytest.mark.parametrize("text", ["a", "[a]", "{a: [b]}", "{a: {b: c}}", "{a: }"])
+def test_aliases_that_are_none(home: Path, text: str) -> None:
+    """One line that says what they must be, from every command; --help still works."""
+    home.mkdir()
+    (home / "config.yaml").write_text(f"models: {text}")
+    for command in ("models", "ls"):
+        outcome = run_here(command)
+        assert outcome.code == 1 and "`name: file` lines" in outcome.err and outcome.err.count("\n") == 1
+    assert run_here("models", "--help").code == 0
+
+
+def test_a_session_goes_on_with_its_file(user: Path) -> None:
+    """It was begun by a name and remembers the file; another name in the settings changes nothing."""
+    assert run_here("ask", "Why?", "-n", 1, "--session", "mine", "-m", "qwen3:0.6b").code == 0
+    assert run_here("ask", "And?", "-n", 1, "--session", "mine").code == 0
+    shutil.rmtree(user / ".ollama")
+    outcome = run_here("ask", "And?", "-n", 1, "--session", "mine")
+    assert outcome.code == 1 and "session mine was begun with tiny qwen3 F32" in outcome.err
+
+
+def test_doctor_and_python_take_names(user: Path) -> None:
+    import notes_cli as notes
+
+    assert "(tiny qwen3, qwen3, F32)" in run_here("doctor", "-m", "qwen3:0.6b").out
+    missing = run_here("doctor", "-m", "qwen4")
+    assert missing.code == 1 and "PROBLEM" in missing.out and "qwen4: no such model" in missing.out
+    with notes.open("qwen3:0.6b") as model:
+        assert model.name == "tiny qwen3 F32"
+    with pytest.raises(notes.NotesError, match=r"qwen4: no such model\. .* It is neither .*Ollama"):
+        notes.open("qwen4")
+    with pytest.raises(notes.NotesError, match="no such model"):
+        notes.open(Path("qwen3:0.6b"))  # a path is a path
+
+
+def test_names_that_a_terminal_would_obey(user: Path, make_model: Callable[..., Path]) -> None:
+    """They are shown, not sent; a name that is not UTF-8 ends nothing."""
+    folder = os.fsencode(user / ".lmstudio" / "models") + b"/\x1b[31mred\xff/a"
+    os.makedirs(folder)
+    shutil.copy(make_model("llama"), folder + b"/a-Q8_0.gguf")
+    for arguments in (["models"], ["models", "-q"], ["models", "--json"], ["ask", "x", "-m", "red"]):
+        done = subprocess.run(command_line(*arguments), capture_output=True, stdin=subprocess.DEVNULL)
+        assert b"\x1b" not in done.stdout + done.stderr and b"Traceback" not in done.stderr
+        assert b"red" in done.stdout + done.stderr
+
+
+def test_a_shell_completes_names(user: Path) -> None:
+    """After -m; files where no name begins so; not what cannot be used. Nothing of llama.cpp is loaded for it."""
+    script = "import sys\nfrom notes_cli.cli import run\nrun([])\nprint('llama_cpp' in sys.modules, file=sys.stderr)"
+
+    def completed(start: str) -> list[str]:
+        words = {"_NOTES_COMPLETE": "bash_complete", "COMP_WORDS": f"notes ask -m {start}", "COMP_CWORD": "3"}
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **words}
+        )
+        assert done.stderr.splitlines() in (["False"], [])
+        return done.stdout.splitlines()
+
+    assert completed("qw") == ["plain,qwen3:0.6b"]
+    assert completed("l") == ["plain,lfm2:latest", "plain,lmstudio-community/Mistral-GGUF:Q8_0"]
+    assert completed("./x") == ["file,./x"]
+
+
+def test_errors_of_names_are_json_too(notes: Notes, user: Path) -> None:
+    outcome = notes("ask", "Why?", "--json", "-m", "qwen3:8b")
+    assert outcome.code == 1 and "Did you mean qwen3:0.6b?" in json.loads(outcome.out)["error"]["message"]

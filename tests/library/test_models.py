@@ -1,0 +1,436 @@
+"""Models by name: every layout of every store, what a name means, and that nothing leads out of a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.errors import ModelError
+from notes_cli.library.models import Models
+
+from .. import stores
+from ..refused import refused
+
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture
+def model(make_model: MakeModel) -> Path:
+    return make_model("llama")
+
+
+@pytest.fixture
+def other(make_model: MakeModel) -> Path:
+    return make_model("qwen2")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def names(store: str, root: Path) -> list[str]:
+    """All that can be used."""
+    return [one.name for one in Models([(store, root)], {}).named if not one.problem]
+
+
+def problem(store: str, root: Path) -> str:
+    """Why the one model of a store cannot be used."""
+    (one,) = Models([(store, root)], {}).named
+    return one.problem
+
+
+# Ollama.
+
+
+@pytest.mark.parametrize("write", [stores.ollama, stores.ollama_v2])
+def test_ollama_in_both_layouts(write: Callable[..., Path], root: Path, model: Path) -> None:
+    """Its names in all their spellings lead to the blob, whatever other layers there are."""
+    write(root, "library/qwen3/0.6b", stores.manifest(root, model, projector="x"))
+    write(root, "me/mine/latest", stores.manifest(root, model))
+    write(root, "hf.co/unsloth/Qwen3-GGUF/Q4_K_M", stores.manifest(root, model))
+    assert names("Ollama", root) == ["hf.co/unsloth/Qwen3-GGUF:Q4_K_M", "me/mine:latest", "qwen3:0.6b"]
+    words = ["qwen3:0.6b", "qwen3", "Qwen3:0.6B", "library/qwen3:0.6b", "registry.ollama.ai/library/qwen3:0.6b"]
+    words += ["ollama.com/library/qwen3", "me/mine", "me/mine:latest", "hf.co/unsloth/Qwen3-GGUF:q4_k_m"]
+    for word in words:
+        path = Models([("Ollama", root)], {}).find(word)
+        assert path.parent == root / "blobs" and path.read_bytes() == model.read_bytes(), word
+
+
+def test_the_second_layout_comes_first(root: Path, model: Path, other: Path) -> None:
+    """One name in both, as after an upgrade: one model, that of the second."""
+    stores.ollama(root, "library/a/latest", stores.manifest(root, other))
+    stores.ollama_v2(root, "library/a/latest", stores.manifest(root, model))
+    assert names("Ollama", root) == ["a:latest"]
+    assert Models([("Ollama", root)], {}).find("a").read_bytes() == model.read_bytes()
+
+
+def test_a_manifest_that_was_copied(root: Path, model: Path) -> None:
+    """Where a file system has no links, the entry of the second layout is a copy of the blob."""
+    path = stores.ollama_v2(root, "library/a/latest", stores.manifest(root, model))
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+    assert names("Ollama", root) == ["a:latest"]
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_list_with_a_manifest_for_each_format(root: Path, model: Path, inline: bool) -> None:
+    """The GGUF's is taken, whether the list holds it or its digest; a list without one says so."""
+    gguf = {**stores.manifest(root, model), "runner": "ollama", "format": "gguf"}
+    mlx = {**stores.manifest(root, None, tensor="x"), "runner": "mlx", "format": "safetensors"}
+    if not inline:
+        digests = [stores.blob(root, json.dumps(child).encode()) for child in (mlx, gguf)]
+        mlx = {"mediaType": stores.MANIFEST, "digest": digests[0], "runner": "mlx", "format": "safetensors"}
+        gguf = {"mediaType": stores.MANIFEST, "digest": digests[1], "runner": "ollama", "format": "gguf"}
+    whole = {"schemaVersion": 2, "mediaType": stores.LIST}
+    stores.ollama_v2(root, "library/a/latest", {**whole, "manifests": [mlx, gguf]})
+    assert Models([("Ollama", root)], {}).find("a").read_bytes() == model.read_bytes()
+    stores.ollama_v2(root, "library/b/latest", {**whole, "manifests": [mlx]})
+    with refused(ModelError, "b:latest .* no GGUF, only other formats"):
+        Models([("Ollama", root)], {}).find("b")
+
+
+def test_no_tag_is_latest_else_the_only_one(root: Path, model: Path, other: Path) -> None:
+    """As in Ollama. Without a `latest`, several tags are several candidates."""
+    stores.ollama(root, "library/a/8b", stores.manifest(root, other))
+    assert Models([("Ollama", root)], {}).find("a").read_bytes() == other.read_bytes()
+    stores.ollama(root, "library/a/4b", stores.manifest(root, model))
+    with refused(ModelError, r"a may be a:4b \(Ollama\) or a:8b \(Ollama\)\. Name one of these"):
+        Models([("Ollama", root)], {}).find("a")
+    stores.ollama(root, "library/a/latest", stores.manifest(root, model))
+    assert Models([("Ollama", root)], {}).find("a").read_bytes() == model.read_bytes()
+
+
+def test_tags_of_one_blob_are_one_model(root: Path, model: Path) -> None:
+    stores.ollama(root, "library/a/4b", stores.manifest(root, model))
+    stores.ollama(root, "library/a/4b-q8_0", stores.manifest(root, model))
+    assert Models([("Ollama", root)], {}).find("a").is_file()
+
+
+DEEP = b'{"layers": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not valid"),
+        (b"{", "is not valid"),
+        (b"[]", "is not valid"),
+        (b"\xff\xfe", "is not valid"),
+        (DEEP, "is not valid"),
+        (b"{}", "names no model"),
+        (b'{"layers": {"mediaType": 3}}', "names no model"),
+        (b'{"layers": [3, null, {}]}', "names no model"),
+        (b'{"mediaType": "application/vnd.ollama.manifest.list.v2+json", "manifests": 3}', "no GGUF"),
+        (b" " * (4 << 20) + b"{}", "larger than 4 MiB"),
+    ],
+)
+def test_a_manifest_that_is_none(root: Path, content: bytes, message: str) -> None:
+    """It is listed with what is wrong, and hides no other."""
+    stores.ollama(root, "library/a/latest", content)
+    assert message in problem("Ollama", root)
+
+
+@pytest.mark.parametrize(
+    "digest",
+    [
+        *("../../../secret", "sha256:../../secret", "/etc/passwd", "sha256-" + "../" * 21 + "a", ""),
+        *(3, None, ["a"], "sha256:" + "g" * 64, "sha256:" + "a" * 63, "sha256:" + "a" * 64 + "/../x"),
+    ],
+)
+def test_a_digest_names_a_blob_and_nothing_else(root: Path, model: Path, tmp_path: Path, digest: Any) -> None:
+    """Of a model or of a manifest in a list: no path can be spelt with it."""
+    shutil.copy(model, tmp_path / "secret")
+    layers = [{"mediaType": f"{stores.IMAGE}model", "digest": digest}]
+    stores.ollama(root, "library/a/latest", {"layers": layers})
+    assert "which is no digest" in problem("Ollama", root)
+    child = {"mediaType": stores.MANIFEST, "digest": digest, "format": "gguf"}
+    stores.ollama(root, "library/a/latest", {"mediaType": stores.LIST, "manifests": [child]})
+    assert "which is no digest" in problem("Ollama", root)
+
+
+def test_what_is_not_a_whole_model(root: Path, model: Path) -> None:
+    """A LoRA, safetensors, a blob that is missing, two models: each says so."""
+    for name, kinds, message in (
+        ("a", {"model": "x", "adapter": "y"}, "adapter"),
+        ("b", {"tensor": "x"}, "safetensors"),
+        ("c", {}, "names no model"),
+    ):
+        stores.ollama(root, f"library/{name}/latest", stores.manifest(root, None, **kinds))
+        with refused(ModelError, f"{name}:latest .* cannot be used: .*{message}"):
+            Models([("Ollama", root)], {}).find(name)
+    two = stores.manifest(root, model)
+    two["layers"] += stores.manifest(root, None, model="x")["layers"]
+    stores.ollama(root, "library/d/latest", two)
+    with refused(ModelError, "several models"):
+        Models([("Ollama", root)], {}).find("d")
+    gone = stores.manifest(root, None, model="once")
+    stores.ollama(root, "library/e/latest", gone)
+    digest = next(layer["digest"] for layer in gone["layers"] if layer["mediaType"].endswith("model"))
+    (root / "blobs" / digest.replace(":", "-")).unlink()
+    with refused(ModelError, "e:latest .* file is missing"):
+        Models([("Ollama", root)], {}).find("e")
+
+
+def test_links_that_lead_out_of_ollamas_store(root: Path, model: Path, tmp_path: Path) -> None:
+    """A manifest or a blob that is a link to elsewhere, or to itself, is said and not read."""
+    outside = tmp_path / "outside"
+    manifest = stores.manifest(outside, model)
+    secret = stores.ollama(outside, "library/a/latest", manifest)
+    link = root / "manifests" / "registry.ollama.ai" / "library" / "a" / "latest"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(secret)
+    assert "outside of" in problem("Ollama", root)
+    link.unlink()
+    link.symlink_to(link)
+    assert "manifest cannot be used" in problem("Ollama", root)
+    link.unlink()
+    link.write_text(json.dumps(manifest))
+    (root / "blobs").symlink_to(outside / "blobs")
+    assert "outside of" in problem("Ollama", root)
+
+
+def test_a_store_that_is_a_link(root: Path, model: Path, tmp_path: Path) -> None:
+    """People move it to another disk: that is no link out of it."""
+    stores.ollama_v2(tmp_path / "disk", "library/a/latest", stores.manifest(tmp_path / "disk", model))
+    root.symlink_to(tmp_path / "disk")
+    assert names("Ollama", root) == ["a:latest"]
+
+
+# Hugging Face and llama.cpp.
+
+
+def test_hub_names(root: Path, model: Path, other: Path) -> None:
+    """By quantization, by the end of the file's name, by all of it; with and without the host; in any case."""
+    stores.hub(root, "unsloth/Qwen3-GGUF", {"Qwen3-Q4_K_M.gguf": model, "Qwen3-UD-Q8_K_XL.gguf": other})
+    assert names("Hugging Face", root) == ["unsloth/Qwen3-GGUF:Q4_K_M", "unsloth/Qwen3-GGUF:Q8_K_XL"]
+    for word, source in (
+        ("unsloth/Qwen3-GGUF:Q4_K_M", model),
+        ("hf.co/unsloth/Qwen3-GGUF:q4_k_m", model),
+        ("huggingface.co/UNSLOTH/qwen3-gguf:Qwen3-Q4_K_M", model),
+        ("unsloth/Qwen3-GGUF:UD-Q8_K_XL", other),
+        ("unsloth/Qwen3-GGUF:Q8_K_XL", other),
+    ):
+        path = Models([("Hugging Face", root)], {}).find(word)
+        assert path.read_bytes() == source.read_bytes() and "snapshots" in path.parts
+    with refused(ModelError, "may be unsloth/Qwen3-GGUF:Q4_K_M .* or unsloth/Qwen3-GGUF:Q8_K_XL"):
+        Models([("Hugging Face", root)], {}).find("unsloth/Qwen3-GGUF")
+    for word in ("unsloth/Qwen3-GGUF:Q8", "unsloth/Qwen3", "Qwen3-GGUF", "unsloth/Qwen3-GGUF:"):
+        with pytest.raises(ModelError, match="no such model"):
+            Models([("Hugging Face", root)], {}).find(word)
+
+
+def test_two_files_of_one_quantization(root: Path, model: Path, other: Path) -> None:
+    """They are shown by their whole names, and the quantization alone is ambiguous."""
+    stores.hub(root, "a/b", {"m-Q4_K_M.gguf": model, "m-UD-Q4_K_M.gguf": other})
+    assert names("Hugging Face", root) == ["a/b:m-Q4_K_M", "a/b:m-UD-Q4_K_M"]
+    find = Models([("Hugging Face", root)], {}).find
+    assert find("a/b:UD-Q4_K_M").read_bytes() == find("a/b:m-UD-Q4_K_M").read_bytes() == other.read_bytes()
+    with refused(ModelError, "may be a/b:m-Q4_K_M .* or a/b:m-UD-Q4_K_M"):
+        find("a/b:Q4_K_M")
+
+
+def test_what_lies_beside_a_model(root: Path, model: Path, other: Path, tmp_path: Path) -> None:
+    """A projector, by its name or by its head, a draft, an importance matrix and a readme are no models."""
+    import tiny
+
+    lora = tiny.alter_model(tmp_path / "lora.gguf", model, keys={"general.type": "adapter"})
+    files = {"m-Q8_0.gguf": model, "mmproj-F16.gguf": other, "m.imatrix.gguf": other, "mtp-m-Q8_0.gguf": other}
+    stores.hub(root, "a/b", {**files, "sees-F16.gguf": lora, "README.md": other})
+    assert Models([("Hugging Face", root)], {}).find("a/b").read_bytes() == model.read_bytes()
+    with refused(ModelError, "no language model"):
+        Models([("Hugging Face", root)], {}).find("a/b:sees-F16")
+
+
+def test_main_decides_which_snapshot(root: Path, model: Path, other: Path) -> None:
+    """Another reference where there is no `main`, all snapshots where there is none; a reference spells no path."""
+    new, old = "a" * 40, "b" * 40
+    folder = stores.hub(root, "a/b", {"m-Q8_0.gguf": other}, old, "refs-pr").parents[1]
+    stores.hub(root, "a/b", {"m-Q8_0.gguf": model}, new)
+    find = lambda: Models([("Hugging Face", root)], {}).find("a/b")  # noqa: E731
+    assert find().read_bytes() == model.read_bytes()
+    (folder / "refs" / "main").unlink()
+    assert find().read_bytes() == other.read_bytes()
+    shutil.rmtree(folder / "refs")
+    with refused(ModelError, "may be a/b:m-Q8_0 .* or a/b:m-Q8_0 .*-m .*a{40}.* or -m .*b{40}"):
+        find()
+    (folder / "refs").mkdir()
+    for text in ("../../../outside", "\xff" * 40, "", new[:39], new + "/.."):
+        (folder / "refs" / "main").write_text(text, encoding="latin-1")
+        with pytest.raises(ModelError, match="may be"):
+            find()
+
+
+def test_a_model_in_a_folder_and_in_parts(root: Path, model: Path, tmp_path: Path) -> None:
+    """It is one model, its path that of the first part; a part that is missing is named."""
+    import tiny
+
+    parts = [f"m-Q8_0-{number + 1:05d}-of-00002.gguf" for number in range(2)]
+    made = [tiny.alter_model(tmp_path / part, model, part=(number, 2)) for number, part in enumerate(parts)]
+    snapshot = stores.hub(root, "a/b", {f"Q8_0/{path.name}": path for path in made})
+    assert names("Hugging Face", root) == ["a/b:Q8_0"]
+    assert Models([("Hugging Face", root)], {}).find("a/b:q8_0") == snapshot / "Q8_0" / parts[0]
+    (snapshot / "Q8_0" / parts[1]).resolve().unlink()
+    with pytest.raises(ModelError, match="1 of its 2 parts are there"):
+        Models([("Hugging Face", root)], {}).find("a/b")
+
+
+def test_a_download_that_goes_on(root: Path, model: Path) -> None:
+    """It is listed as such, and a model of the repository that is whole can be used."""
+    folder = root / "models--a--b"
+    (folder / "blobs").mkdir(parents=True)
+    (folder / "blobs" / "abc.incomplete").write_bytes(b"GGUF")
+    with refused(ModelError, "a download of it has not been finished"):
+        Models([("Hugging Face", root)], {}).find("a/b")
+    stores.hub(root, "a/b", {"m-Q8_0.gguf": model})
+    assert Models([("Hugging Face", root)], {}).find("a/b").is_file()
+
+
+def test_links_that_lead_out_of_the_hub(root: Path, model: Path, tmp_path: Path) -> None:
+    """And those that lead nowhere, or in a circle."""
+    snapshot = stores.hub(root, "a/b", {"m-Q8_0.gguf": model})
+    link = snapshot / "m-Q8_0.gguf"
+    for target, message in ((model, "outside of"), (tmp_path / "none", "missing"), (link, "")):
+        link.unlink()
+        link.symlink_to(target)
+        assert message in problem("Hugging Face", root) != ""
+    (snapshot / "loop").symlink_to(snapshot)
+    assert len(Models([("Hugging Face", root)], {}).named) == 1
+
+
+def test_the_older_cache_of_llama_cpp(root: Path, model: Path, other: Path) -> None:
+    """With the manifest of the download the repository is known; without, the file's own name is the name."""
+    stores.flat(root, "user/my_repo-GGUF", "m_1-Q8_0.gguf", model, tag="Q8_0")
+    stores.flat(root, "user/my", "m-Q4_0.gguf", other, tag="latest")
+    stores.flat(root, "Some/Thing-GGUF", "thing.Q5_K_M.gguf", model)
+    (root / "user_my_m-Q2_K.gguf.downloadInProgress").write_bytes(b"GGUF")
+    found = Models([("llama.cpp", root)], {})
+    expected = ["Some_Thing-GGUF_thing.Q5_K_M", "user/my:Q2_K", "user/my:Q4_0", "user/my_repo-GGUF:Q8_0"]
+    assert [one.name for one in found.named] == expected
+    assert found.find("user/my_repo-GGUF:q8_0").read_bytes() == model.read_bytes()
+    assert found.find("user/my").read_bytes() == other.read_bytes()
+    assert found.find("some/thing-gguf:Q5_K_M") == found.find("Some_Thing-GGUF_thing.Q5_K_M")
+    with refused(ModelError, "download has not been finished"):
+        found.find("hf.co/user/my:Q2_K")
+
+
+# LM Studio.
+
+
+def test_lm_studio(root: Path, model: Path, other: Path) -> None:
+    """Publisher and model; a file that was imported may be a link to anywhere."""
+    stores.lm_studio(root, "lmstudio-community/Qwen3-GGUF", "Qwen3-Q8_0.gguf", model)
+    stores.lm_studio(root, "lmstudio-community/Qwen3-GGUF", "mmproj-Qwen3-F16.gguf", other)
+    (root / "me" / "mine").mkdir(parents=True)
+    (root / "me" / "mine" / "mine.gguf").symlink_to(other)
+    (root / "me" / ".DS_Store").write_bytes(b"x")
+    assert names("LM Studio", root) == ["lmstudio-community/Qwen3-GGUF:Q8_0", "me/mine:mine"]
+    find = Models([("LM Studio", root)], {}).find
+    assert find("lmstudio-community/qwen3-gguf").read_bytes() == model.read_bytes()
+    assert find("me/mine").read_bytes() == other.read_bytes()
+
+
+def test_names_that_are_no_text(root: Path, model: Path) -> None:
+    """A folder whose name is not UTF-8 hides nothing."""
+    odd = os.fsencode(root) + b"/\xff/\xfe"
+    os.makedirs(odd)
+    shutil.copy(model, odd + b"/m-Q8_0.gguf")
+    stores.lm_studio(root, "me/mine", "m.gguf", model)
+    assert sorted(names("LM Studio", root)) == ["me/mine:m", "\udcff/\udcfe:Q8_0"]
+
+
+# Any of them.
+
+
+def test_one_name_in_two_stores(root: Path, model: Path, other: Path, tmp_path: Path) -> None:
+    """Two files: refused, with both. One file by two names: that one."""
+    second = tmp_path / "second"
+    stores.hub(root, "me/mine", {"m-Q8_0.gguf": model})
+    path = stores.lm_studio(second, "me/mine", "m-Q8_0.gguf", other)
+    both = [("Hugging Face", root), ("LM Studio", second)]
+    with refused(ModelError, rf"\(Hugging Face\) or me/mine:Q8_0 \(LM Studio\)\. Name its file: -m .* or -m {path}"):
+        Models(both, {}).find("me/mine:Q8_0")
+    path.unlink()
+    path.symlink_to(Models(both, {}).find("me/mine"))
+    assert Models(both, {}).find("me/mine").read_bytes() == model.read_bytes()
+
+
+def test_a_path_is_never_a_name(root: Path, model: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file wins. A folder, or what looks like a path and is not there, is told with the file of that name."""
+    stores.lm_studio(root, "me/mine", "m.gguf", model)
+    stores.ollama(root, "library/a/latest", stores.manifest(root, model))
+    monkeypatch.chdir(root.parent)
+    known = Models([("LM Studio", root), ("Ollama", root)], {"b": str(model)})
+    for word in ("m.gguf", "./a", "../a", "/a", "~/a", "a/b.GGUF"):
+        assert known.find(word) == Path(word).expanduser()
+    Path("me").mkdir()
+    with refused(ModelError, "me/mine: no such file, but also the name of a model. Name its file: -m .*m.gguf"):
+        known.find("me/mine")
+    assert known.find("me/other") == Path("me/other")
+    Path("me/mine").mkdir()
+    Path("b").mkdir()
+    with refused(ModelError, "me/mine: is a folder, but also the name of a model. Name its file: -m .*m.gguf"):
+        known.find("me/mine")
+    with refused(ModelError, f"b: is a folder.* -m {model}"):
+        known.find("b")
+    shutil.copy(other, "a")
+    assert known.find("a") == Path("a")
+
+
+def test_aliases(root: Path, model: Path, other: Path) -> None:
+    """To a file, to a name, to another alias; they win over names; a circle is an error, and its own name no circle."""
+    stores.ollama(root, "library/a/latest", stores.manifest(root, model))
+    given = {
+        "file": str(other),
+        "name": "a",
+        "far": "name",
+        "a": str(other),
+        "x": "y",
+        "y": "z",
+        "z": "y",
+        "gone": "nothing",
+    }
+    known = Models([("Ollama", root)], given)
+    assert known.find("file") == known.find("far") == known.find("a") == other
+    assert known.find("a:latest").read_bytes() == model.read_bytes()
+    for word in ("x", "y"):
+        with refused(ModelError, "models in config.yaml goes in a circle: .*y, z, y"):
+            known.find(word)
+    problems = {one.name: one.problem for one in known.all}
+    assert problems["gone"] == "nothing: no such model" and "circle" in problems["x"] and not problems["file"]
+
+
+def test_a_miss_says_where_was_looked(root: Path, model: Path) -> None:
+    """And what is near: the same model with another tag, a part of the name, a slip."""
+    stores.ollama(root, "library/qwen3/0.6b", stores.manifest(root, model))
+    stores.lm_studio(root, "google/gemma-GGUF", "gemma-Q4_0.gguf", model)
+    known = Models([("Ollama", root), ("LM Studio", root)], {})
+    with refused(ModelError, rf"^nothing: no such model\. It is .* in {root} \(Ollama\), {root} \(LM Studio\)"):
+        known.find("nothing")
+    for word, near in (
+        ("qwen3:8b", "qwen3:0.6b"),
+        ("gemma", "google/gemma-GGUF:Q4_0"),
+        ("google/gema-GGUF:Q4_0", "google/gemma-GGUF:Q4_0"),
+    ):
+        with refused(ModelError, rf"Did you mean {near}\?"):
+            known.find(word)
+
+
+@pytest.mark.parametrize(
+    "word", ["", "a\0b", "x" * 5000, "~nobody-here", ":", "/", "a:b:c", "\udcff", "a/../../b", "*"]
+)
+def test_words_that_nobody_should_type(root: Path, model: Path, word: str) -> None:
+    """A path as it is, or a ModelError."""
+    stores.ollama(root, "library/a/latest", stores.manifest(root, model))
+    try:
+        found = Models([("Ollama", root)], {}).find(word)
+    except ModelError:
+        return
+    assert not found.is_file()
