@@ -83,18 +83,18 @@ def _rows(known: Models) -> list[_Row]:
 
 
 def _facts(row: _Row) -> dict[str, object]:
-    header, skills = row.header, row.skills
+    model, header, skills = row.model, row.header, row.skills
+    facts = {"name": model.name, "store": model.store, "path": str(model.path), "problem": row.problem}
+    if header is None or skills is None:
+        return facts
     return {
-        "name": row.model.name,
-        "store": row.model.store,
-        "path": str(row.model.path),
-        "problem": row.problem,
-        "bytes": header.size if header else None,
-        "quantization": header.quantization or None if header else None,
-        "context": header.context if header else None,
-        "architecture": header.architecture or None if header else None,
-        "skills": skills.how if skills else None,
-        "why": skills.why or None if skills else None,
+        **facts,
+        "bytes": header.size,
+        "quantization": header.quantization or None,
+        "context": header.context,
+        "architecture": header.architecture,
+        "skills": skills.how,
+        "why": skills.why or None,
     }
 
 

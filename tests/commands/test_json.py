@@ -10,6 +10,7 @@ import pytest
 
 from notes_cli.config import resource, shipped_model
 
+from .. import stores
 from .conftest import Notes, saved
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
@@ -76,6 +77,7 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("rm --json", ["rm", "returns", "--json"]),
         ("rm --json", ["rm", "returns", "--dry-run", "--json"]),
         ("inspect --json", ["inspect", "returns", "--json"]),
+        ("models --json", ["models", "--json"]),
         ("doctor --json", ["doctor", "--json"]),
         ("profile ls --json", ["profile", "ls", "--json"]),
         ("calibrate --json", ["profile", "show", "PROFILE", "--json"]),
@@ -83,7 +85,7 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
     ],
 )
 def test_keys_are_those_of_the_document(
-    notes: Notes, compiled: Path, section: str, arguments: list[str], tmp_path: Path
+    notes: Notes, model: Path, compiled: Path, section: str, arguments: list[str], tmp_path: Path
 ) -> None:
     """Not one more, not one less, each of the type that the table says."""
     keys = documented(section)
@@ -92,6 +94,8 @@ def test_keys_are_those_of_the_document(
         assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", "2").code == 0
         assert notes("edit", "mine", "--field", "tier=basic").code == 0
         assert notes("session", "export", "mine", tmp_path / "imported.notes.tar").code == 0
+    if arguments[0] == "models":
+        stores.lm_studio(Path.home() / ".lmstudio" / "models", "me/mine", "mine-Q8_0.gguf", model)
     if arguments[0] == "profile":
         name = saved(notes)
         arguments = [argument.replace("PROFILE", name) for argument in arguments]
