@@ -84,7 +84,12 @@ def _rows(known: Models) -> list[_Row]:
 
 def _facts(row: _Row) -> dict[str, object]:
     model, header, skills = row.model, row.header, row.skills
-    facts = {"name": model.name, "store": model.store, "path": str(model.path), "problem": row.problem}
+    facts: dict[str, object] = {
+        "name": model.name,
+        "store": model.store,
+        "path": str(model.path),
+        "problem": row.problem,
+    }
     if header is None or skills is None:
         return facts
     return {

@@ -6,7 +6,7 @@ Each can be set for good by a NOTES_* variable or in config.yaml (see cli.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -216,14 +216,13 @@ def open_workspace(
         rope_freq_scale=given["rope_freq_scale"] or 0.0,
         yarn_orig_ctx=given["yarn_orig_ctx"],
     )
-    path = _model_path(begun, session, given["model"], quiet)
-    if given["verbose"] and given["model"] not in (None, str(path)):
-        output.say(f"model {given['model']}: {path}")
+    path = _model_path(begun, session, given, quiet)
+    name = path.name if path.suffix == ".gguf" else "the model"  # a blob is called by its digest
     size = path.stat().st_size if path.is_file() else 0
     small = quiet or size < NOTICED
     reading = output.progress("reading the model's file to know it again", "MB", hidden=small, later=True)
     with reading as hashing, ExitStack() as stack:
-        with output.progress(f"loading {path.name} ({output.human_size(size)})", "%", hidden=small) as update:
+        with output.progress(f"loading {name} ({output.human_size(size)})", "%", hidden=small) as update:
             update(0, 100)
             workspace = Workspace(
                 path,
@@ -283,21 +282,21 @@ def _cache_types(begun: Header | None, given: Mapping[str, Any]) -> tuple[str, s
     return given["cache_type_k"], given["cache_type_v"]
 
 
-def _model_path(begun: Header | None, session: str | None, given: str | None, quiet: bool) -> Path:
+def _model_path(begun: Header | None, session: str | None, options: Mapping[str, Any], quiet: bool) -> Path:
     """The model on the command line, else the session's, else that of the settings, else the one that ships, which a
     line on stderr tells. Raise SessionError where a session's file is gone, ModelError for a name that there is not."""
     from notes_cli import config, output
     from notes_cli.errors import SessionError
-    from notes_cli.runtime.naming import model_file
 
+    given = options["model"]
     if given is not None and (begun is None or named("model")):
-        return model_file(given)
+        return _given_model(given, options["verbose"])
     shipped = config.shipped_model() if given is None else None
     path = Path(begun.model) if begun else shipped
     if begun and not (path and path.is_absolute() and path.is_file()):
         if Path(begun.model).name == config.SHIPPED_MODEL:  # notes was installed elsewhere since
             path = config.shipped_model()
-        elif given is not None and (other := model_file(given)).is_file():
+        elif given is not None and (other := _given_model(given, options["verbose"])).is_file():
             path = other
         else:
             what = f"{begun.identity.model} {begun.identity.quantization} ({begun.model})"
@@ -308,4 +307,24 @@ def _model_path(begun: Header | None, session: str | None, given: str | None, qu
             "this is the demonstration model, which reads the skills that ship and little else. "
             "Name your own: -m FILE, or NOTES_MODEL=FILE"
         )
+    return path
+
+
+def _given_model(word: str, verbose: bool) -> Path:
+    """The file of a model that the user names. Raise ModelError for a name that there is not. A line on stderr says
+    which file a name is (`verbose`), and that a file is in a form that is misread: names of such are refused."""
+    from notes_cli import output
+    from notes_cli.engine.header import read_header
+    from notes_cli.engine.ollama_form import INSTEAD, form_of_ollama
+    from notes_cli.errors import ModelError, told
+    from notes_cli.runtime.naming import model_file
+
+    path = model_file(word)
+    if path != Path(word).expanduser():
+        if verbose:
+            output.say(f"model {word}: {path}")
+        return path
+    with suppress(ModelError):  # whoever loads it says it better
+        if form := form_of_ollama(read_header(path)):
+            output.say(f"warning: {told(f'{path} is {form}', INSTEAD)}")
     return path

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from notes_cli.engine.header import Header
-from notes_cli.engine.ollama_form import ollama_sign
+from notes_cli.engine.ollama_form import form_of_ollama
 
 How = Literal["spliced", "restored", "refused"]
 
@@ -80,9 +80,9 @@ def skills_of(header: Header) -> Skills:
     """What can be done with skills on the model with this head."""
     name = header.architecture
     if not header.model:
-        return Skills("refused", f"no language model, but {header.text('general.type') or 'a projector'}")
-    if sign := ollama_sign(header):
-        return Skills("refused", f"written in a form of Ollama's own, which llama.cpp does not read right ({sign})")
+        return Skills("refused", "this is no language model")
+    if form := form_of_ollama(header):
+        return Skills("refused", f"this model is {form}")
     skills = ARCHITECTURES.get(name) or Skills("refused", f"this llama.cpp has no architecture {name!r}")
     if skills.how != "refused" and header.values.get(f"{name}.attention.causal") is False:
         return Skills("refused", "this model's attention looks ahead, so rows depend on what follows them")

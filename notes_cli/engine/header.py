@@ -1,7 +1,7 @@
 """What a GGUF model says of itself in its head: metadata, and where its tensors end. Read without llama.cpp.
 
-These files are anybody's: every length is checked against the size of the file before anything is read or kept. No
-tensor's bytes are read, and of arrays only the length is kept.
+These files are anybody's: every length is checked against the size of the file before anything is read for it. Of
+arrays only the length is kept, of tensors the shape.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -104,7 +104,7 @@ class Header:
     values: dict[str, int | float | bool | str]  # of an array: how many elements it has
     tensors: dict[str, tuple[int, ...]]  # their shapes, as the file has them
     size: int  # bytes of all files
-    missing: int = field(default=0)  # bytes that the files lack for their tensors
+    missing: int = 0  # bytes that the files lack for their tensors
 
     def text(self, key: str) -> str:
         """A value that is a text, "" if it is none."""
@@ -133,8 +133,8 @@ class Header:
 
     @property
     def model(self) -> bool:
-        """Whether this is a language model: not the projector of one that sees, a LoRA, an importance matrix."""
-        return self.architecture != "clip" and self.text("general.type") in ("", "model")
+        """Whether this is a language model: not the projector of one that sees, a LoRA, a vocabulary alone."""
+        return bool(self.tensors) and self.architecture != "clip" and self.text("general.type") in ("", "model")
 
 
 def read_header(path: Path) -> Header:

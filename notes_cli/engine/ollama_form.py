@@ -52,9 +52,16 @@ _TENSORS = {
 
 _LLAMA3_TOKENS = 128256
 
+INSTEAD = "Take a GGUF of this model that was made for llama.cpp, as those on Hugging Face are"
 
-def ollama_sign(header: Header) -> str:
-    """What shows that a model is in Ollama's form, for people; "" if nothing does."""
+
+def form_of_ollama(header: Header) -> str:
+    """What to say of a model in Ollama's form, with what shows it; "" of any other."""
+    sign = _sign(header)
+    return f"in a form of Ollama's own, which llama.cpp refuses or misreads ({sign})" if sign else ""
+
+
+def _sign(header: Header) -> str:
     name = header.architecture
     if name in _NAMES:
         return f"architecture {name}, which is {_NAMES[name]} there"

@@ -37,9 +37,10 @@ def _repository(root: Path, folder: Path, called: tuple[str, ...], tell: Tell) -
         whole = folder / "snapshots" / snapshot
         for place, _, names in os.walk(whole, onerror=lambda error: tell(unreadable(error))):  # links not followed
             paths += [Path(place, name) for name in sorted(names)]
-    yield from files(STORE, called, paths, lambda path: fault(path, root))
+    found = list(files(STORE, called, paths, lambda path: fault(path, root)))
+    yield from found
     for blob in listed(folder / "blobs", tell):
-        if blob.endswith(_UNFINISHED):
+        if blob.endswith(_UNFINISHED) and (found or "gguf" in called[0].lower()):
             yield Named(STORE, called, "", folder / "blobs" / blob, "a download of it has not been finished")
 
 

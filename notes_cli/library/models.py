@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from notes_cli.engine.header import Header, read_header
-from notes_cli.engine.ollama_form import ollama_sign
+from notes_cli.engine.ollama_form import INSTEAD, form_of_ollama
 from notes_cli.errors import Help, ModelError
 from notes_cli.library import hub, llama_cpp, lm_studio, ollama
 from notes_cli.library.named import Named, Tell, parse
@@ -104,7 +104,7 @@ class Models:
             found = [one for one in found if one.bases not in latest or one.tag == "latest"]
         once: dict[object, Named] = {}
         for one in found:
-            once.setdefault(file_key(one.path) or one, one)
+            once.setdefault((file_key(one.path) or one, not one.problem), one)
         return list(once.values())
 
     def _unknown(self, word: str) -> ModelError:
@@ -158,8 +158,5 @@ def _check(one: Named, header: Header) -> None:
     """Raise ModelError for what llama.cpp would refuse in its own words, or misread."""
     if not header.model:
         raise ModelError(f"{one.name} ({one.path}) is no language model")
-    if sign := ollama_sign(header):
-        raise ModelError(
-            f"{one.name} is written in a form of Ollama's own, which llama.cpp does not read right ({sign})",
-            "Take a GGUF of this model that was made for llama.cpp, as those on Hugging Face are",
-        )
+    if form := form_of_ollama(header):
+        raise ModelError(f"{one.name} is {form}", INSTEAD)

@@ -167,8 +167,19 @@ def test_a_model_in_ollamas_own_form(user: Path, make_model: Callable[..., Path]
     (row,) = (row for row in run_here("models", "--json").json if row["name"] == "gemma3:4b")
     assert row["skills"] == "refused" and "Ollama" in row["why"] and "v.patch_embedding.weight" in row["why"]
     outcome = run_here("ask", "Why?", "-m", "gemma3:4b")
-    assert outcome.code == 1 and "gemma3:4b is written in a form of Ollama's own" in outcome.err
+    assert outcome.code == 1 and "gemma3:4b is in a form of Ollama's own" in outcome.err
     assert "Hugging Face" in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_a_file_in_ollamas_own_form(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """Named by its path it is taken, and a warning says that it is misread."""
+    import tiny
+
+    path = tmp_path / "a.gguf"
+    tiny.alter_model(path, make_model("mistral3"), keys={"mistral3.rope.scaling.beta_fast": 32.0})
+    outcome = run_here("ask", "Why?", "-n", 1, "-m", path)
+    assert outcome.code == 0 and outcome.err.startswith(f"warning: {path} is in a form of Ollama's own")
+    assert "warning" not in run_here("ask", "Why?", "-n", 1, "-m", make_model("mistral3")).err
 
 
 def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

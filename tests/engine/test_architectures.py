@@ -13,7 +13,7 @@ from notes_cli.engine.architectures import ARCHITECTURES, skills_of
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.header import Header, read_header
 from notes_cli.engine.model import Model
-from notes_cli.engine.ollama_form import ollama_sign
+from notes_cli.engine.ollama_form import form_of_ollama
 from notes_cli.errors import ModelError
 
 MakeModel = Callable[..., Path]
@@ -58,7 +58,7 @@ def test_an_architecture_that_there_is_not(make_model: MakeModel, tmp_path: Path
     """And a model whose attention looks ahead, whatever its architecture."""
     import tiny
 
-    assert skills_of(Header({"general.architecture": "mllama"}, {}, 1)).why.endswith("'mllama'")
+    assert skills_of(Header({"general.architecture": "mllama"}, {"a": ()}, 1)).why.endswith("'mllama'")
     path = tiny.alter_model(tmp_path / "a.gguf", make_model("llama"), keys={"llama.attention.causal": False})
     assert skills_of(read_header(path)).how == "refused"
     with Model(path) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
@@ -86,12 +86,12 @@ def test_llama_cpp_refuses_what_has_a_sign(
     import tiny
 
     path = tiny.alter_model(tmp_path / "ollama.gguf", make_model(kind), **changes)
-    assert ollama_sign(read_header(path))
+    assert form_of_ollama(read_header(path))
     assert "Ollama" in skills_of(read_header(path)).why
     with pytest.raises(ModelError, match="cannot load"):
         Model(path)
     same = tiny.alter_model(tmp_path / "same.gguf", make_model(kind))
-    assert ollama_sign(read_header(same)) == ""
+    assert form_of_ollama(read_header(same)) == ""
     Model(same).close()
 
 
@@ -103,7 +103,7 @@ def test_llama_cpp_takes_without_a_word_what_it_misreads(
     import tiny
 
     path = tiny.alter_model(tmp_path / "ollama.gguf", make_model(kind), **changes)
-    assert ollama_sign(read_header(path)) and skills_of(read_header(path)).how == "refused"
+    assert form_of_ollama(read_header(path)) and skills_of(read_header(path)).how == "refused"
     Model(path).close()
 
 
@@ -137,4 +137,4 @@ LLAMA3 = {"tokenizer.ggml.tokens": 128256, "tokenizer.chat_template": "<|start_h
 )
 def test_signs_of_what_is_too_large_to_have_here(signed: Header, plain: Header) -> None:
     """One head with the sign, one of the same model as llama.cpp's converter writes it."""
-    assert ollama_sign(signed) and not ollama_sign(plain)
+    assert form_of_ollama(signed) and not form_of_ollama(plain)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 
 from notes_cli.engine.header import BLOCKS, MAX_HEAD, read_header
@@ -144,13 +145,21 @@ def test_a_split_model_is_read_as_one(make_model: MakeModel, tmp_path: Path) -> 
 
 
 def test_what_is_no_language_model(make_model: MakeModel, tmp_path: Path) -> None:
-    """A projector of pictures, a LoRA."""
+    """A projector of pictures, a LoRA, a vocabulary alone."""
     import tiny
 
     lora = tiny.alter_model(tmp_path / "lora.gguf", make_model("llama"), keys={"general.type": "adapter"})
     assert not read_header(lora).model
     writer = gguf.GGUFWriter(tmp_path / "sees.gguf", "clip")
+    writer.add_tensor("v.patch_embd.weight", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert not read_header(tmp_path / "sees.gguf").model
+    writer = gguf.GGUFWriter(tmp_path / "words.gguf", "llama")
+    tiny.write_tokenizer(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    assert not read_header(tmp_path / "sees.gguf").model
+    assert not read_header(tmp_path / "words.gguf").model

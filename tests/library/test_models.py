@@ -283,14 +283,15 @@ def test_a_model_in_a_folder_and_in_parts(root: Path, model: Path, tmp_path: Pat
 
 
 def test_a_download_that_goes_on(root: Path, model: Path) -> None:
-    """It is listed as such, and a model of the repository that is whole can be used."""
-    folder = root / "models--a--b"
-    (folder / "blobs").mkdir(parents=True)
-    (folder / "blobs" / "abc.incomplete").write_bytes(b"GGUF")
-    with refused(ModelError, "a download of it has not been finished"):
-        Models([("Hugging Face", root)], {}).find("a/b")
-    stores.hub(root, "a/b", {"m-Q8_0.gguf": model})
-    assert Models([("Hugging Face", root)], {}).find("a/b").is_file()
+    """It is listed as such, unless it may be of anything; a model of the repository that is whole can be used."""
+    for name in ("b-GGUF", "b"):
+        (root / f"models--a--{name}" / "blobs").mkdir(parents=True)
+        (root / f"models--a--{name}" / "blobs" / "abc.incomplete").write_bytes(b"GGUF")
+    with refused(ModelError, "a/b-GGUF .* a download of it has not been finished"):
+        Models([("Hugging Face", root)], {}).find("a/b-GGUF")
+    assert len(Models([("Hugging Face", root)], {}).named) == 1
+    stores.hub(root, "a/b-GGUF", {"m-Q8_0.gguf": model})
+    assert Models([("Hugging Face", root)], {}).find("a/b-GGUF").is_file()
 
 
 def test_links_that_lead_out_of_the_hub(root: Path, model: Path, tmp_path: Path) -> None:
@@ -360,6 +361,12 @@ def test_one_name_in_two_stores(root: Path, model: Path, other: Path, tmp_path: 
     path.unlink()
     path.symlink_to(Models(both, {}).find("me/mine"))
     assert Models(both, {}).find("me/mine").read_bytes() == model.read_bytes()
+    outside = tmp_path / "outside.gguf"
+    shutil.copy(model, outside)
+    for link in (path, Models([("Hugging Face", root)], {}).find("me/mine")):
+        link.unlink()
+        link.symlink_to(outside)
+    assert Models(both, {}).find("me/mine") == path  # the hub's may not lead there
 
 
 def test_a_path_is_never_a_name(root: Path, model: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +392,7 @@ def test_a_path_is_never_a_name(root: Path, model: Path, other: Path, monkeypatc
 
 
 def test_aliases(root: Path, model: Path, other: Path) -> None:
-    """To a file, to a name, to another alias; they win over names; a circle is an error, and its own name no circle."""
+    """To a file, to a name, to another alias; they win over names; a circle is an error."""
     stores.ollama(root, "library/a/latest", stores.manifest(root, model))
     given = {
         "file": str(other),
