@@ -112,7 +112,7 @@ class Models:
         spelt = {alias: alias for alias in self._aliases}
         spelt |= {key: one.name for one in self.named for key in (one.bases[0], one.name)}
         near = [one.name for one in self.named if one.called(base, None)]
-        near = near or [name for key, name in spelt.items() if word and word.casefold() in key.casefold()]
+        near = near or [name for key, name in spelt.items() if len(word) > 2 and word.casefold() in key.casefold()]
         near = near or [spelt[key] for key in get_close_matches(word, spelt)]
         near = list(dict.fromkeys(near))
         what = f"{word}: no such model" + (f". Did you mean {' or '.join(near[:_NEAR])}?" if near else "")
