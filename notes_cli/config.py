@@ -88,34 +88,38 @@ def aliases(settings: Mapping[str, Any]) -> dict[str, str]:
 def model_stores() -> list[tuple[str, Path]]:
     """The folders in which other programs keep models, each after the program's name. Not all need be there."""
     stores = [("Ollama", folder) for folder in _ollama()]
-    cache = _variable("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = _variable("XDG_CACHE_HOME") or _home() / ".cache"
     named = _variable("LLAMA_CACHE")
     hub = _variable("HF_HUB_CACHE") or _variable("HUGGINGFACE_HUB_CACHE")
     if hub is None:
         hub = (_variable("HF_HOME") or cache / "huggingface") / "hub"
     stores += [("Hugging Face", folder) for folder in dict.fromkeys((named or hub, hub))]
-    systems = {"darwin": Path.home() / "Library" / "Caches", "win32": _variable("LOCALAPPDATA")}
+    systems = {"darwin": _home() / "Library" / "Caches", "win32": _variable("LOCALAPPDATA")}
     stores.append(("llama.cpp", named or (systems.get(sys.platform) or cache) / "llama.cpp"))
     return [*stores, *(("LM Studio", folder) for folder in _lm_studio())]
 
 
+def _home() -> Path:
+    return Path(os.path.expanduser("~"))  # which is not known to every system: then nothing is there
+
+
 def _variable(name: str) -> Path | None:
     value = os.environ.get(name, "").strip()
-    return Path(value).expanduser() if value else None
+    return Path(os.path.expanduser(value)) if value else None
 
 
 def _ollama() -> list[Path]:
     named = _variable("OLLAMA_MODELS")
     if named:
         return [named]
-    own = Path.home() / ".ollama" / "models"
+    own = _home() / ".ollama" / "models"
     return [own, Path("/usr/share/ollama/.ollama/models")] if sys.platform == "linux" else [own]  # the service's
 
 
 def _lm_studio() -> list[Path]:
     """Its home may have been moved, and the models out of it."""
-    home, older = Path.home() / ".lmstudio", Path.home() / ".cache" / "lm-studio"
-    pointer = _short_text(Path.home() / ".lmstudio-home-pointer").strip()
+    home, older = _home() / ".lmstudio", _home() / ".cache" / "lm-studio"
+    pointer = _short_text(_home() / ".lmstudio-home-pointer").strip()
     if pointer:
         home = Path(pointer)
     elif older.is_dir():

@@ -52,10 +52,11 @@ def command(quiet: bool, json_: bool) -> None:
         output.as_json([_facts(row) for row in rows])
     elif rows:
         _table(rows)
-    for trouble in known.trouble if rows else ():
-        output.say(trouble)
-    if not rows and not (quiet or json_):
+    if not (rows or quiet or json_):
         output.say(f"no models found in {known.places}. Name a file: -m FILE")
+    else:
+        for trouble in known.trouble:
+            output.say(trouble)
 
 
 def _rows(known: Models) -> list[_Row]:

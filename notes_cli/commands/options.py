@@ -5,6 +5,7 @@ Each can be set for good by a NOTES_* variable or in config.yaml (see cli.py).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -320,7 +321,7 @@ def _given_model(word: str, verbose: bool) -> Path:
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)
-    if path != Path(word).expanduser():
+    if path != Path(os.path.expanduser(word)):
         if verbose:
             output.say(f"model {word}: {path}")
         return path

@@ -13,6 +13,7 @@ from notes_cli.library.hub import bases
 from notes_cli.library.named import Named, Tell, files, listed
 
 STORE = "llama.cpp"
+_ALIKE = 3  # letters with which a repository and its files begin
 
 
 def models(root: Path, tell: Tell) -> Iterator[Named]:
@@ -33,9 +34,12 @@ def models(root: Path, tell: Tell) -> Iterator[Named]:
 
 
 def _guesses(name: str) -> Iterator[str]:
-    """The name of a file, and what it may have been downloaded as: any split of it in user, repository and file."""
+    """The name of a file, and what it may have been downloaded as: a split of it in user, repository and file, where
+    the file begins as the repository does, as they are called on Hugging Face."""
     yield name.split(".gguf")[0]
     words = name.split("_")
     for user in range(1, len(words) - 1):
-        for repo in range(user + 1, len(words)):
-            yield from bases("_".join(words[:user]), "_".join(words[user:repo]))
+        for end in range(user + 1, len(words)):
+            repo, file = "_".join(words[user:end]), "_".join(words[end:])
+            if repo[:_ALIKE].casefold() == file[:_ALIKE].casefold():
+                yield from bases("_".join(words[:user]), repo)

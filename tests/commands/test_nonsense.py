@@ -119,6 +119,12 @@ def test_a_model_that_is_a_number(home: Path) -> None:
     assert outcome.code == 1 and outcome.err.startswith("notes: 3: no such model") and outcome.err.count("\n") == 1
 
 
+def test_a_model_of_nobody(home: Path) -> None:
+    """A home that there is not is a path like any other."""
+    outcome = run_here("ask", "x", "-m", "~nobody-here/a.gguf")
+    assert outcome.code == 1 and outcome.err.startswith("notes: ~nobody-here/a.gguf: no such model")
+
+
 def test_settings_are_as_on_the_command_line(notes: Notes, home: Path) -> None:
     """What YAML takes for a truth value or for text is what the option makes of it."""
     home.mkdir()

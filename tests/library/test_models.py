@@ -311,10 +311,14 @@ def test_the_older_cache_of_llama_cpp(root: Path, model: Path, other: Path) -> N
     stores.flat(root, "user/my_repo-GGUF", "m_1-Q8_0.gguf", model, tag="Q8_0")
     stores.flat(root, "user/my", "m-Q4_0.gguf", other, tag="latest")
     stores.flat(root, "Some/Thing-GGUF", "thing.Q5_K_M.gguf", model)
+    stores.flat(root, "user/one_two", "one-Q3_K.gguf", model)
     (root / "user_my_m-Q2_K.gguf.downloadInProgress").write_bytes(b"GGUF")
     found = Models([("llama.cpp", root)], {})
     expected = ["Some_Thing-GGUF_thing.Q5_K_M", "user/my:Q2_K", "user/my:Q4_0", "user/my_repo-GGUF:Q8_0"]
-    assert [one.name for one in found.named] == expected
+    assert [one.name for one in found.named] == [*expected, "user_one_two_one-Q3_K"]
+    assert found.find("user/one_two:q3_k").name == "user_one_two_one-Q3_K.gguf"
+    with pytest.raises(ModelError, match="no such model"):
+        found.find("user/one:q3_k")  # another repository
     assert found.find("user/my_repo-GGUF:q8_0").read_bytes() == model.read_bytes()
     assert found.find("user/my").read_bytes() == other.read_bytes()
     assert found.find("some/thing-gguf:Q5_K_M") == found.find("Some_Thing-GGUF_thing.Q5_K_M")
