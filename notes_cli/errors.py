@@ -24,7 +24,7 @@ class Help(Enum):
     # Models and contexts.
     NAME_MODEL = "Name a GGUF file"
     NAME_ONE = "Name one of these files: {files}"
-    LOOKED_IN = "It is neither a file nor a name in {places}"
+    LOOKED_IN = "Names are looked up in {places}"
     REINSTALL_OR_NAME_MODEL = "Install notes again, or name a model"
     LARGER_CONTEXT = "Give it a context of {tokens:,} tokens or more"
     SMALLER_CONTEXT = "Give it a context of {tokens:,} tokens or fewer"

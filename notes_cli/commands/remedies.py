@@ -43,7 +43,7 @@ def _compile_again(values: Mapping[str, Any]) -> str:
 _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.NAME_MODEL: "Name a GGUF file with -m or NOTES_MODEL",
     Help.NAME_ONE: lambda values: "Name its file: " + " or ".join(f"-m {quote(str(one))}" for one in values["files"]),
-    Help.LOOKED_IN: "It is neither a file nor a name in {places}. See: notes models",
+    Help.LOOKED_IN: "Names are looked up in {places}. See: notes models",
     Help.REINSTALL_OR_NAME_MODEL: "Install notes again, or name a model with -m",
     Help.LARGER_CONTEXT: "Give it -c {tokens} or more",
     Help.SMALLER_CONTEXT: "Give it -c {tokens} or fewer",
