@@ -224,7 +224,7 @@ def test_doctor_and_python_take_names(user: Path) -> None:
     assert missing.code == 1 and "PROBLEM" in missing.out and "qwen4: no such model" in missing.out
     with notes.open("qwen3:0.6b") as model:
         assert model.name == "tiny qwen3 F32"
-    with pytest.raises(notes.NotesError, match=r"qwen4: no such model\. .* It is neither .*Ollama"):
+    with pytest.raises(notes.NotesError, match=r"qwen4: no such model\. .* Names are looked up in .*Ollama"):
         notes.open("qwen4")
     with pytest.raises(notes.NotesError, match="no such model"):
         notes.open(Path("qwen3:0.6b"))  # a path is a path
