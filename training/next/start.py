@@ -1,7 +1,7 @@
 """A start from which look-ups over words of several pieces are learned in minutes. Everything stays trainable.
 
-The stream is the token's own identity (what the slots leave), a flag for pieces that go on with a word, and slots of
-21 numbers:
+The stream is the token's own identity (what the slots leave), a flag for pieces that go on with a word, one number that
+says "this holds", and slots of 21 numbers:
 
     C  the piece before, at a piece that goes on with a word: with the own identity, the code of the word so far
     A  B  M  Y  the word code 1, 2, 3 and 5 tokens back. After a word A is the word, whatever its length; at the
@@ -11,14 +11,16 @@ The stream is the token's own identity (what the slots leave), a flag for pieces
     Q  R  T  the A, M, Y at the end of the line of the same field
     S  the word code 6 and 7 back: where an answer begins, the topic of the question
 
-Layer 4 matches the condition of an outcome with field lines while the text is read, which is where a note can be
-written: README.md says what is owed for that. Nothing says which rows a decision is read from: an outcome is found by
-its topic (B) in rule lines and after errata alike, and what makes one of a topic's outcomes the right one is learned.
+Layer 4 matches the condition of an outcome with field lines while the text is read, and says where it holds; an erratum
+finds the outcome of its value there, and says it louder. Layers 5 and 6 find what is said of a topic (B), in rule lines
+and after errata alike, and prefer a little what holds. That is a note, and the start has it: README.md says what is
+owed for that. A head that finds nothing looks at the start of a turn, where there is nothing to carry.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from training.model import Block, Tiny, orthogonal
@@ -26,6 +28,9 @@ from training.model import Block, Tiny, orthogonal
 SIZE = 21
 NAMES = ["C", "A", "B", "F", "M", "Y", "P", "Q", "R", "T", "S"]
 FAST, SLOW = 12, 11  # rotary pairs for distances, and for matches
+NOWHERE = 1.8  # how strongly a head that finds no match looks at the start of a turn instead
+HELD, SAID = 0.8, 1.0  # how loudly a head says that a condition holds: in a rule, and in an erratum
+HEARD = 0.4  # how strongly answers prefer what is said to hold: about one nat
 
 
 @torch.no_grad()
@@ -38,19 +43,22 @@ def start(
     thens: list[int],
     ifs: list[int],
     ends: list[int],
+    turns: list[int],
+    stops: list[int],
+    dots: list[int],
     seed: int,
 ) -> None:
     """Set all weights.
 
     `families`: forms of a word with and without a blank, which share most of their embedding; `lines`: numbers in
     order; `going_on`: pieces without a blank; `equals`, `thens`, `ifs`, `ends`: the tokens "is" and ":", "then", "If",
-    and the end of a line.
+    and the end of a line; `turns`, `stops`, `dots`: what begins a turn, what ends one, and the full stop.
     """
     s = model.shape
     g = torch.Generator().manual_seed(seed)
     D, pairs, R = s.head, s.head // 2, s.heads // s.kv_heads
-    own = s.width - 1 - SIZE * len(NAMES)
-    flag = own
+    own = s.width - 2 - SIZE * len(NAMES)
+    flag, holds = own, s.width - 1
     slow = torch.cat([torch.arange(pairs - SLOW, pairs), torch.arange(2 * pairs - SLOW, 2 * pairs)])[:SIZE]
 
     def rand(*size: int) -> Tensor:
@@ -60,13 +68,14 @@ def start(
         at = own + 1 + SIZE * NAMES.index(name)
         return slice(at, at + SIZE)
 
+    shrink = orthogonal(SIZE, own, g)
     e = model.embed
     e[:, :own] = 0.5 * rand(s.vocab, own)
     e[:, own:] = 0.02 * rand(s.vocab, s.width - own)
     for family in families:
         shared = 0.5 * rand(own)
         for i in family:
-            e[i, :own] = 0.92 * shared + 0.39 * e[i, :own]
+            e[i, :own] = 0.97 * shared + 0.24 * e[i, :own]
     basis = orthogonal(own, own, g)
     for line in lines:  # a common direction, and waves of several lengths
         for n, i in enumerate(line):
@@ -76,11 +85,12 @@ def start(
                 angle = 3.14159 * t * 3**k
                 wave += 0.8 * (torch.sin(angle) * basis[1 + 2 * k] + torch.cos(angle) * basis[2 + 2 * k])
             e[i, :own] = 0.5 * e[i, :own] + wave
+    code = e[:, :own] @ shrink.T  # of one length
+    e[:, :own] += (0.5 * SIZE**0.5 * F.normalize(code, dim=1) - code) @ shrink
     e[:, flag] = -0.5
     e[torch.tensor(going_on), flag] = 0.5
     model.norm.fill_(0.1)
 
-    shrink = orthogonal(SIZE, own, g)
     turn = orthogonal(SIZE, SIZE, g)  # tells the piece before from the piece itself, and a field from a value
 
     def reader(*parts: tuple[str, Tensor | float]) -> Tensor:
@@ -100,12 +110,18 @@ def start(
     def after(token: int) -> Tensor:
         """What reads about 1 after this token."""
         code = shrink @ e[token, :own]
-        code += 0 if token in ends else turn @ shrink @ e[token, :own]  # as a word by itself
         read = torch.zeros(s.width)
         read[slot("A")] = 1.5 * code / code.square().sum()  # slots hold a third to a half of what they copy
         return read
 
     condition = reader(("A", 1.0), ("F", 0.5 * turn))
+
+    def without(tokens: list[int]) -> Tensor:
+        """What reads the identity of tokens, and nothing at these."""
+        silent = e[tokens, :own]
+        read = torch.zeros(own, s.width)
+        read[:, :own] = torch.eye(own) - torch.linalg.pinv(silent) @ silent
+        return read
 
     def phase(distance: float) -> Tensor:
         angle = -model.theta[:FAST] * distance
@@ -138,13 +154,15 @@ def start(
             b.o.weight[slot(name), at : at + SIZE] = gain * how
 
     def gather(b: Block) -> None:
-        """A piece that goes on with a word looks one back, any other token at itself."""
-        look_back(b, 0, (0.5,), reader(("own", 1.0)), ("C",), turn)
-        here, back = phase(0.0), phase(1.0)
-        b.q.bias[both] = 7.0 * (here + back) / 2
+        """A piece that goes on with a word looks one back, any other token at the start of a turn, which is nothing."""
+        look_back(b, 0, (1,), shrink @ without([*ends, *turns]), ("C",), turn)
+        b.k.weight[D - 1] = 4 * at_token(turns)
+        b.q.bias[both] = 7.0 * phase(1.0) / 2
         b.q.weight[both] = 0
-        b.q.weight[both, flag] = 7.0 * (back - here) / 2 / 2.0  # the norm makes about 2 of a flag of 0.5
-        prefer(b, 0, -at_token(ends))  # a name at the start of a line goes on with nothing
+        b.q.weight[both, flag] = 7.0 * phase(1.0) / 2 / 2.0  # the norm makes about 2 of a flag of 0.5
+        b.q.weight[D - 1] = 0
+        b.q.weight[D - 1, flag] = -12.0 / 2 / 2.0
+        b.q.bias[D - 1] = 12.0 / 2
 
     def nearest(b: Block, kv: int, heads: tuple[int, ...], tokens: list[int]) -> None:
         """Heads that look at the nearest of these tokens."""
@@ -194,6 +212,11 @@ def start(
         read[:own] = dual(tokens)
         return read
 
+    def tell(b: Block, kv: int, read: Tensor, gain: float) -> None:
+        """What `read` finds where the group's first head looks goes into the one number that says "this holds"."""
+        b.v.weight[kv * D + D - 2] = 0.5 * read
+        b.o.weight[holds, kv * R * D + D - 2] = gain
+
     def match(b: Block, kv: int, key: Tensor, queries: tuple[Tensor, ...], sharp: float = 2.2) -> None:
         b.k.weight[kv * D + slow] = sharp * key
         for i, query in enumerate(queries):
@@ -205,7 +228,11 @@ def start(
     def answer(b: Block) -> None:
         """The topic of a question, or the word before "is", finds what it is said of; and a word goes on."""
         match(b, 0, reader(("B", 1.0)), (reader(("S", 1.0)), reader(("A", 1.0))), 3.0)
-        carry(b, 0, [identity], (0, 1), ["own"], 0.6)
+        # where an erratum ends nothing but what it carries is to be read
+        carry(b, 0, [without([*stops, *ends, *dots])], (0, 1), ["own"], 0.6)
+        heard = torch.zeros(s.width)
+        heard[holds] = HEARD
+        prefer(b, 0, heard - at_token(stops) - 0.5 * at_token(turns))
         match(b, 1, reader(("A", 1.0)), (word, word))
         carry(b, 1, [identity], (0, 1), ["own"], 0.35)
 
@@ -235,10 +262,13 @@ def start(
             carry(b, 1, [reader((name, 1.0)) for name in "AMY"], (0,), ["Q", "R", "T"])
         elif layer == 4:
             match(b, 0, condition, (reader(("P", 1.0)), condition))
-            prefer(b, 0, -at_token([*thens, *ifs]) - after(equals[0]))
-            carry(b, 0, [identity], (0, 1), ["own"], 0.35)
+            prefer(b, 0, NOWHERE * at_token(turns) - 2.5 * at_token([*thens, *ifs]) - after(equals[0]))
+            carry(b, 0, [identity], (1,), ["own"], 0.35)
+            b.o.weight[:, :D] = 0  # its first head says whether a condition holds, and nothing else
+            tell(b, 0, at_token(ends), HELD)
             match(b, 1, reader(("P", 1.0)), (condition, condition))
-            prefer(b, 1, after(equals[0]))
-            carry(b, 1, [reader(("B", 1.0)), identity], (0,), ["B", "own"], 0.45)
+            prefer(b, 1, after(equals[0]) + NOWHERE * at_token(turns))
+            carry(b, 1, [reader(("B", 1.0)), identity[: D - 2 - SIZE]], (0,), ["B", "own"], 0.9)
+            tell(b, 1, after(equals[0]), SAID)
         else:
             answer(b)
