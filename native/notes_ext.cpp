@@ -1,6 +1,7 @@
 // The C interface: every call goes through `guarded`, which turns exceptions into a status and a message.
 #include "notes_ext.h"
 
+#include "notes_file.h"
 #include "notes_guard.h"
 #include "notes_kv.h"
 #include "notes_watch.h"
@@ -104,9 +105,26 @@ int32_t notes_splice(llama_context * ctx, llama_seq_id seq, llama_pos p0, const 
         return null_argument();
     }
     return guarded([&] {
-        notes_kv(*ctx, p0 == base ? NOTES_RESTORE : NOTES_SPLICE).splice(seq, p0, tokens, n, positions, rows, n_layers, base);
+        notes_kv(*ctx, p0 == base ? NOTES_RESTORE : NOTES_SPLICE).splice(seq, p0, tokens, n, positions, { rows, nullptr }, n_layers, base);
         return NOTES_OK;
     });
+}
+
+int32_t notes_splice_file(llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n,
+        int32_t fd, const notes_stored * layers, int32_t n_layers, int32_t n_rows, int32_t first, llama_pos base) {
+    if (!ctx || !tokens || !layers) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_file file(fd, layers, std::max(n_layers, 0), n_rows, first);
+        notes_kv(*ctx, p0 == base ? NOTES_RESTORE : NOTES_SPLICE).splice(seq, p0, tokens, n, nullptr, { nullptr, &file }, n_layers, base);
+        return NOTES_OK;
+    });
+}
+
+void notes_traffic(int64_t * from_files, int64_t * into_caches) {
+    *from_files  = notes_file_bytes;
+    *into_caches = notes_kv::stored_bytes;
 }
 
 int32_t notes_read(llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) {

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define NOTES_ABI_VERSION 3
+#define NOTES_ABI_VERSION 4
 
 enum notes_status {
     NOTES_OK            =  0,
@@ -31,6 +31,8 @@ enum notes_status {
     NOTES_E_NOT_FINITE  = -5, // the rows hold NaN or infinity, or would where they go
     NOTES_E_DECODE      = -6, // llama.cpp failed: a decode, or memory that could not be had
     NOTES_E_ABORTED     = -7, // the computation was stopped: see notes_watch
+    NOTES_E_DAMAGED     = -8, // a file that rows are read from ends too early, or holds other bytes than were written
+    NOTES_E_READ        = -9, // the system could not read it
 };
 
 enum notes_op {
@@ -112,6 +114,31 @@ struct notes_rows {
 // p0 == base this is a restore. Where the sliding-window layers keep only the window, they get only the rows in it.
 LLAMA_API int32_t notes_splice(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
         int32_t n, const llama_pos * positions, const struct notes_rows * rows, int32_t n_layers, llama_pos base);
+
+// A tensor in a file: `size` bytes from `offset` on, of which those after the rows are padding, and their XXH3-128, the
+// more significant half first. No bytes: there is no tensor.
+struct notes_tensor {
+    int64_t  offset;
+    int64_t  size;
+    uint64_t sum[2];
+};
+
+// Rows of one layer, as notes_rows, that are still in a file.
+struct notes_stored {
+    int32_t layer; // index in the model, for messages
+    int32_t type;
+    struct notes_tensor k;
+    struct notes_tensor v;
+};
+
+// notes_splice of rows [first, first + n) of a file with `n_rows` rows a layer (a state: one), in one pass: every byte of the
+// tensors is read once, hashed, turned and stored, and rows count as placed only when all checksums were right. Not
+// where sliding-window layers keep only the window: what leaves it would be gone before that.
+LLAMA_API int32_t notes_splice_file(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
+        int32_t n, int32_t fd, const struct notes_stored * layers, int32_t n_layers, int32_t n_rows, int32_t first, llama_pos base);
+
+// Bytes that the splices of this process have read from files, and that splices have written into caches.
+LLAMA_API void notes_traffic(int64_t * from_files, int64_t * into_caches);
 
 // Read rows [p0, p0+n) of `seq` into `rows`, K rotated so that the first row is at position `base`. If
 // `positions` is given, read the first `n` rows from p0 on instead, and tell their positions, relative to `base`.

@@ -1,5 +1,6 @@
 #include "notes_kv.h"
 
+#include "notes_file.h"
 #include "notes_graph.h"
 #include "notes_rope.h"
 #include "notes_rows.h"
@@ -29,6 +30,12 @@
 
 // During a rewrite the old rows wait under this sequence id: cells keep a bit for it, no batch can name it.
 static constexpr llama_seq_id PARKED = LLAMA_MAX_SEQ - 1;
+
+// What a thread reads, hashes, turns and stores at once: it stays in the processor's second cache meanwhile.
+static constexpr int64_t PIECE = 256 << 10;
+static constexpr int32_t LINE  = 32; // f16 of a column in a cache line
+
+std::atomic<int64_t> notes_kv::stored_bytes { 0 };
 
 static std::string between(llama_pos p0, int64_t n) {
     return "[" + std::to_string(p0) + ", " + std::to_string(p0 + n) + ")";
@@ -200,14 +207,29 @@ void notes_kv::settle() const {
     }
 }
 
-void notes_kv::check_rows(const notes_rows * rows, int32_t n_layers) const {
+void notes_kv::check_rows(const notes_source & source, int32_t n_layers, int32_t n) const {
     if (n_layers != (int32_t) all.size()) {
         throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the memory has " + std::to_string(all.size()));
     }
+    const auto * file = source.file;
+    if (file && (file->first < 0 || n > (int64_t) file->n_rows - file->first)) {
+        throw notes_failure(NOTES_E_ARGUMENT, "there are no " + std::to_string(n) + " rows from row " + std::to_string(file->first) + " on in a file of " + std::to_string(file->n_rows));
+    }
     for (int32_t i = 0; i < n_layers; ++i) {
         const auto layer = shape(all[i]);
-        const bool plain = rows[i].type == GGML_TYPE_F32 || (rows[i].type == GGML_TYPE_F16 && layer.kind != NOTES_RECURRENT);
-        if ((!rows[i].k && layer.n_embd_k > 0) || (!rows[i].v && layer.n_embd_v > 0) || !plain) {
+        const bool state = layer.kind == NOTES_RECURRENT;
+        const auto type  = file ? file->layers[i].type : source.rows[i].type;
+        bool plain = type == GGML_TYPE_F32 || (type == GGML_TYPE_F16 && !state);
+        for (const bool v : { false, true }) {
+            const int64_t n_embd = v ? layer.n_embd_v : layer.n_embd_k;
+            if (n_embd > 0 && file) {
+                const auto & tensor = file->tensor(i, v);
+                plain = plain && tensor.offset >= 0 && tensor.size >= (state ? 1 : file->n_rows)*(int64_t) ggml_row_size((ggml_type) type, n_embd);
+            } else if (n_embd > 0) {
+                plain = plain && (v ? source.rows[i].v : source.rows[i].k);
+            }
+        }
+        if (!plain) {
             throw notes_failure(NOTES_E_ARGUMENT, "rows of layer " + std::to_string(layer.layer) + " are missing or neither f16 nor f32 (a state: f32)");
         }
     }
@@ -301,19 +323,19 @@ std::vector<notes_kv::run> notes_kv::runs(const std::vector<uint32_t> & cells, i
     return res;
 }
 
-// Layers are independent of each other. Threads only where there is enough to move to pay for starting them.
-static void in_parallel(int32_t n_tasks, int32_t n_threads, const std::function<void(int32_t)> & work) {
+// Tasks are begun in their order; `work` gets the number of a task and that of its thread. The first exception is thrown.
+static void in_parallel(int32_t n_tasks, int32_t n_threads, const std::function<void(int32_t, int32_t)> & work) {
     std::atomic<int32_t> next { 0 };
     std::exception_ptr   error;
     std::mutex           mutex;
-    const auto loop = [&] { // an exception must not leave a thread
+    const auto loop = [&](int32_t t) { // an exception must not leave a thread
         try {
             for (int32_t i; (i = next++) < n_tasks; ) {
-                work(i);
+                work(i, t);
             }
         } catch (...) {
             const std::lock_guard<std::mutex> lock(mutex);
-            error = std::current_exception();
+            error = error ? error : std::current_exception();
             next  = n_tasks;
         }
     };
@@ -321,12 +343,12 @@ static void in_parallel(int32_t n_tasks, int32_t n_threads, const std::function<
     std::vector<std::thread> others;
     try {
         for (int32_t t = 1; t < std::min(n_tasks, n_threads); ++t) {
-            others.emplace_back(loop);
+            others.emplace_back(loop, t);
         }
     } catch (...) {
         // the threads that there are do the work
     }
-    loop();
+    loop(0);
     for (auto & thread : others) {
         thread.join();
     }
@@ -353,6 +375,7 @@ struct tensor_rows {
     using convert = std::function<bool(const notes_row_block & from, const notes_row_block & to)>;
 
     bool write(uint32_t cell, int n, const notes_row_block & rows, const convert & f) const {
+        notes_kv::stored_bytes += lines(n)*width(n);
         if (host()) {
             return f(rows, { t->type, (char *) t->data + offset(cell), pitch(), hadamard });
         }
@@ -374,45 +397,106 @@ struct tensor_rows {
     }
 };
 
-bool notes_kv::move_layer(direction way, const layer & layer, const place & place, const notes_rows & rows, double distance) const {
-    const auto & cache = memory.caches[layer.cache];
-    const auto & kv    = *cache.kv;
-    const auto & at    = kv.layers[layer.i];
-    const auto   what  = shape(layer);
-    const ggml_type type = (ggml_type) rows.type;
-
-    int mix_k = 0; // the sizes of build_input_k_rot and build_input_v_rot
-    if (kv.attn_rot_k && cache.mixes && notes_graph_mixes_k(ctx, layer.kind)) {
-        for (mix_k = 64; kv.n_embd_head_k_all % (2*mix_k) == 0; ) {
-            mix_k *= 2;
+std::vector<notes_kv::part> notes_kv::parts(const notes_source & source) const {
+    std::vector<part> res;
+    for (int32_t i = 0; i < (int32_t) all.size(); ++i) {
+        const auto what = shape(all[i]);
+        const auto type = (ggml_type) (source.file ? source.file->layers[i].type : source.rows[i].type);
+        int  mix_k   = 0; // the sizes of build_input_k_rot and build_input_v_rot
+        int  mix_v   = 0;
+        bool columns = false;
+        if (all[i].kind != NOTES_RECURRENT) {
+            const auto & cache = memory.caches[all[i].cache];
+            const auto & kv    = *cache.kv;
+            if (kv.attn_rot_k && cache.mixes && notes_graph_mixes_k(ctx, all[i].kind)) {
+                for (mix_k = 64; kv.n_embd_head_k_all % (2*mix_k) == 0; ) {
+                    mix_k *= 2;
+                }
+            }
+            mix_v   = kv.attn_rot_v && cache.mixes ? 64 : 0;
+            columns = kv.v_trans;
+        }
+        if (what.n_embd_k > 0) {
+            res.push_back({ i, false, what.n_embd_k, mix_k, false, ggml_row_size(type, what.n_embd_k) });
+        }
+        if (what.n_embd_v > 0) {
+            res.push_back({ i, true, what.n_embd_v, mix_v, columns, ggml_row_size(type, what.n_embd_v) });
         }
     }
-    const int mix_v = kv.attn_rot_v && cache.mixes ? 64 : 0;
+    return res;
+}
 
-    const notes_turn turn(rotation(layer), distance);
-    const notes_turn none;
+// The rows [first, last) of each part, those of the source, in pieces. Of as many parts as there are threads the pieces come
+// by turns: a file is read nearly in its order, and a piece seldom has to wait until the one before it has been hashed.
+std::vector<notes_kv::piece> notes_kv::pieces(const std::vector<part> & parts, const std::vector<place> & places, const notes_source & source, int32_t n, int32_t n_threads) const {
+    std::vector<std::vector<piece>> of(parts.size());
+    size_t longest = 0;
+    for (size_t p = 0; p < parts.size(); ++p) {
+        const auto & part = parts[p];
+        const bool state  = all[part.layer].kind == NOTES_RECURRENT;
+        const int32_t n_rows = state ? 1 : source.file ? source.file->n_rows : n;
 
-    for (const auto & r : place.runs) {
-        const auto move = [&](const tensor_rows & cache, void * data, const notes_turn & turn) {
-            const size_t size = ggml_row_size(type, cache.n_embd);
-            const notes_row_block mine { type, (char *) data + r.row*size, size };
-            const auto convert = [&](const auto & from, const auto & to) {
-                return !cache.columns     ? notes_rows_move(turn, from, to, r.n, cache.n_embd)
-                     : way == INTO_CACHE  ? notes_rows_transpose(from, to, r.n, cache.n_embd)
-                     :                      notes_rows_transpose(from, to, cache.n_embd, r.n);
-            };
-            switch (way) {
-                case INTO_CACHE:   return cache.write(r.cell, r.n, mine, convert);
-                case OUT_OF_CACHE: return cache.read (r.cell, r.n, mine, convert);
-                case NOWHERE:      break;
+        int32_t step = std::max<int64_t>(LINE, PIECE/part.size/LINE*LINE);
+        int32_t lead = 0;
+        if (part.columns) { // pieces of columns begin where a cache line does
+            const auto & place = places[all[part.layer].cache];
+            const auto & run   = place.runs.front();
+            const int64_t cell = (int64_t) run.cell - run.row - (source.file ? source.file->first : 0); // of the source's row 0
+            lead = (LINE - cell % LINE) % LINE;
+            if (!tensor_rows { stream(part, place), 0, 0, true }.host()) {
+                step = n_rows; // some backends take a call for each line of a piece
             }
-            std::vector<char> row(cache.n_embd*sizeof(float)); // every row over the one before
-            return notes_rows_move(turn, mine, { cache.t->type, row.data(), 0, cache.hadamard }, r.n, cache.n_embd);
-        };
-        if (what.n_embd_k > 0 && !move({ at.k_stream[place.stream], what.n_embd_k, mix_k, false }, rows.k, turn)) {
-            return false;
         }
-        if (what.n_embd_v > 0 && !move({ at.v_stream[place.stream], what.n_embd_v, mix_v, kv.v_trans }, rows.v, none)) {
+        for (int32_t first = 0; first < n_rows; first = of[p].back().last) {
+            of[p].push_back({ &part, first, (int32_t) std::min<int64_t>(n_rows, (int64_t) first + step + (first ? 0 : lead)) });
+        }
+        longest = std::max(longest, of[p].size());
+    }
+    std::vector<piece> res;
+    for (size_t p0 = 0; p0 < parts.size(); p0 += n_threads) {
+        for (size_t i = 0; i < longest; ++i) {
+            for (size_t p = p0; p < std::min(parts.size(), p0 + n_threads); ++p) {
+                if (i < of[p].size()) {
+                    res.push_back(of[p][i]);
+                }
+            }
+        }
+    }
+    return res;
+}
+
+ggml_tensor * notes_kv::stream(const part & part, const place & place) const {
+    const auto & layer = all[part.layer];
+    const auto & at    = memory.caches[layer.cache].kv->layers[layer.i];
+    return (part.v ? at.v_stream : at.k_stream)[place.stream];
+}
+
+// Rows [first, last) of a part, of which the first one is at `data`.
+bool notes_kv::move_rows(direction way, const part & part, const place & place, ggml_type type, char * data, int32_t first, int32_t last, const notes_turn & turn) const {
+    const tensor_rows cache { stream(part, place), part.n_embd, part.hadamard, part.columns };
+
+    auto r = std::upper_bound(place.runs.begin(), place.runs.end(), first, [](int32_t row, const run & r) { return row < r.row + r.n; });
+    for (; r != place.runs.end() && r->row < last; ++r) {
+        const int32_t  row  = std::max(first, r->row);
+        const int32_t  n    = std::min(last, r->row + r->n) - row;
+        const uint32_t cell = r->cell + (row - r->row);
+
+        const notes_row_block mine { type, data + (row - first)*part.size, part.size };
+        const auto convert = [&](const auto & from, const auto & to) {
+            return !cache.columns     ? notes_rows_move(turn, from, to, n, part.n_embd)
+                 : way == INTO_CACHE  ? notes_rows_transpose(from, to, n, part.n_embd)
+                 :                      notes_rows_transpose(from, to, part.n_embd, n);
+        };
+        bool finite = true;
+        switch (way) {
+            case INTO_CACHE:   finite = cache.write(cell, n, mine, convert); break;
+            case OUT_OF_CACHE: finite = cache.read (cell, n, mine, convert); break;
+            case NOWHERE: {
+                std::vector<char> over(part.n_embd*sizeof(float)); // every row over the one before
+                finite = notes_rows_move(turn, mine, { cache.t->type, over.data(), 0, part.hadamard }, n, part.n_embd);
+            }
+        }
+        if (!finite) {
             return false;
         }
     }
@@ -420,14 +504,12 @@ bool notes_kv::move_layer(direction way, const layer & layer, const place & plac
 }
 
 // The state of a recurrent layer is in row `state` of its tensors.
-bool notes_kv::move_state(direction way, const layer & layer, int64_t state, const notes_rows & rows) const {
+bool notes_kv::move_state(direction way, const part & part, int64_t state, char * data) const {
     const auto & mem = *memory.recurrent;
-    char * k = (char *) rows.k;
-    char * v = (char *) rows.v;
-
-    const auto move = [&](ggml_tensor * t, char * & data) {
+    const auto   il  = all[part.layer].il;
+    for (ggml_tensor * t : { part.v ? mem.s_l[il] : mem.r_l[il], part.v ? nullptr : mem.p_l[il] }) {
         if (!t || t->ne[0] == 0) {
-            return true;
+            continue;
         }
         const size_t size = ggml_row_size(GGML_TYPE_F32, t->ne[0]);
         const notes_row_block block { GGML_TYPE_F32, data, size };
@@ -435,29 +517,59 @@ bool notes_kv::move_state(direction way, const layer & layer, int64_t state, con
         if (way == OUT_OF_CACHE) {
             ggml_backend_tensor_get(t, data, state*size, size);
         }
-        const bool finite = notes_rows_move({}, block, { GGML_TYPE_F32, copy.data(), size }, 1, t->ne[0]);
-        if (finite && way == INTO_CACHE) {
+        if (!notes_rows_move({}, block, { GGML_TYPE_F32, copy.data(), size }, 1, t->ne[0])) {
+            return false;
+        }
+        if (way == INTO_CACHE) {
             ggml_backend_tensor_set(t, data, state*size, size);
+            stored_bytes += size;
         }
         data += size;
-        return finite;
-    };
-    return move(mem.r_l[layer.il], k) && move(mem.p_l[layer.il], k) && move(mem.s_l[layer.il], v);
+    }
+    return true;
 }
 
-// All layers; `places` has one entry a cache. False if something was not finite.
-bool notes_kv::move(direction way, const std::vector<place> & places, int64_t state, const notes_rows * rows, int32_t n, double distance) const {
-    int64_t bytes = 0;
-    for (const auto & layer : all) {
-        const auto what = shape(layer);
-        bytes += (int64_t) n*2*(what.n_embd_k + what.n_embd_v);
-    }
-    const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22));
+// All layers; `places` has one entry a cache. False if something was not finite: the rest was moved, or found to be damaged.
+bool notes_kv::move(direction way, const std::vector<place> & places, int64_t state, const notes_source & source, int32_t n, double distance) const {
+    auto * file = source.file;
+    const int32_t skipped = file ? file->first : 0;
 
+    std::vector<notes_turn> turns;
+    for (const auto & layer : all) {
+        turns.push_back(layer.kind == NOTES_RECURRENT ? notes_turn() : notes_turn(rotation(layer), distance));
+    }
+    const notes_turn none;
+
+    const auto every = parts(source);
+    int64_t bytes = 0;
+    for (const auto & part : every) {
+        bytes += n*(int64_t) part.size;
+    }
+    const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22)); // no more than pay for being started
+    const auto work = pieces(every, places, source, n, n_threads);
+
+    std::vector<std::vector<char>> buffers(n_threads);
     std::atomic<bool> finite { true };
-    in_parallel(all.size(), n_threads, [&](int32_t i) {
-        const bool ok = all[i].kind == NOTES_RECURRENT ? move_state(way, all[i], state, rows[i])
-                                                       : move_layer(way, all[i], places[all[i].cache], rows[i], distance);
+    in_parallel(work.size(), n_threads, [&](int32_t i, int32_t t) {
+        const auto & piece = work[i];
+        const auto & part  = *piece.of;
+        const auto & layer = all[part.layer];
+        const int64_t at   = piece.first*(int64_t) part.size;
+        char * data;
+        if (file) {
+            const bool ends = piece.last == (layer.kind == NOTES_RECURRENT ? 1 : file->n_rows);
+            const int64_t size = (ends ? file->tensor(part.layer, part.v).size : piece.last*(int64_t) part.size) - at;
+            buffers[t].resize(std::max<size_t>(buffers[t].size(), size));
+            data = buffers[t].data();
+            if (!file->read(part.layer, part.v, at, size, data)) {
+                return;
+            }
+        } else {
+            data = (char *) (part.v ? source.rows[part.layer].v : source.rows[part.layer].k) + at;
+        }
+        const auto type = (ggml_type) (file ? file->layers[part.layer].type : source.rows[part.layer].type);
+        const bool ok = layer.kind == NOTES_RECURRENT ? move_state(way, part, state, data)
+            : move_rows(way, part, places[layer.cache], type, data, piece.first - skipped, piece.last - skipped, part.v ? none : turns[part.layer]);
         if (!ok) {
             finite = false;
         }
@@ -511,9 +623,9 @@ llama_ubatch notes_kv::ubatch(const llama_seq_id & seq, const llama_token * toke
     return res;
 }
 
-void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_rows * rows, int32_t n_layers, llama_pos base) {
+void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_source & source, int32_t n_layers, llama_pos base) {
     check_seq(ctx, seq);
-    check_rows(rows, n_layers);
+    check_rows(source, n_layers, n);
 
     check_range(p0, n);
     check_range(base, n);
@@ -554,7 +666,10 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
         }
     }
     const std::vector<place> nowhere(memory.caches.size(), { 0, { { 0, 0, n } } });
-    if (drops && !move(NOWHERE, nowhere, 0, rows, n, moved)) {
+    if (drops && source.file) {
+        throw notes_failure(NOTES_E_ARGUMENT, "rows that leave a sliding window do not come back: read the file into memory before");
+    }
+    if (drops && !move(NOWHERE, nowhere, 0, source, n, moved)) {
         throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
     }
 
@@ -595,13 +710,18 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
         mem.cells[state].src = state; // as in state_read_meta: what is there counts
     }
 
-    // Free cells first, the books after: if the rows turn out bad, no sequence has ever seen them. What has been
-    // written by then is finite: a free cell is still multiplied with zero weights, and may hold no NaN.
-    if (!move(INTO_CACHE, places, state, rows, n, moved)) {
+    // Free cells first, the books after: if the rows turn out bad, or other than those that were written to their file, no
+    // sequence has ever seen them. What has been written by then is finite: a free cell is still multiplied with zero
+    // weights, and may hold no NaN.
+    try {
+        if (!move(INTO_CACHE, places, state, source, n, moved)) {
+            throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
+        }
+    } catch (...) {
         if (memory.recurrent) {
             memory.recurrent->seq_rm(seq, -1, -1);
         }
-        throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
+        throw;
     }
 
     for (size_t c = 0; c < landings.size(); ++c) {
@@ -614,7 +734,7 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
 
 void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const {
     check_seq(ctx, seq);
-    check_rows(rows, n_layers);
+    check_rows({ rows, nullptr }, n_layers, n);
 
     check_range(p0, n);
     check_range(base, n);
@@ -663,7 +783,7 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * posit
         state = mem.cells[tail].src >= 0 ? mem.cells[tail].src : tail;
     }
 
-    if (!move(OUT_OF_CACHE, places, state, rows, n, (double) base - p0)) {
+    if (!move(OUT_OF_CACHE, places, state, { rows, nullptr }, n, (double) base - p0)) {
         throw notes_failure(NOTES_E_NOT_FINITE, "the rows at positions " + between(p0, n) + " hold NaN or infinity, or do not fit the type asked for");
     }
 }

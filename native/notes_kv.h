@@ -4,18 +4,28 @@
 #include "notes_ext.h"
 #include "notes_memory.h"
 
+#include <atomic>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+class notes_file;
+struct ggml_tensor;
 struct llama_ubatch;
 struct notes_rotation;
+struct notes_turn;
 
 // What went wrong; notes_ext.cpp turns it into a status and a message.
 struct notes_failure : std::runtime_error {
     notes_failure(notes_status status, const std::string & what) : std::runtime_error(what), status(status) {}
     notes_status status;
+};
+
+// Where the rows of all layers are: in memory, or in a file, from which a splice reads them on the way.
+struct notes_source {
+    const notes_rows * rows;
+    notes_file *       file;
 };
 
 // A friend of llama_kv_cache: the one place that touches its cells and tensors.
@@ -35,7 +45,7 @@ struct notes_kv {
     // Throws notes_failure if `n` rows computed at `base` cannot be placed at `p0`.
     void check_move(llama_pos base, llama_pos p0, int32_t n) const;
 
-    void splice (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_rows * rows, int32_t n_layers, llama_pos base);
+    void splice (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_source & source, int32_t n_layers, llama_pos base);
     void read   (llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const;
     void rewrite(llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output);
 
@@ -43,6 +53,8 @@ struct notes_kv {
     static void append  (llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens);
     static void truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0);
     static void share   (llama_context & ctx, llama_seq_id from, llama_seq_id to, int32_t n);
+
+    static std::atomic<int64_t> stored_bytes; // that splices of this process have written into caches
 
     static int32_t used(const llama_context & ctx);
     // Cells of a sequence in the first cache, in order of position; those of other streams have other numbers.
@@ -65,7 +77,7 @@ private:
     notes_layer    shape(const layer & layer) const; // without the rotation
 
     void settle() const;
-    void check_rows(const notes_rows * rows, int32_t n_layers) const;
+    void check_rows(const notes_source & source, int32_t n_layers, int32_t n) const;
     void check_positions(const llama_pos * positions, int32_t n, llama_pos base) const;
     bool whole_window(size_t cache) const;
     bool has_still_pairs() const;
@@ -84,8 +96,28 @@ private:
 
     llama_ubatch ubatch(const llama_seq_id & seq, const llama_token * tokens, int32_t first, int32_t n, const std::function<llama_pos(int32_t, uint32_t)> & at) const;
 
+    // The K or the V of one layer.
+    struct part {
+        int32_t layer; // index in `all`
+        bool    v;
+        int32_t n_embd;
+        int     hadamard; // as the cache keeps its rows
+        bool    columns;
+        size_t  size;     // bytes of a row outside of the cache
+    };
+    // Rows of a part that one thread moves at once.
+    struct piece {
+        const part * of;
+        int32_t first;
+        int32_t last;
+    };
+    std::vector<part>  parts (const notes_source & source) const;
+    std::vector<piece> pieces(const std::vector<part> & parts, const std::vector<place> & places, const notes_source & source, int32_t n, int32_t n_threads) const;
+
+    ggml_tensor * stream(const part & part, const place & place) const;
+
     enum direction { INTO_CACHE, OUT_OF_CACHE, NOWHERE }; // nowhere: only to see whether it would go well
-    bool move      (direction way, const std::vector<place> & places, int64_t state, const notes_rows * rows, int32_t n, double distance) const;
-    bool move_layer(direction way, const layer & layer, const place & place, const notes_rows & rows, double distance) const;
-    bool move_state(direction way, const layer & layer, int64_t state, const notes_rows & rows) const;
+    bool move      (direction way, const std::vector<place> & places, int64_t state, const notes_source & source, int32_t n, double distance) const;
+    bool move_rows (direction way, const part & part, const place & place, ggml_type type, char * data, int32_t first, int32_t last, const notes_turn & turn) const;
+    bool move_state(direction way, const part & part, int64_t state, char * data) const;
 };

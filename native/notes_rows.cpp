@@ -10,7 +10,7 @@
 #include <vector>
 
 #if defined(__x86_64__) || defined(_M_X64)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 // Whether every element is finite and stays so when it is stored as `into`. What a quantized type can hold depends on
@@ -113,6 +113,69 @@ static void turn_head(const notes_turn & turn, const float * __restrict x, float
     }
 }
 
+#if defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
+// Rows of f16 in a cache of f16, the usual case: converted, turned and converted back in registers. The loops below, for
+// everything else, take a row of f32 five times, which costs as much as the memory.
+static bool turns_f16(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst) {
+    return !turn.identity && src.type == GGML_TYPE_F16 && dst.type == GGML_TYPE_F16 && !src.hadamard && !dst.hadamard && turn.rotation.n_rot % 16 == 0;
+}
+
+static void turn_head_f16(const notes_turn & turn, const uint16_t * x, uint16_t * y) {
+    const float * c = turn.cos.data();
+    const float * s = turn.sin.data();
+
+    const auto load  = [&](int j) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (x + j))); };
+    const auto store = [&](int j, __m256 a, __m256 partner) {
+        const __m256 sum = _mm256_fmadd_ps(partner, _mm256_loadu_ps(s + j), _mm256_mul_ps(a, _mm256_loadu_ps(c + j)));
+        _mm_storeu_si128((__m128i *) (y + j), _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
+    };
+    if (turn.rotation.type == LLAMA_ROPE_TYPE_NORM) {
+        for (int j = 0; j < turn.rotation.n_rot; j += 8) {
+            const __m256 a = load(j);
+            store(j, a, _mm256_permute_ps(a, 0xb1)); // neighbours change places
+        }
+    } else {
+        const int half = turn.rotation.n_rot/2;
+        for (int j = 0; j < half; j += 8) {
+            const __m256 a = load(j);
+            const __m256 b = load(j + half);
+            store(j,        a, b);
+            store(j + half, b, a);
+        }
+    }
+}
+
+static bool turn_f16(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
+    const auto & rotation = turn.rotation;
+    const size_t size = n_embd*sizeof(uint16_t);
+    std::vector<uint16_t> row(n_embd);
+    for (int i = 0; i < n_rows; ++i) {
+        const uint16_t * x = (const uint16_t *) (src.data + i*src.stride);
+        if (rotation.n_rot < rotation.head_size) {
+            memcpy(row.data(), x, size); // what is not rotated
+        }
+        for (int h = 0; h < rotation.n_head; ++h) {
+            const int first = h*rotation.head_size + rotation.offset;
+            turn_head_f16(turn, x + first, row.data() + first);
+        }
+        if (!fits(GGML_TYPE_F16, row.data(), n_embd, GGML_TYPE_F16)) {
+            return false;
+        }
+        stream(dst.data + i*dst.stride, row.data(), size);
+    }
+    settle();
+    return true;
+}
+#else
+static bool turns_f16(const notes_turn &, const notes_row_block &, const notes_row_block &) {
+    return false;
+}
+
+static bool turn_f16(const notes_turn &, const notes_row_block &, const notes_row_block &, int, int) {
+    return false;
+}
+#endif
+
 static bool copy(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
     const size_t size = ggml_row_size(src.type, n_embd);
     for (int i = 0; i < n_rows; ++i) {
@@ -129,6 +192,9 @@ static bool copy(const notes_row_block & src, const notes_row_block & dst, int n
 bool notes_rows_move(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
     if (turn.identity && src.type == dst.type && src.hadamard == dst.hadamard && !ggml_is_quantized(src.type)) {
         return copy(src, dst, n_rows, n_embd);
+    }
+    if (turns_f16(turn, src, dst)) {
+        return turn_f16(turn, src, dst, n_rows, n_embd);
     }
 
     const auto & rotation = turn.rotation;

@@ -23,7 +23,7 @@ from notes_cli.engine import interrupts, limits, native, process
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.segment import LayerRows, Tokens
+from notes_cli.engine.segment import LayerRows, Stored, StoredLayer, StoredTensor, Tokens
 from notes_cli.engine.sequences import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
@@ -132,10 +132,10 @@ class Context:
             self._bound = min(self._bound, model.n_ctx_train)
         if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to go beyond
             self._bound = min(self._bound, bound)
-        # What cannot go back is not stopped half way, a recurrent state or a cache that drops what leaves a window:
-        # such a context gets shorter batches instead.
-        goes_back = not model.recurrent and (options.swa_full or not llama.llama_model_n_swa(model.handle))
-        self._watched = goes_back and interrupts.descriptor() >= 0
+        self._drops = not options.swa_full and llama.llama_model_n_swa(model.handle) > 0  # what leaves a window
+        # What cannot go back is not stopped half way, a recurrent state or a cache that drops rows: such a context gets
+        # shorter batches instead.
+        self._watched = not model.recurrent and not self._drops and interrupts.descriptor() >= 0
         if self._watched:
             native.call("notes_watch", handle, interrupts.descriptor())
         self.stride = self.n_batch if self._watched else min(self.n_batch, _STRIDE)  # tokens that nothing stops
@@ -487,23 +487,40 @@ class Context:
         layers: Sequence[LayerRows],
         base: int,
         *,
+        first: int = 0,
         rotate: bool = True,
         axes: NDArray[np.int32] | None = None,
     ) -> None:
-        """Place rows at [position, position + len(tokens)), K rotated by position - base.
+        """Place rows at [position, position + len(tokens)), K rotated by position - base; not those before `first`.
+
+        Rows in a file are read, checked and placed in one pass; none of them counts before all were right. Where they
+        are not, raise what `layers.refused` makes.
 
         `rotate=False` leaves K as it is: the control, which must give wrong rows, for measuring what the rotation does.
         `axes`, [n, 3]: where rows are not one a position (an image), their positions on three axes, from `read_axes`.
         """
-        self._check_layers(layers, len(tokens))
         if self.unmovable and position != base:
             raise UnsupportedError(self.unmovable)
         what = _integers(tokens, "a token")
+        where = self.handle, sequence, position, _int32(what), len(what)
         base = base if rotate else position
-        native.call(
-            *("notes_splice", self.handle, sequence, position, _int32(what), len(what)),
-            *(None if axes is None else _int32(_integers(axes, "a position")), *_rows(layers), base),
-        )
+        # What leaves a small window is gone before the rows come, which must then be known to be right.
+        if isinstance(layers, Stored) and layers.file is not None and axes is None and not self._drops:
+            count = first + len(what)
+            self._check_layers(layers.tensors, count)
+            try:
+                native.call(
+                    *("notes_splice_file", *where, layers.file.fileno()),
+                    *(_places(layers.tensors), len(layers), count, first, base),
+                )
+            except native.FileError as error:
+                raise layers.refused(error.what, damaged=error.damaged) from error
+            return
+        if first:
+            layers = [rows.cut(slice(first, None)) for rows in layers]
+        self._check_layers(layers, len(what))
+        planes = None if axes is None else _int32(_integers(axes, "a position"))
+        native.call("notes_splice", *where, planes, *_rows(layers), base)
 
     def read(self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
         """Rows of [position, position + count), the first one's K rotated to position `base`."""
@@ -571,7 +588,7 @@ class Context:
             raise EngineError(f"sequence {sequence} does not exist; the context has {self._sequences}")
         return sequence
 
-    def _check_layers(self, layers: Sequence[LayerRows], count: int) -> None:
+    def _check_layers(self, layers: Sequence[LayerRows | StoredLayer], count: int) -> None:
         """The hook trusts the shapes it is told; this is where they are known."""
         if len(layers) != len(self.layers):
             raise EngineError(f"rows of {len(layers)} layers, the cache has {len(self.layers)}")
@@ -611,6 +628,20 @@ def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:
         kept += [k, v]
         entry.type, entry.k, entry.v = _ROW_TYPES[k.dtype], k.ctypes.data, v.ctypes.data
     return rows, len(layers)
+
+
+def _places(layers: Sequence[StoredLayer]) -> Any:
+    """The argument `layers` of notes_splice_file."""
+
+    def place(tensor: StoredTensor) -> native.TensorPlace:
+        halves = int(tensor.checksum[:16] or "0", 16), int(tensor.checksum[16:] or "0", 16)
+        return native.TensorPlace(tensor.offset, tensor.end - tensor.offset, halves)
+
+    places = (native.LayerPlaces * len(layers))()
+    for entry, layer in zip(places, layers, strict=True):
+        entry.layer, entry.type = layer.layer, _ROW_TYPES[layer.k.dtype]
+        entry.k, entry.v = place(layer.k), place(layer.v)
+    return places
 
 
 def _compiled_type(kv_type: str) -> str:

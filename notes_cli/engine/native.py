@@ -16,10 +16,10 @@ from typing import Any
 import notes_cli
 from notes_cli.errors import EngineError, UnsupportedError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 _MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 
-OK, E_UNSUPPORTED, E_ABORTED = 0, -2, -7
+OK, E_UNSUPPORTED, E_ABORTED, E_DAMAGED, E_READ = 0, -2, -7, -8, -9
 OPERATIONS = {"splice": 0, "rewrite": 1, "append": 2, "read": 3, "restore": 4}
 OUTPUT_NONE, OUTPUT_LAST, OUTPUT_ALL = 0, 1, 2
 PARTS = ("attention", "indexer", "state")
@@ -27,6 +27,14 @@ PARTS = ("attention", "indexer", "state")
 
 class StoppedError(EngineError):
     """A computation was stopped (engine/interrupts.py); the sequences are as they were before, if they can go back."""
+
+
+class FileError(EngineError):
+    """Rows of a file could not be placed: they are not what was written (`damaged`), or cannot be read now."""
+
+    def __init__(self, what: str, *, damaged: bool) -> None:
+        super().__init__(what)
+        self.damaged = damaged
 
 
 class Layer(ctypes.Structure):
@@ -56,6 +64,18 @@ class LayerPointers(ctypes.Structure):
     """struct notes_rows: K and V rows of one layer."""
 
     _fields_ = [("type", ctypes.c_int32), ("k", ctypes.c_void_p), ("v", ctypes.c_void_p)]
+
+
+class TensorPlace(ctypes.Structure):
+    """struct notes_tensor: where a tensor is in a file, and its checksum."""
+
+    _fields_ = [("offset", ctypes.c_int64), ("size", ctypes.c_int64), ("sum", ctypes.c_uint64 * 2)]
+
+
+class LayerPlaces(ctypes.Structure):
+    """struct notes_stored: K and V rows of one layer in a file."""
+
+    _fields_ = [("layer", ctypes.c_int32), ("type", ctypes.c_int32), ("k", TensorPlace), ("v", TensorPlace)]
 
 
 def library_folder() -> Path:
@@ -108,6 +128,11 @@ _signatures: dict[str, list[Any]] = {
         *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32, _int32_p),
         *(ctypes.POINTER(LayerPointers), ctypes.c_int32, ctypes.c_int32),
     ],
+    "notes_splice_file": [
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32, ctypes.c_int32),
+        *(ctypes.POINTER(LayerPlaces), ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
+    ],
+    "notes_traffic": [ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)],
     "notes_read": [
         *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, _int32_p),
         *(ctypes.POINTER(LayerPointers), ctypes.c_int32, ctypes.c_int32),
@@ -121,7 +146,12 @@ _signatures: dict[str, list[Any]] = {
     "notes_watch": [ctypes.c_void_p, ctypes.c_int32],
     "notes_guard": [ctypes.c_char_p, ctypes.c_char_p],
 }
-_results: dict[str, Any] = {"notes_supports": ctypes.c_bool, "notes_can_move": ctypes.c_bool, "notes_guard": None}
+_results: dict[str, Any] = {
+    "notes_supports": ctypes.c_bool,
+    "notes_can_move": ctypes.c_bool,
+    "notes_guard": None,
+    "notes_traffic": None,
+}
 for _name, _types in _signatures.items():
     _function = getattr(_library, _name, None)
     if _function is None:
@@ -160,9 +190,18 @@ def call(name: str, *arguments: Any) -> int:
         raise UnsupportedError(last_error())
     if result == E_ABORTED:
         raise StoppedError(last_error())
+    if result in (E_DAMAGED, E_READ):
+        raise FileError(last_error(), damaged=result == E_DAMAGED)
     if result < OK:
         raise EngineError(last_error())
     return result
+
+
+def traffic() -> tuple[int, int]:
+    """Bytes that the splices of this process have read from files, and written into caches."""
+    read, written = ctypes.c_int64(), ctypes.c_int64()
+    _library.notes_traffic(ctypes.byref(read), ctypes.byref(written))
+    return read.value, written.value
 
 
 def set_guard(before: str | None, after: str | None) -> None:

@@ -126,13 +126,11 @@ class Notebook:
             return
         self.flush()
         position = len(self)
-        layers = tuple(replace(rows, k=rows.k[seam:], v=rows.v[seam:]) for rows in segment.layers)
         started = time.perf_counter()
         if not self.dry:
             try:
-                self.context.splice(
-                    self.sequence, position, segment.tokens[seam:], layers, segment.base + seam, rotate=rotate
-                )
+                tokens, base = segment.tokens[seam:], segment.base + seam
+                self.context.splice(self.sequence, position, tokens, segment.layers, base, first=seam, rotate=rotate)
             except BaseException:  # an interrupt comes after the call that it waited for: those rows are there
                 self.context.truncate(self.sequence, position)
                 raise

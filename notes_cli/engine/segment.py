@@ -1,20 +1,22 @@
 """A segment: tokens with their K/V rows, independent of any context.
 
-Plain data between the rooms: the notebook reads and places it, the library keeps it on disk. It knows neither
-llama.cpp nor files.
+Plain data between the rooms: the notebook reads and places it, the library keeps it on disk. Its rows are in memory, or
+still in a file of the library's. It knows neither llama.cpp nor what such a file is like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import BinaryIO, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.identity import Identity
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, NotesError
 
 Tokens = NDArray[np.int32]
 RowArray = NDArray[np.float16] | NDArray[np.float32]
@@ -36,6 +38,80 @@ class LayerRows:
     def cut(self, rows: slice) -> LayerRows:
         """Some of the rows; nothing is copied."""
         return replace(self, k=self.k[rows], v=self.v[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Rows in a file: bytes [offset, end), the last ones padding, and the XXH3-128 of them all, in hex."""
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    offset: int
+    end: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """What LayerRows is, of rows in a file."""
+
+    layer: int
+    k: StoredTensor
+    v: StoredTensor
+    part: str = "attention"
+
+
+class Stored(Sequence[LayerRows]):
+    """The layers of a segment in an open file, none of whose rows has been checked yet.
+
+    A context places them from there (`tensors`, `file`) and checks them on the way. Who looks at the layers has all of
+    them read and checked first, and once; then the file is closed. That may raise what `refused` makes.
+    """
+
+    def __init__(self, tensors: Sequence[StoredLayer], file: BinaryIO) -> None:
+        self.tensors = tuple(tensors)
+        self.file: BinaryIO | None = file  # none: the rows have been read
+        self._rows: tuple[LayerRows, ...] = ()
+
+    @abstractmethod
+    def read(self, file: BinaryIO) -> tuple[LayerRows, ...]:
+        """All rows, checked. Raise NotesError for what is damaged, or cannot be read."""
+
+    @abstractmethod
+    def refused(self, why: str, *, damaged: bool) -> NotesError:
+        """What to raise for rows that a context could not take; `damaged`: they are not what was written."""
+
+    @property
+    def rows(self) -> tuple[LayerRows, ...]:
+        """All layers, in memory."""
+        if self.file is not None:
+            self._rows = self.read(self.file)
+            self.close()
+        return self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        sizes = [np.prod(one.shape) * one.dtype.itemsize for each in self.tensors for one in (each.k, each.v)]
+        return int(sum(sizes))
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> LayerRows: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[LayerRows, ...]: ...
+    def __getitem__(self, index: int | slice) -> LayerRows | tuple[LayerRows, ...]:
+        return self.rows[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +142,7 @@ class Segment:
     context: Tokens  # the tokens that preceded the skill when it was compiled: its left context
     fields: tuple[FieldSpan, ...]
     identity: Identity
-    layers: tuple[LayerRows, ...]
+    layers: Sequence[LayerRows]  # a tuple, or Stored
     # Rows that cannot be moved are kept with those of the left context, from position 0 on, and the state of recurrent
     # layers with them: the whole can be put back at the start of a prompt, and nowhere else.
     pinned: bool = False
@@ -90,6 +166,8 @@ class Segment:
     @property
     def nbytes(self) -> int:
         """Bytes of all K and V rows."""
+        if isinstance(self.layers, Stored):
+            return self.layers.nbytes
         return sum(rows.k.nbytes + rows.v.nbytes for rows in self.layers)
 
     @property
@@ -116,7 +194,9 @@ class Segment:
             raise EngineError(f"the rows of {self.name} cannot be moved, so no part of them can be taken out")
         left = self.base - self.first  # rows of the left context, which stay before a first part
         rows = slice(left + first if first else 0, left + last)
-        layers = [layer if layer.part == "state" else layer.cut(rows) for layer in self.layers]
+        layers = self.layers  # all of them stay where they are
+        if part:
+            layers = tuple(layer if layer.part == "state" else layer.cut(rows) for layer in layers)
         return replace(
             self,
             text="",
@@ -124,7 +204,7 @@ class Segment:
             base=self.base + first,
             context=np.concatenate([self.context, self.tokens[:first]]),
             fields=(),
-            layers=tuple(layers),
+            layers=layers,
             influence={},
             blocks=(),
             moves=(),

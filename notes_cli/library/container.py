@@ -1,8 +1,9 @@
 """The container: one segment in one GGUF file, described byte by byte in docs/format.md.
 
 Written all or nothing, read once, and no byte of it unchecked: a checksum over the head (with its own digits as
-zeros) and one over each tensor with its padding. What is checked is what is used, as the bytes are in memory of our
-own: others may truncate the file or write into it meanwhile. It knows no names and no folders: see store.py.
+zeros) and one over each tensor with its padding. What is checked is what is used, as the bytes are read into memory of
+our own, or by a splice that checks what it places: others may truncate the file or write into it meanwhile. It knows no
+names and no folders: see store.py.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,19 +22,20 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from notes_cli.engine.segment import LayerRows, Segment, Tokens
+from notes_cli.engine.segment import LayerRows, Segment, Stored, StoredLayer, StoredTensor, Tokens
 from notes_cli.errors import DamagedError, Help, SegmentError, UnwritableError, reason
 from notes_cli.library.atomic import replacing
 from notes_cli.library.gguf import MAGIC, FormatError, Head, ShortError, TensorEntry, padded, read_head
 from notes_cli.library.info import FORMAT, INFLUENCE, KIND, SegmentInfo, field_names, metadata, read_info
 
-__all__ = ["SegmentInfo", "open_segment", "peek", "write_segment"]
+__all__ = ["SegmentInfo", "open_segment", "open_stored", "peek", "write_segment"]
 
 NO_DIGEST = "0" * 32
 HEAD_SUM = "notes.checksum.head"
 LISTS = ("notes.tokens", "notes.context")
 FIRST = 1 << 18  # bytes in which most heads end, with the lists after them
 CHUNK = 8 << 20  # bytes that are read at once
+CHECKSUM = re.compile(r"[0-9a-f]{32}")
 ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
 # By part of a layer: the names of its K and its V, as llama.cpp has them.
 NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
@@ -78,40 +81,70 @@ def open_segment(path: Path) -> Segment:
     Raise SegmentError, in one line, if the file is missing or of a newer format, or cannot be read now; DamagedError if
     it is damaged, or no segment.
     """
-    with _saying(path):
-        data, head = _read(path, rows=True)
-        for name in head.tensors:
-            _check_tensor(data, head, name)
+    segment = open_stored(path)
+    assert isinstance(segment.layers, Stored)
+    return replace(segment, layers=segment.layers.rows)
+
+
+def open_stored(path: Path) -> Segment:
+    """The same, but its rows stay in the file, which is held open, until they are placed or looked at: only then are
+    they read and checked, and only then may that raise what open_segment does. All else has been checked."""
+    with _saying(path), ExitStack() as opened:
+        file = opened.enter_context(path.open("rb", buffering=0))
+        data, head = _read(file)
         info = _card(path, data, head)
         if info.states and not info.pinned:
             raise FormatError("it holds the state of recurrent layers, but not all rows before it")
-        return Segment(
+        segment = Segment(
             name=info.name,
             description=info.description,
             text=info.text,
-            tokens=info.tokens,
+            tokens=info.tokens.copy(),
             base=info.base,
-            context=info.context,
+            context=info.context.copy(),
             fields=info.fields,
             identity=info.identity,
-            layers=_layers(data, head, len(info.tokens) + (info.base if info.pinned else 0)),
+            layers=_FileRows(path, _layers(head, len(info.tokens) + (info.base if info.pinned else 0)), file),
             pinned=info.pinned,
-            influence=_influence(data, head, info),
+            influence=_influence(file, head, info),
             blocks=info.blocks,
             moves=info.moves,
             source=info.source,
         )
+        opened.pop_all()  # the file is its rows' now
+        return segment
 
 
 def peek(path: Path) -> SegmentInfo:
     """What the file says of itself; the rows are neither read nor checked. Errors as in open_segment."""
-    with _saying(path):
-        data, head = _read(path, rows=False)
-        for name in LISTS:
-            if name in head.tensors:
-                _check_tensor(data, head, name)
-        info = _card(path, data, head)
+    with _saying(path), path.open("rb", buffering=0) as file:
+        info = _card(path, *_read(file))
         return replace(info, tokens=info.tokens.copy(), context=info.context.copy())  # all else can be freed
+
+
+class _FileRows(Stored):
+    """The rows of a segment file."""
+
+    def __init__(self, path: Path, tensors: Sequence[StoredLayer], file: BinaryIO) -> None:
+        super().__init__(tensors, file)
+        self._path = path
+
+    def read(self, file: BinaryIO) -> tuple[LayerRows, ...]:
+        with _saying(self._path):
+            places = [one for each in self.tensors for one in (each.k, each.v) if one.end]
+            start, end = min(one.offset for one in places), max(one.end for one in places)
+            data = _bytes(file, start, end)
+            for each in self.tensors:
+                for kind, one in zip(NAMES[each.part], (each.k, each.v), strict=True):
+                    if one.end:
+                        _check(data[one.offset - start : one.end - start], one.checksum, f"blk.{each.layer}.{kind}")
+            return tuple(
+                LayerRows(each.layer, _rows(data, each.k, start), _rows(data, each.v, start), each.part)
+                for each in self.tensors
+            )
+
+    def refused(self, why: str, *, damaged: bool) -> SegmentError:
+        return _damaged(self._path, why) if damaged else _unreadable(self._path, why)
 
 
 # ---- writing
@@ -155,35 +188,44 @@ def _seal(path: Path) -> None:
 # ---- reading
 
 
-def _read(path: Path, *, rows: bool) -> tuple[memoryview, Head]:
-    """The bytes of the file, with all rows or up to the end of the lists at least, and its head, which was checked.
+def _read(file: BinaryIO) -> tuple[memoryview, Head]:
+    """The bytes of a file up to the end of the lists at least, and its head; both were checked.
 
     No byte is read twice: another process may be writing.
     """
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        data = _read_on(file, memoryview(b""), min(size, FIRST))
-        while True:
-            try:
-                head = _checked_head(data, size)
-                break
-            except ShortError:
-                if len(data) == size:
-                    raise
-                data = _read_on(file, data, min(size, 16 * len(data)))
-        lists = [head.tensors[name].end for name in LISTS if name in head.tensors]
-        end = head.end if rows else max([head.size, *lists])
-        return (_read_on(file, data, end) if end > len(data) else data).toreadonly(), head
+    size = os.fstat(file.fileno()).st_size
+    data = _read_on(file, memoryview(b""), min(size, FIRST))
+    while True:
+        try:
+            head = _checked_head(data, size)
+            break
+        except ShortError:
+            if len(data) == size:
+                raise
+            data = _read_on(file, data, min(size, 16 * len(data)))
+    lists = [name for name in LISTS if name in head.tensors]
+    end = max([head.size, *(head.tensors[name].end for name in lists)])
+    data = (_read_on(file, data, end) if end > len(data) else data).toreadonly()
+    for name in lists:
+        entry = head.tensors[name]
+        _check(data[entry.offset : entry.end], _checksum(head, name), name)
+    return data, head
 
 
-def _read_on(file: BinaryIO, data: memoryview, size: int) -> memoryview:
-    """What has been read of the file, and what follows, `size` bytes in all."""
+def _bytes(file: BinaryIO, start: int, end: int) -> memoryview:
+    """Bytes [start, end) of a file."""
+    file.seek(start)
+    return _read_on(file, memoryview(b""), end - start, start).toreadonly()
+
+
+def _read_on(file: BinaryIO, data: memoryview, size: int, start: int = 0) -> memoryview:
+    """What has been read of the file from byte `start` on, and what follows, `size` bytes in all."""
     buffer, at = np.empty(size, np.uint8).data, len(data)
     buffer[:at] = data
     while at < size:
         count = file.readinto(buffer[at : at + CHUNK])  # type: ignore[attr-defined]
         if not count:
-            raise FormatError(f"it ends at byte {at} of {size}: it was cut off while it was read")
+            raise FormatError(f"it ends at byte {start + at} of {start + size}: it was cut off while it was read")
         at += count
     return buffer
 
@@ -196,9 +238,9 @@ def _saying(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise SegmentError(f"no such segment: {path}", Help.LIST_SKILLS()) from None
     except OSError as error:
-        raise SegmentError(f"cannot read {path}: {reason(error)}") from error
+        raise _unreadable(path, reason(error)) from error
     except MemoryError as error:
-        raise SegmentError(f"cannot read {path}: its rows do not fit into memory") from error
+        raise _unreadable(path, "its rows do not fit into memory") from error
     except _NewerError as error:
         raise SegmentError(
             f"{path} has segment format {error}, this version of notes reads {FORMAT}", "Update notes"
@@ -206,7 +248,15 @@ def _saying(path: Path) -> Iterator[None]:
     except _OtherKindError as error:
         raise DamagedError(f"{path} is a GGUF file but not a compiled segment", Help.LIST_SKILLS()) from error
     except ValueError as error:
-        raise DamagedError(f"{path} is damaged or not a segment: {error}", "Compile it again") from error
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, why: str) -> DamagedError:
+    return DamagedError(f"{path} is damaged or not a segment: {why}", "Compile it again")
+
+
+def _unreadable(path: Path, why: str) -> SegmentError:
+    return SegmentError(f"cannot read {path}: {why}")
 
 
 class _NewerError(FormatError):
@@ -247,10 +297,16 @@ def _head_sum(data: memoryview, head: Head) -> str:
     return digest.hexdigest()
 
 
-def _check_tensor(data: memoryview, head: Head, name: str) -> None:
-    entry = head.tensors[name]
-    digest = xxhash.xxh3_128(data[entry.offset : entry.end]).hexdigest()
-    if head.metadata.get(f"notes.checksum.{name}") != digest:
+def _checksum(head: Head, name: str) -> str:
+    """The checksum that a tensor must have."""
+    found = head.metadata.get(f"notes.checksum.{name}")
+    if not isinstance(found, str) or not CHECKSUM.fullmatch(found):
+        raise FormatError(f"the checksum of {name[:40]!r} is wrong")
+    return found
+
+
+def _check(data: memoryview, checksum: str, name: str) -> None:
+    if xxhash.xxh3_128(data).hexdigest() != checksum:
         raise FormatError(f"the checksum of {name[:40]!r} is wrong")
 
 
@@ -273,7 +329,7 @@ def _ints(data: memoryview, head: Head, name: str) -> Tokens:
     return ids
 
 
-def _influence(data: memoryview, head: Head, info: SegmentInfo) -> dict[str, NDArray[np.float32]]:
+def _influence(file: BinaryIO, head: Head, info: SegmentInfo) -> dict[str, NDArray[np.float32]]:
     """A row a field, in the order in which they first occur in the text."""
     entry = head.tensors.get(INFLUENCE)
     if entry is None:
@@ -281,20 +337,26 @@ def _influence(data: memoryview, head: Head, info: SegmentInfo) -> dict[str, NDA
     names = field_names(info.fields)
     if entry.dtype != np.float32 or entry.shape != (len(names), len(info.tokens)):
         raise FormatError(f"{INFLUENCE} does not have one row a field and one column a token")
-    return dict(zip(names, _array(data, entry), strict=True))
+    data = _bytes(file, entry.offset, entry.end)
+    _check(data, _checksum(head, INFLUENCE), INFLUENCE)
+    return dict(zip(names, _array(data, entry, entry.offset), strict=True))
 
 
-def _array(data: memoryview, entry: TensorEntry) -> NDArray[Any]:
-    """A view of what was read: nothing is copied, and it cannot be written to."""
-    count = entry.nbytes // entry.dtype.itemsize
-    return np.frombuffer(data, entry.dtype, count, entry.offset).reshape(entry.shape)
+def _array(data: memoryview, entry: TensorEntry | StoredTensor, start: int = 0) -> NDArray[Any]:
+    """A view of what was read from byte `start` of the file on: nothing is copied, and it cannot be written to."""
+    return np.frombuffer(data, entry.dtype, prod(entry.shape), entry.offset - start).reshape(entry.shape)
 
 
-def _layers(data: memoryview, head: Head, n_rows: int) -> tuple[LayerRows, ...]:
-    """The rows of each layer, in the order of the layers and their parts. Without a V tensor, V has no columns."""
+def _rows(data: memoryview, tensor: StoredTensor, start: int) -> NDArray[Any]:
+    return _array(data, tensor, start) if tensor.end else np.empty(tensor.shape, tensor.dtype)
+
+
+def _layers(head: Head, n_rows: int) -> list[StoredLayer]:
+    """Where the rows of each layer are, by layer and part. Without a V tensor, V has no columns."""
     parts = {name: (part, index) for part, names in NAMES.items() for index, name in enumerate(names)}
-    found: dict[tuple[int, str], list[NDArray[Any] | None]] = {}
+    found: dict[tuple[int, str], list[StoredTensor | None]] = {}
     for name, entry in head.tensors.items():
+        checksum = _checksum(head, name)
         if name in (*LISTS, INFLUENCE):
             continue
         match = ROWS_NAME.fullmatch(name)
@@ -306,15 +368,16 @@ def _layers(data: memoryview, head: Head, n_rows: int) -> tuple[LayerRows, ...]:
                 raise FormatError(f"{name} is not one row of f32")
         elif len(entry.shape) != 2 or entry.shape[0] != n_rows or entry.dtype.kind != "f":
             raise FormatError(f"{name} does not have one row a token")
-        found.setdefault((int(match[1]), part), [None, None])[index] = _array(data, entry)
+        tensor = StoredTensor(entry.dtype, entry.shape, entry.offset, entry.end, checksum)
+        found.setdefault((int(match[1]), part), [None, None])[index] = tensor
     order = list(NAMES)
-    rows = []
+    layers = []
     for layer, part in sorted(found, key=lambda key: (key[0], order.index(key[1]))):
         k, v = found[layer, part]
         if k is None and (part != "state" or v is None):
             raise FormatError(f"layer {layer} has no K rows")
         known = k if k is not None else v
         assert known is not None
-        empty = np.empty((len(known), 0), known.dtype)
-        rows.append(LayerRows(layer, empty if k is None else k, empty if v is None else v, part))
-    return tuple(rows)
+        none = StoredTensor(known.dtype, (known.shape[0], 0), 0, 0, "")
+        layers.append(StoredLayer(layer, k or none, v or none, part))
+    return layers

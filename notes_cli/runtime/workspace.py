@@ -25,7 +25,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import EngineError, Help, ModelError, NotesError, Remedy, SegmentError
-from notes_cli.library.container import open_segment
+from notes_cli.library.container import open_stored
 from notes_cli.library.digest import file_sha256
 from notes_cli.library.rotations import keep_check, load_checks
 from notes_cli.library.store import Library, Store
@@ -316,11 +316,12 @@ class Workspace:
         return np.concatenate([np.array([bos], np.int32), tokens])
 
     def open(self, path: Path, word: str = "") -> Segment:
-        """A segment from a file, checked against this model. `word`: what the user calls it, if not by its path.
+        """A segment from a file, checked against this model; its rows are checked when they are used. `word`: what the
+        user calls it, if not by its path.
 
         Raise SegmentError that says what does not fit.
         """
-        segment = open_segment(path)
+        segment = open_stored(path)
         self._words[segment.name] = word or str(path)
         self.check(segment)
         return segment

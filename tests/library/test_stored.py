@@ -1,0 +1,291 @@
+"""Rows that are placed straight from their file: the same ones, each byte read once, and none that was not checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notes_cli.engine import native
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import LayerRows, Segment, Stored
+from notes_cli.errors import DamagedError, EngineError, SegmentError
+from notes_cli.library.container import open_segment, open_stored, write_segment
+
+Make = Callable[..., Any]
+BEFORE = np.arange(5, dtype=np.int32)  # what precedes the segment, which moves it by 3
+ROWS = 1500  # three times what a thread reads at once
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Make) -> Iterator[Model]:
+    """K and V rows of 1024 bytes in f16."""
+    with Model(make_model("qwen3", layers=8, embd=512, heads=16, kv_heads=16)) as opened:
+        yield opened
+
+
+def context(model: Model, kv: str = "f16", flash: str = "on", threads: int = 2, **options: object) -> Context:
+    settings = {"n_ctx": 2048, "n_threads": threads, "type_k": kv, "type_v": kv, **options}
+    return Context(model, ContextOptions(flash_attention=flash, **settings))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def make(model: Model, make_segment: Make) -> Callable[[int], Segment]:
+    """A segment of random rows for the model."""
+
+    def made(count: int) -> Segment:
+        random = np.random.default_rng(count)
+        with context(model) as ctx:
+            layers = tuple(
+                LayerRows(one.layer, *(random.standard_normal((count, 512), np.float32).astype("f2") for _ in "kv"))
+                for one in ctx.layers
+            )
+        tokens = random.integers(0, 256, count).astype(np.int32)
+        segment: Segment = make_segment()
+        return replace(segment, tokens=tokens, fields=(), layers=layers)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def path(make: Callable[[int], Segment], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("stored") / "returns.gguf"
+    write_segment(path, make(ROWS))
+    return path
+
+
+@pytest.fixture
+def copy(path: Path, tmp_path: Path) -> Path:
+    """One to be spoilt."""
+    (tmp_path / "returns.gguf").write_bytes(path.read_bytes())
+    return tmp_path / "returns.gguf"
+
+
+def begun(ctx: Context) -> Notebook:
+    """A notebook with a few tokens, in a context that had nothing else."""
+    ctx.clear()
+    book = Notebook(ctx)
+    book.append(BEFORE)
+    book.flush()
+    return book
+
+
+def rows(book: Notebook) -> list[bytes]:
+    """All that its cache holds of it, in a type that tells all bits."""
+    found = book.context.read(book.sequence, 0, len(book), base=0, dtype="f32")
+    return [part.tobytes() for layer in found for part in (layer.k, layer.v)]
+
+
+def placed(ctx: Context, segment: Segment, seam: int = 0) -> list[bytes]:
+    """The rows after a splice."""
+    book = begun(ctx)
+    book.splice(segment, seam=seam)
+    return rows(book)
+
+
+def untouched(book: Notebook, before: list[bytes]) -> bool:
+    """Whether a refused splice left the notebook as it was, rows and books."""
+    return len(book) == len(BEFORE) == book.context.length(book.sequence) == book.context.used and rows(book) == before
+
+
+KINDS = [("f16", "on"), ("f16", "off"), ("f32", "on"), ("f32", "off"), ("bf16", "off"), ("q8_0", "on"), ("q4_0", "on")]
+
+
+@pytest.mark.parametrize(("kv", "flash"), KINDS)
+def test_the_same_rows_as_from_memory(model: Model, path: Path, kv: str, flash: str) -> None:
+    """Whatever the cache's type and layout: what comes from the file is what comes from memory, to the bit."""
+    segment = open_segment(path)
+    with context(model, kv, flash) as ctx:
+        for seam in (0, 1, 700):
+            stored = open_stored(path)
+            assert placed(ctx, stored, seam) == placed(ctx, segment, seam)
+            assert isinstance(stored.layers, Stored) and stored.layers.file is not None  # nobody read them into memory
+        unrotated = replace(segment, base=len(BEFORE))
+        assert placed(ctx, unrotated) != placed(ctx, segment) or kv == "none"
+        assert placed(ctx, replace(open_stored(path), base=len(BEFORE))) == placed(ctx, unrotated)
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_the_same_rows_with_any_number_of_threads(
+    model: Model, make: Callable[[int], Segment], tmp_path: Path, flash: str
+) -> None:
+    """More threads than layers or tensors, too: which of them reads what changes nothing."""
+    segment = make(4200)
+    write_segment(tmp_path / "long.gguf", segment)
+    assert segment.nbytes >= 16 << 22  # so much a thread, else fewer are started
+    found = []
+    for threads in (1, 2, 3, 16, 17):
+        with context(model, "f16", flash, threads, n_ctx=4608) as ctx:
+            found.append(placed(ctx, open_stored(tmp_path / "long.gguf"), 3))
+    assert all(one == found[0] for one in found)
+
+
+def test_every_byte_is_read_once_and_written_once(model: Model, path: Path) -> None:
+    """Counted, from opening the file to the last row: the file's bytes in, those of the rows out."""
+
+    def asked() -> int:  # bytes that this process has had the system read, by whatever means
+        counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counters["rchar"])
+
+    with context(model) as ctx:
+        for seam in (0, 40):
+            book = begun(ctx)
+            book.append(np.arange(seam))
+            book.flush()
+            overhead = -asked() + asked()
+            before, (read, written) = asked(), native.traffic()
+            segment = open_stored(path)
+            head = asked() - before - overhead
+            book.context.splice(
+                *(book.sequence, len(book), segment.tokens[seam:], segment.layers, segment.base + seam), first=seam
+            )
+            total = asked() - before - overhead
+            assert [now - then for now, then in zip(native.traffic(), (read, written), strict=True)] == [
+                sum(one.end - one.offset for each in segment.layers.tensors for one in (each.k, each.v)),  # type: ignore[attr-defined]
+                segment.nbytes // ROWS * (ROWS - seam),
+            ]
+            assert head <= 1 << 18 and 0 <= total - head - segment.nbytes < 100  # the counters are themselves read
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's counters")
+def test_opening_reads_no_rows(path: Path) -> None:
+    """Until they are placed or looked at, and then once; afterwards the file is closed."""
+    segment, wanted = open_stored(path), open_segment(path)
+    assert isinstance(segment.layers, Stored) and segment.layers.file is not None
+    assert segment.nbytes == wanted.nbytes and len(segment.layers) == len(wanted.layers)
+    assert segment.slice(0, len(segment)).layers is segment.layers
+    assert segment.layers.file is not None
+    part = segment.slice(3, 9)
+    assert segment.layers.file is None
+    assert (part.layers[2].k == wanted.layers[2].k[3:9]).all()
+    assert segment.layers[0].v is segment.layers[0].v
+
+
+def test_rows_that_were_looked_at_can_be_placed(model: Model, path: Path) -> None:
+    """From memory then."""
+    segment = open_stored(path)
+    with context(model) as ctx:
+        wanted = placed(ctx, segment)
+        assert segment.layers[0].k.shape == (ROWS, 512)
+        assert placed(ctx, segment) == wanted
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_a_wrong_byte_anywhere_is_refused(model: Model, copy: Path, flash: str) -> None:
+    """In any tensor, at its start, in the middle and at its end: one line, and the cache is as it was."""
+    stored, whole = open_stored(copy).layers, copy.read_bytes()
+    assert isinstance(stored, Stored)
+    places = [one for each in stored.tensors for one in (each.k, each.v)]
+    with context(model, "f16", flash) as ctx:
+        book = begun(ctx)
+        before = rows(book)
+        for number, place in enumerate(places):
+            for at in (place.offset, (place.offset + place.end) // 2, place.end - 1)[number % 3 :: 3]:
+                copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+                with pytest.raises(DamagedError, match=r"the checksum of [KV] of layer \d is wrong. Compile it again"):
+                    book.splice(open_stored(copy))
+                assert untouched(book, before)
+        copy.write_bytes(whole)
+        book.splice(open_stored(copy))
+        assert rows(book) == placed(ctx, open_segment(copy))
+
+
+def test_a_file_that_is_cut_off_after_it_was_opened(model: Model, copy: Path) -> None:
+    """No bus error, but a line; what precedes the segment stays."""
+    size = copy.stat().st_size
+    with context(model) as ctx:
+        book = begun(ctx)
+        before = rows(book)
+        for left in (0, size // 2, size - 1):
+            whole, segment = copy.read_bytes(), open_stored(copy)
+            os.truncate(copy, left)
+            with pytest.raises(DamagedError, match=r"it ends within [KV] of layer [0-9]: it was cut off"):
+                book.splice(segment)
+            with pytest.raises(DamagedError, match="it was cut off while it was read"):
+                segment.slice(0, 3)
+            assert untouched(book, before)
+            copy.write_bytes(whole)
+
+
+def test_a_file_that_is_replaced_after_it_was_opened(model: Model, make: Callable[[int], Segment], copy: Path) -> None:
+    """By another one of its name: what was opened is placed. In place: refused, whichever comes first."""
+    with context(model) as ctx:
+        segment, wanted = open_stored(copy), placed(ctx, open_segment(copy))
+        write_segment(copy, make(600))
+        assert placed(ctx, segment) == wanted
+        segment = open_stored(copy)
+        data = copy.read_bytes()
+        with copy.open("r+b") as file:
+            file.write(data[::-1])
+        book = begun(ctx)
+        before = rows(book)
+        with pytest.raises(DamagedError):
+            book.splice(segment)
+        assert untouched(book, before)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(model: Model, path: Path) -> None:
+    """It may be as good as ever."""
+    segment = open_stored(path)
+    assert isinstance(segment.layers, Stored) and segment.layers.file is not None
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.dup2(folder, segment.layers.file.fileno())  # what reads of fail
+    os.close(folder)
+    with context(model) as ctx:
+        book = begun(ctx)
+        before = rows(book)
+        with pytest.raises(SegmentError, match=r"cannot read .*: Is a directory") as caught:
+            book.splice(segment)
+        assert not isinstance(caught.value, DamagedError) and untouched(book, before)
+
+
+def test_rows_that_are_no_numbers(model: Model, make: Callable[[int], Segment], tmp_path: Path) -> None:
+    """With right checksums they are refused for what they are; damaged as well, for that."""
+    segment = make(600)
+    segment.layers[1].v[5, 5] = np.nan
+    write_segment(tmp_path / "a.gguf", segment)
+    stored = open_stored(tmp_path / "a.gguf")
+    assert isinstance(stored.layers, Stored)
+    with context(model) as ctx:
+        book = begun(ctx)
+        before = rows(book)
+        with pytest.raises(EngineError, match="NaN or infinity"):
+            book.splice(stored)
+        assert untouched(book, before)
+        with (tmp_path / "a.gguf").open("r+b") as file:
+            file.seek(stored.layers.tensors[-1].v.offset)
+            file.write(b"x")
+        with pytest.raises(DamagedError):
+            book.splice(stored)
+        assert untouched(book, before)
+
+
+def test_a_window_that_drops_rows_loses_none_to_a_damaged_file(
+    make_model: Make, make_segment: Make, tmp_path: Path
+) -> None:
+    """What leaves a small window is gone before other rows come: these are read and checked before."""
+    with Model(make_model("gemma3")) as model, context(model, swa_full=False, n_ctx=512) as ctx:
+        book = begun(ctx)
+        book.append(np.arange(100))
+        book.flush()
+        layers = ctx.read(book.sequence, 2, 100, base=2)
+        write_segment(
+            tmp_path / "a.gguf",
+            replace(make_segment(), tokens=np.arange(100, dtype=np.int32), fields=(), layers=layers),
+        )
+        wanted = placed(ctx, open_segment(tmp_path / "a.gguf"))
+        assert placed(ctx, open_stored(tmp_path / "a.gguf")) == wanted
+        book = begun(ctx)
+        before = rows(book)
+        stored = open_stored(tmp_path / "a.gguf")
+        os.truncate(tmp_path / "a.gguf", 5000)
+        with pytest.raises(DamagedError):
+            book.splice(stored)
+        assert untouched(book, before)
