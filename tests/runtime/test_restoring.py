@@ -15,8 +15,9 @@ from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.decision import decide
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.library.container import open_segment, write_segment
+from notes_cli.engine.segment import Segment, Stored, Tokens
+from notes_cli.errors import DamagedError
+from notes_cli.library.container import open_segment, open_stored, write_segment
 from notes_cli.measure.verify import verify
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill, compile_to_library
@@ -80,6 +81,24 @@ def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segmen
     assert [piece.how for piece in book.pieces] == ["spliced", "spliced", *["decoded"] * (len(errata) + 1)]
     assert book.pieces[1].reason is Reason.RESTORED
     np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
+
+
+def test_restored_from_its_file_or_not_at_all(workspace: Workspace, segment: Segment, tmp_path: Path) -> None:
+    """Rows and states that were never in memory of ours are the same; a wrong byte of any of them leaves nothing."""
+    wanted = assemble(workspace, Prompt("Why?", [segment])).logits()
+    write_segment(tmp_path / "a.gguf", segment)
+    found = assemble(workspace, Prompt("Why?", [open_stored(tmp_path / "a.gguf")])).logits()
+    np.testing.assert_array_equal(found, wanted)
+    whole, layers = (tmp_path / "a.gguf").read_bytes(), open_stored(tmp_path / "a.gguf").layers
+    assert isinstance(layers, Stored)
+    for place in [one for each in layers.tensors for one in (each.k, each.v) if one.end]:
+        (tmp_path / "a.gguf").write_bytes(whole[: place.end - 1] + b"x" + whole[place.end :])
+        book = workspace.notebook()
+        book.append(segment.context)
+        with pytest.raises(DamagedError):
+            book.restore(open_stored(tmp_path / "a.gguf"))
+        assert workspace.context.length(book.sequence) == 0
+        book.close()
 
 
 @pytest.mark.parametrize("part", ["attention", "state"])
