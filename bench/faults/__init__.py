@@ -8,6 +8,6 @@ they run.
 """
 
 KINDS = (
-    *("containers", "ledgers", "archives", "profiles", "models", "documents", "templates"),
+    *("containers", "splices", "ledgers", "archives", "profiles", "models", "documents", "templates"),
     *("kills", "interrupts", "disk", "permissions", "concurrency"),
 )

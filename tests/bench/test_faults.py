@@ -29,6 +29,7 @@ from bench.faults import (
     permissions,
     profiles,
     report,
+    splices,
     templates,
 )
 from bench.faults.frame import ACCEPTED, REFUSED, Budget, Judge, Row, Verdict, tried
@@ -120,7 +121,7 @@ def test_the_table_keeps_what_was_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "planted"),
     [
-        ("_check_tensor", lambda *_: None),  # a reader that skips a checksum
+        ("_check", lambda *_: None),  # a reader that skips a checksum
         ("_head_sum", lambda data, head: head.metadata["notes.checksum.head"]),
     ],
 )
@@ -129,6 +130,15 @@ def test_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, 
     judge = containers.Containers(tmp_path, 1)
     assert not outcomes(judge, 100).intersection(FAILED)
     monkeypatch.setattr(container, name, planted)
+    assert "wrong" in outcomes(judge, 300, "wrong")
+
+
+def test_splices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are taken without having been checked."""
+    judge = splices.Splices(tmp_path, 1)
+    assert outcomes(judge, 40) == {"accepted", "refused"}
+    monkeypatch.setattr(splices, "open_stored", splices.open_segment)
+    monkeypatch.setattr(container, "_check", lambda *_: None)
     assert "wrong" in outcomes(judge, 300, "wrong")
 
 

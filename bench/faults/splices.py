@@ -1,0 +1,155 @@
+"""Segment files that others change while their rows are spliced."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from bench.faults.frame import ACCEPTED, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, tried
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.errors import SegmentError
+from notes_cli.library.container import open_segment, open_stored, write_segment
+
+TITLE = (
+    "A segment of 10 MB, placed straight from its file by three threads, at the position of its compile or moved, with "
+    "a seam or without, V as rows or as columns, while somebody else cuts the file off, writes into it, puts back what "
+    "was there, or puts another segment in its place."
+)
+FAILS = (
+    "a signal (a bus error), an exception other than the one-line refusal, rows in the cache that are not bit for bit "
+    "those of the file that was opened, or a refusal after which the notebook is not as it was."
+)
+CASES, SHARE = 1_000, 2
+ROWS, LAYERS, WIDTH = 2500, 4, 256
+BASE = 7
+
+
+def run(budget: Budget, seed: int) -> Row:
+    folder = SCRATCH / "splices"
+    folder.mkdir(parents=True, exist_ok=True)
+    return tried(Splices(folder, seed), budget, say="splices")
+
+
+class Splices:
+    """Judges splices of one file, which is sound when it is opened, or soon was."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        sys.path.insert(0, str(ROOT / "tests"))
+        import tiny
+
+        self.seed, self.path = seed, folder / "returns.gguf"
+        self.model = tiny.write_model(folder / "model.gguf", "qwen3", layers=LAYERS, embd=WIDTH, heads=8, kv_heads=8)
+        self.sound = [folder / f"sound-{number}.gguf" for number in range(2)]
+        for number, path in enumerate(self.sound):
+            write_segment(path, segment(number))
+        self.bytes = [path.read_bytes() for path in self.sound]
+        self._contexts: dict[str, Context] = {}
+        self._known: dict[tuple[object, ...], list[bytes]] = {}
+
+    def __call__(self, number: int) -> Verdict:
+        rng = chance(self.seed, number)
+        context = self._context(rng.choice(("on", "off")))
+        before, seam = rng.choice((BASE, 30)), rng.choice((0, 0, 3))
+        self.path.write_bytes(self.bytes[0])
+        book = begun(context, before)
+        rows = kept(book)
+        writer = threading.Thread(target=self._disturb, args=(rng.randrange(1 << 30),))
+        early = rng.random() < 0.5
+        if early:
+            writer.start()
+        try:
+            opened = open_stored(self.path)
+            if not early:
+                writer.start()
+            book.splice(opened, seam=seam)
+        except SegmentError as error:
+            if not str(error).isprintable():
+                return Verdict("wrong", f"not one line: {error}")
+            length = before + seam if len(book) > before else before  # the seam is decoded before
+            same = len(book) == context.length(book.sequence) == context.used == length
+            return (
+                REFUSED if same and kept(book, before) == rows else Verdict("wrong", "refused, and it left something")
+            )
+        finally:
+            if writer.ident is not None:
+                writer.join()
+        which = int(opened.name)
+        return ACCEPTED if kept(book) == self._wanted(context, which, before, seam) else Verdict("wrong", "other rows")
+
+    def _context(self, flash: Literal["on", "off"]) -> Context:
+        """Opened by the process that judges."""
+        if flash not in self._contexts:
+            options = ContextOptions(n_ctx=ROWS + 64, n_threads=3, flash_attention=flash)
+            self._contexts[flash] = Context(Model(self.model), options)
+        return self._contexts[flash]
+
+    def _wanted(self, context: Context, which: int, before: int, seam: int) -> list[bytes]:
+        key = (context.options.flash_attention, which, before, seam)
+        if key not in self._known:
+            book = begun(context, before)
+            book.splice(open_segment(self.sound[which]), seam=seam)
+            self._known[key] = kept(book)
+        return self._known[key]
+
+    def _disturb(self, seed: int) -> None:
+        rng = random.Random(seed)
+        whole = self.bytes[0]
+        for _ in range(rng.randint(1, 4)):
+            time.sleep(rng.choice((0, rng.random() * 0.004)))
+            at = rng.randrange(len(whole))
+            with suppress(OSError), self.path.open("r+b", buffering=0) as file:
+                way = rng.randrange(5)
+                if way == 0:
+                    os.truncate(self.path, at)
+                elif way == 1:
+                    file.seek(at)
+                    file.write(rng.randbytes(rng.choice((1, 4096, 1 << 20)))[: len(whole) - at])
+                elif way == 2:
+                    file.write(whole)  # what was there, bit by bit
+                elif way == 3:
+                    file.write(self.bytes[1])  # another one of the same size, in place
+                else:
+                    other = self.path.with_suffix(".new")
+                    other.write_bytes(self.bytes[1])
+                    other.replace(self.path)
+
+
+def segment(number: int) -> Segment:
+    """Random rows; its name is its number."""
+    chances = np.random.default_rng(number)
+
+    def rows() -> np.ndarray[tuple[int, int], np.dtype[np.float16]]:
+        return chances.standard_normal((ROWS, WIDTH), np.float32).astype(np.float16)
+
+    return Segment(
+        *(str(number), "", "", chances.integers(0, 256, ROWS).astype(np.int32), BASE, np.zeros(BASE, np.int32), ()),
+        Identity(*[""] * 8),
+        tuple(LayerRows(layer, rows(), rows()) for layer in range(LAYERS)),
+    )
+
+
+def begun(context: Context, count: int) -> Notebook:
+    """A notebook of some tokens in a context with nothing else."""
+    context.clear()
+    book = Notebook(context)
+    book.append(np.arange(count))
+    book.flush()
+    return book
+
+
+def kept(book: Notebook, count: int | None = None) -> list[bytes]:
+    """Its rows, as the cache has them; the first ones of them."""
+    layers = book.context.read(book.sequence, 0, len(book) if count is None else count, base=0)
+    return [part.tobytes() for rows in layers for part in (rows.k, rows.v)]
