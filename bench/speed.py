@@ -2,11 +2,12 @@
 
     python -m bench.speed [--tokens 1024 4096 8192] [--threads N] [--repeat N] [--no-prefill] [--json]
 
-What is warm: the segment's file is in the page cache (`load` reads it and checks every byte), and the cache
-of the context has been written once by llama.cpp. `first` is the first splice after that; the following ones go to the
-same cells. memcpy moves as many bytes as the splice puts into the cache, between two buffers that have been written
-before; the two take turns, so that a busy machine slows both. Times are the fastest of all turns where not said
-otherwise. Prefill is timed once, with flash attention and an f16 cache; its rows, f16, are what is spliced everywhere.
+What is warm: the segment's file is in the page cache, and the cache of the context has been written once by llama.cpp.
+`file` opens the file and splices it, every byte checked on the way; `splice` places rows that are in memory already.
+`first` is the first one of these; the following ones go to the same cells. memcpy moves as many bytes as the splice
+puts into the cache, between two buffers that have been written before; they take turns, so that a busy machine slows
+all. Times are the fastest of all turns where not said otherwise. Prefill is timed once, with flash attention and an f16
+cache; its rows, f16, are what is spliced everywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.library.container import open_segment, write_segment
+from notes_cli.library.container import open_segment, open_stored, write_segment
 
 FOLDER = ROOT / "build" / "bench"
 COMPILED_AT, SPLICED_AT = 16, 100  # the segment moves by the difference
@@ -50,7 +51,7 @@ class Result:
     cache: str
     bytes: int
     prefill: float | None
-    load: float
+    file: float
     splice_first: float
     splice_median: float
     splice: float
@@ -63,18 +64,18 @@ class Result:
         gain = f"{self.prefill / self.splice:9.0f}" if self.prefill else f"{'-':>9}"
         return (
             f"{self.tokens:6} {self.flash_attention:>4} {self.cache:>4} {self.bytes / MEGABYTE:7.0f} {prefill}"
-            f" {self.load * 1e3:8.1f} {self.splice_first * 1e3:8.1f} {self.splice_median * 1e3:8.1f}"
+            f" {self.file * 1e3:8.1f} {self.splice_first * 1e3:8.1f} {self.splice_median * 1e3:8.1f}"
             f" {self.splice * 1e3:8.1f} {self.memcpy_1 * 1e3:8.1f} {self.memcpy_n * 1e3:8.1f}"
-            f" {self.splice / self.memcpy_1:7.2f} {self.splice / self.memcpy_n:7.2f}"
+            f" {self.splice / self.memcpy_1:7.2f} {self.splice / self.memcpy_n:7.2f} {self.file / self.memcpy_n:7.2f}"
             f" {self.question * 1e3:9.1f} {gain}"
         )
 
 
 HEAD = (
-    f"{'':6} {'':>4} {'':>4} {'K/V':>7} {'prefill':>10} {'load':>8} {'splice':>8} {'':>8} {'':>8} {'memcpy':>8} {'':>8}"
-    f" {'splice/memcpy':>15} {'question':>9} {'prefill/':>9}\n"
+    f"{'':6} {'':>4} {'':>4} {'K/V':>7} {'prefill':>10} {'file':>8} {'splice':>8} {'':>8} {'':>8} {'memcpy':>8} {'':>8}"
+    f" {'splice/memcpy':>15} {'file/':>7} {'question':>9} {'prefill/':>9}\n"
     f"{'tokens':>6} {'FA':>4} {'type':>4} {'MB':>7} {'s':>10} {'ms':>8} {'first ms':>8} {'median':>8} {'min':>8}"
-    f" {'1 thread':>8} {'%s thr.':>8} {'1 thr.':>7} {'%s thr.':>7} {'ms':>9} {'splice':>9}"
+    f" {'1 thread':>8} {'%s thr.':>8} {'1 thr.':>7} {'%s thr.':>7} {'%s thr.':>7} {'ms':>9} {'splice':>9}"
 )
 
 
@@ -161,7 +162,6 @@ def measure(
     threads: int,
     repeat: int,
 ) -> Result:
-    load = min(seconds(lambda: open_segment(path)) for _ in range(2))
     segment = open_segment(path)
     size = segment.nbytes * (2 if cache == "f32" else 1)
     options = ContextOptions(
@@ -176,8 +176,10 @@ def measure(
         notebook = Notebook(context)
         notebook.append(np.arange(SPLICED_AT))
         notebook.flush()
-        splices, ones, severals, questions = [], [], [], []
+        files, splices, ones, severals, questions = [], [], [], [], []
         for _ in range(repeat):
+            notebook.truncate(SPLICED_AT)
+            files.append(seconds(lambda: notebook.splice(open_stored(path))))
             notebook.truncate(SPLICED_AT)
             splices.append(seconds(lambda: notebook.splice(segment)))
             ones.append(seconds(copy.one))
@@ -192,7 +194,7 @@ def measure(
         cache=cache,
         bytes=size,
         prefill=prefill,
-        load=load,
+        file=min(files),
         splice_first=splices[0],
         splice_median=median(splices[1:]),
         splice=min(splices),
@@ -215,7 +217,7 @@ def main() -> None:
     with Model(path, gpu_layers=0) as model:
         made = compile_all(model, args.tokens, args.threads, not args.no_prefill)
         if not args.json:
-            print(HEAD % (args.threads, args.threads))
+            print(HEAD % ((args.threads,) * 3))
         results = []
         flash: Literal["on", "off"]
         for count in args.tokens:

@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <exception>
 #include <iterator>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -548,25 +549,31 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
     const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22)); // no more than pay for being started
     const auto work = pieces(every, places, source, n, n_threads);
 
-    std::vector<std::vector<char>> buffers(n_threads);
+    // Of a file: up to where the next piece begins, and its tensor ends with padding.
+    const auto size_of = [&](const piece & piece) {
+        const auto & part = *piece.of;
+        const bool ends = piece.last == (all[part.layer].kind == NOTES_RECURRENT ? 1 : file->n_rows);
+        return (ends ? file->tensor(part.layer, part.v).size : piece.last*(int64_t) part.size) - piece.first*(int64_t) part.size;
+    };
+    int64_t largest = 0;
+    for (const auto & piece : work) {
+        largest = std::max(largest, file ? size_of(piece) : 0);
+    }
+    std::vector<std::unique_ptr<char[]>> buffers; // all of them now: a piece that was begun must be read, others wait for it
+    for (int32_t t = 0; file && t < n_threads; ++t) {
+        buffers.emplace_back(new char[largest]);
+    }
+
     std::atomic<bool> finite { true };
     in_parallel(work.size(), n_threads, [&](int32_t i, int32_t t) {
         const auto & piece = work[i];
         const auto & part  = *piece.of;
         const auto & layer = all[part.layer];
         const int64_t at   = piece.first*(int64_t) part.size;
-        char * data;
-        if (file) {
-            const bool ends = piece.last == (layer.kind == NOTES_RECURRENT ? 1 : file->n_rows);
-            const int64_t size = (ends ? file->tensor(part.layer, part.v).size : piece.last*(int64_t) part.size) - at;
-            buffers[t].resize(std::max<size_t>(buffers[t].size(), size));
-            data = buffers[t].data();
-            if (!file->read(part.layer, part.v, at, size, data)) {
-                return;
-            }
-        } else {
-            data = (char *) (part.v ? source.rows[part.layer].v : source.rows[part.layer].k) + at;
+        if (file && !file->read(part.layer, part.v, at, size_of(piece), buffers[t].get())) {
+            return;
         }
+        char * data = file ? buffers[t].get() : (char *) (part.v ? source.rows[part.layer].v : source.rows[part.layer].k) + at;
         const auto type = (ggml_type) (file ? file->layers[part.layer].type : source.rows[part.layer].type);
         const bool ok = layer.kind == NOTES_RECURRENT ? move_state(way, part, state, data)
             : move_rows(way, part, places[layer.cache], type, data, piece.first - skipped, piece.last - skipped, part.v ? none : turns[part.layer]);
