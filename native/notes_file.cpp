@@ -3,10 +3,10 @@
 #include "notes_kv.h"
 
 // That of llama.cpp's sources: inlined, it is compiled for the processor that this file is compiled for.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // GCC 12 says so of its own intrinsics for AVX-512
-#endif
 #define XXH_INLINE_ALL
+#ifdef __AVX512F__
+#define XXH_VECTOR XXH_AVX2 // as fast, and GCC 12 has warnings for its own intrinsics of AVX-512
+#endif
 #include "xxhash.h"
 
 #include <cerrno>

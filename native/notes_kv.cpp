@@ -208,6 +208,10 @@ void notes_kv::settle() const {
     }
 }
 
+int32_t notes_source::type(int32_t layer) const {
+    return file ? file->layers[layer].type : rows[layer].type;
+}
+
 void notes_kv::check_rows(const notes_source & source, int32_t n_layers, int32_t n) const {
     if (n_layers != (int32_t) all.size()) {
         throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the memory has " + std::to_string(all.size()));
@@ -219,7 +223,7 @@ void notes_kv::check_rows(const notes_source & source, int32_t n_layers, int32_t
     for (int32_t i = 0; i < n_layers; ++i) {
         const auto layer = shape(all[i]);
         const bool state = layer.kind == NOTES_RECURRENT;
-        const auto type  = file ? file->layers[i].type : source.rows[i].type;
+        const auto type  = source.type(i);
         bool plain = type == GGML_TYPE_F32 || (type == GGML_TYPE_F16 && !state);
         for (const bool v : { false, true }) {
             const int64_t n_embd = v ? layer.n_embd_v : layer.n_embd_k;
@@ -398,11 +402,12 @@ struct tensor_rows {
     }
 };
 
-std::vector<notes_kv::part> notes_kv::parts(const notes_source & source) const {
+std::vector<notes_kv::part> notes_kv::parts(const notes_source & source, int32_t n) const {
     std::vector<part> res;
     for (int32_t i = 0; i < (int32_t) all.size(); ++i) {
         const auto what = shape(all[i]);
-        const auto type = (ggml_type) (source.file ? source.file->layers[i].type : source.rows[i].type);
+        const auto type = (ggml_type) source.type(i);
+        const int32_t n_rows = all[i].kind == NOTES_RECURRENT ? 1 : source.file ? source.file->n_rows : n;
         int  mix_k   = 0; // the sizes of build_input_k_rot and build_input_v_rot
         int  mix_v   = 0;
         bool columns = false;
@@ -418,38 +423,39 @@ std::vector<notes_kv::part> notes_kv::parts(const notes_source & source) const {
             columns = kv.v_trans;
         }
         if (what.n_embd_k > 0) {
-            res.push_back({ i, false, what.n_embd_k, mix_k, false, ggml_row_size(type, what.n_embd_k) });
+            res.push_back({ i, false, what.n_embd_k, mix_k, false, type, ggml_row_size(type, what.n_embd_k), n_rows });
         }
         if (what.n_embd_v > 0) {
-            res.push_back({ i, true, what.n_embd_v, mix_v, columns, ggml_row_size(type, what.n_embd_v) });
+            res.push_back({ i, true, what.n_embd_v, mix_v, columns, type, ggml_row_size(type, what.n_embd_v), n_rows });
         }
     }
     return res;
 }
 
-// The rows [first, last) of each part, those of the source, in pieces. Of as many parts as there are threads the pieces come
-// by turns: a file is read nearly in its order, and a piece seldom has to wait until the one before it has been hashed.
-std::vector<notes_kv::piece> notes_kv::pieces(const std::vector<part> & parts, const std::vector<place> & places, const notes_source & source, int32_t n, int32_t n_threads) const {
+// The rows of all parts, as the source counts them (the first `skipped` go nowhere), in pieces, and these in the order in which
+// threads begin them. Of as many parts as there are threads they come by turns: a file is read nearly in its order, and a
+// piece seldom has to wait until the one before it has been hashed.
+std::vector<notes_kv::piece> notes_kv::pieces(const std::vector<part> & parts, const std::vector<place> & places, int32_t skipped, int32_t n_threads) const {
     std::vector<std::vector<piece>> of(parts.size());
     size_t longest = 0;
     for (size_t p = 0; p < parts.size(); ++p) {
         const auto & part = parts[p];
-        const bool state  = all[part.layer].kind == NOTES_RECURRENT;
-        const int32_t n_rows = state ? 1 : source.file ? source.file->n_rows : n;
-
-        int32_t step = std::max<int64_t>(LINE, PIECE/part.size/LINE*LINE);
+        int32_t step = part.n_rows;
         int32_t lead = 0;
-        if (part.columns) { // pieces of columns begin where a cache line does
+        if (all[part.layer].kind != NOTES_RECURRENT) {
             const auto & place = places[all[part.layer].cache];
-            const auto & run   = place.runs.front();
-            const int64_t cell = (int64_t) run.cell - run.row - (source.file ? source.file->first : 0); // of the source's row 0
-            lead = (LINE - cell % LINE) % LINE;
-            if (!tensor_rows { stream(part, place), 0, 0, true }.host()) {
-                step = n_rows; // some backends take a call for each line of a piece
+            const bool host = tensor_rows { stream(part, place), 0, 0, part.columns }.host();
+            if (host || !part.columns) { // of columns elsewhere some backends copy each on its own
+                step = std::max<int64_t>(LINE, (host ? PIECE : 16*PIECE)/part.size/LINE*LINE);
+            }
+            if (part.columns) { // pieces begin where a cache line does
+                const auto & run = place.runs.front();
+                const int64_t cell = (int64_t) run.cell - run.row - skipped; // of the source's row 0
+                lead = (LINE - cell % LINE) % LINE;
             }
         }
-        for (int32_t first = 0; first < n_rows; first = of[p].back().last) {
-            of[p].push_back({ &part, first, (int32_t) std::min<int64_t>(n_rows, (int64_t) first + step + (first ? 0 : lead)) });
+        for (int32_t first = 0; first < part.n_rows; first = of[p].back().last) {
+            of[p].push_back({ &part, first, (int32_t) std::min<int64_t>(part.n_rows, (int64_t) first + step + (first ? 0 : lead)) });
         }
         longest = std::max(longest, of[p].size());
     }
@@ -473,7 +479,7 @@ ggml_tensor * notes_kv::stream(const part & part, const place & place) const {
 }
 
 // Rows [first, last) of a part, of which the first one is at `data`.
-bool notes_kv::move_rows(direction way, const part & part, const place & place, ggml_type type, char * data, int32_t first, int32_t last, const notes_turn & turn) const {
+bool notes_kv::move_rows(direction way, const part & part, const place & place, char * data, int32_t first, int32_t last, const notes_turn & turn) const {
     const tensor_rows cache { stream(part, place), part.n_embd, part.hadamard, part.columns };
 
     auto r = std::upper_bound(place.runs.begin(), place.runs.end(), first, [](int32_t row, const run & r) { return row < r.row + r.n; });
@@ -482,7 +488,7 @@ bool notes_kv::move_rows(direction way, const part & part, const place & place, 
         const int32_t  n    = std::min(last, r->row + r->n) - row;
         const uint32_t cell = r->cell + (row - r->row);
 
-        const notes_row_block mine { type, data + (row - first)*part.size, part.size };
+        const notes_row_block mine { part.type, data + (row - first)*part.size, part.size };
         const auto convert = [&](const auto & from, const auto & to) {
             return !cache.columns     ? notes_rows_move(turn, from, to, n, part.n_embd)
                  : way == INTO_CACHE  ? notes_rows_transpose(from, to, n, part.n_embd)
@@ -541,19 +547,18 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
     }
     const notes_turn none;
 
-    const auto every = parts(source);
+    const auto every = parts(source, n);
     int64_t bytes = 0;
     for (const auto & part : every) {
         bytes += n*(int64_t) part.size;
     }
     const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22)); // no more than pay for being started
-    const auto work = pieces(every, places, source, n, n_threads);
+    const auto work = pieces(every, places, skipped, n_threads);
 
-    // Of a file: up to where the next piece begins, and its tensor ends with padding.
-    const auto size_of = [&](const piece & piece) {
+    const auto size_of = [&](const piece & piece) { // in a file: the last one has its tensor's padding
         const auto & part = *piece.of;
-        const bool ends = piece.last == (all[part.layer].kind == NOTES_RECURRENT ? 1 : file->n_rows);
-        return (ends ? file->tensor(part.layer, part.v).size : piece.last*(int64_t) part.size) - piece.first*(int64_t) part.size;
+        const int64_t end = piece.last < part.n_rows ? piece.last*(int64_t) part.size : file->tensor(part.layer, part.v).size;
+        return end - piece.first*(int64_t) part.size;
     };
     int64_t largest = 0;
     for (const auto & piece : work) {
@@ -574,9 +579,8 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
             return;
         }
         char * data = file ? buffers[t].get() : (char *) (part.v ? source.rows[part.layer].v : source.rows[part.layer].k) + at;
-        const auto type = (ggml_type) (file ? file->layers[part.layer].type : source.rows[part.layer].type);
         const bool ok = layer.kind == NOTES_RECURRENT ? move_state(way, part, state, data)
-            : move_rows(way, part, places[layer.cache], type, data, piece.first - skipped, piece.last - skipped, part.v ? none : turns[part.layer]);
+            : move_rows(way, part, places[layer.cache], data, piece.first - skipped, piece.last - skipped, part.v ? none : turns[part.layer]);
         if (!ok) {
             finite = false;
         }

@@ -26,6 +26,8 @@ struct notes_failure : std::runtime_error {
 struct notes_source {
     const notes_rows * rows;
     notes_file *       file;
+
+    int32_t type(int32_t layer) const;
 };
 
 // A friend of llama_kv_cache: the one place that touches its cells and tensors.
@@ -98,12 +100,14 @@ private:
 
     // The K or the V of one layer.
     struct part {
-        int32_t layer; // index in `all`
-        bool    v;
-        int32_t n_embd;
-        int     hadamard; // as the cache keeps its rows
-        bool    columns;
-        size_t  size;     // bytes of a row outside of the cache
+        int32_t   layer; // index in `all`
+        bool      v;
+        int32_t   n_embd;
+        int       hadamard; // as the cache keeps its rows
+        bool      columns;
+        ggml_type type;     // as the source has them
+        size_t    size;     // bytes of a row there
+        int32_t   n_rows;   // there
     };
     // Rows of a part that one thread moves at once.
     struct piece {
@@ -111,13 +115,13 @@ private:
         int32_t first;
         int32_t last;
     };
-    std::vector<part>  parts (const notes_source & source) const;
-    std::vector<piece> pieces(const std::vector<part> & parts, const std::vector<place> & places, const notes_source & source, int32_t n, int32_t n_threads) const;
+    std::vector<part>  parts (const notes_source & source, int32_t n) const;
+    std::vector<piece> pieces(const std::vector<part> & parts, const std::vector<place> & places, int32_t skipped, int32_t n_threads) const;
 
     ggml_tensor * stream(const part & part, const place & place) const;
 
     enum direction { INTO_CACHE, OUT_OF_CACHE, NOWHERE }; // nowhere: only to see whether it would go well
     bool move      (direction way, const std::vector<place> & places, int64_t state, const notes_source & source, int32_t n, double distance) const;
-    bool move_rows (direction way, const part & part, const place & place, ggml_type type, char * data, int32_t first, int32_t last, const notes_turn & turn) const;
+    bool move_rows (direction way, const part & part, const place & place, char * data, int32_t first, int32_t last, const notes_turn & turn) const;
     bool move_state(direction way, const part & part, int64_t state, char * data) const;
 };
