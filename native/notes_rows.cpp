@@ -126,7 +126,7 @@ static void turn_head_f16(const notes_turn & turn, const uint16_t * x, uint16_t 
 
     const auto load  = [&](int j) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (x + j))); };
     const auto store = [&](int j, __m256 a, __m256 partner) {
-        const __m256 sum = _mm256_fmadd_ps(partner, _mm256_loadu_ps(s + j), _mm256_mul_ps(a, _mm256_loadu_ps(c + j)));
+        const __m256 sum = _mm256_fmadd_ps(a, _mm256_loadu_ps(c + j), _mm256_mul_ps(partner, _mm256_loadu_ps(s + j)));
         _mm_storeu_si128((__m128i *) (y + j), _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
     };
     if (turn.rotation.type == LLAMA_ROPE_TYPE_NORM) {

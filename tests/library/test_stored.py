@@ -286,3 +286,20 @@ def test_a_window_that_drops_rows_loses_none_to_a_damaged_file(
         with pytest.raises(DamagedError):
             book.splice(stored)
         assert untouched(book, before)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])  # pairs of neighbours, pairs of halves
+def test_the_kernel_for_f16_turns_as_the_loops_for_all_types(make_model: Make, kind: str) -> None:
+    """Rows of f16 that were turned in registers are those of an f32 cache, rounded once."""
+    with Model(make_model(kind)) as model:
+        found = []
+        for kv in ("f16", "f32"):
+            with context(model, kv, "off") as ctx:
+                random = np.random.default_rng(2)
+                parts = [random.standard_normal((40, one.n_embd_k), np.float32).astype("f2") for one in ctx.layers]
+                layers = [LayerRows(index, part, part) for index, part in enumerate(parts)]
+                ctx.splice(0, 500, np.arange(40), layers, 3)
+                found.append(np.stack([layer.k for layer in ctx.read(0, 500, 40, base=500, dtype="f32")]))
+        f16, f32 = found[0], found[1].astype(np.float16).astype(np.float32)
+        assert (f16 == f32).mean() > 0.999 and np.allclose(f16, f32, rtol=1e-3, atol=1e-7)
+        assert (f32 != np.stack([part.astype(np.float32) for part in parts])).mean() > 0.9  # they were turned
