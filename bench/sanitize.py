@@ -88,6 +88,7 @@ def main() -> int:
     build = given.build.resolve()
     (build / "logs").mkdir(parents=True, exist_ok=True)
     tests = [sys.executable, "-m", "pytest", "tests/engine", "--ignore", "tests/engine/test_zoo.py"]
+    tests += ["tests/library/test_stored.py"]
     jobs = {"tests": [*tests, "-p", "no:cacheprovider"]}  # test_zoo is the zoo once more
     for name in MODELS:
         path = str(given.models / f"{name}.gguf")
