@@ -123,8 +123,12 @@ int32_t notes_splice_file(llama_context * ctx, llama_seq_id seq, llama_pos p0, c
 }
 
 void notes_traffic(int64_t * from_files, int64_t * into_caches) {
-    *from_files  = notes_file_bytes;
-    *into_caches = notes_kv::stored_bytes;
+    if (from_files) {
+        *from_files = notes_file_bytes;
+    }
+    if (into_caches) {
+        *into_caches = notes_kv::stored_bytes;
+    }
 }
 
 int32_t notes_read(llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) {

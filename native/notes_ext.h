@@ -1,8 +1,8 @@
 // notes_ext.h: the cache operations of notes, a C interface to the patched llama.cpp.
 //
 // A context holds sequences of K/V rows. These calls place rows that were computed elsewhere (splice), recompute rows
-// in place (rewrite), add tokens at the end (append) and hand rows out (read). They know nothing of files, skills or
-// prompts: tokens, positions and rows only.
+// in place (rewrite), add tokens at the end (append) and hand rows out (read). They know nothing of skills or prompts:
+// tokens, positions and rows only, and where rows lie in a file.
 //
 // Every call that can fail returns a notes_status; notes_error() then says in one sentence what and why. After a
 // failure the sequence is as it was before the call; one that cannot go back (recurrent state, layers that keep only
@@ -137,7 +137,7 @@ struct notes_stored {
 LLAMA_API int32_t notes_splice_file(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
         int32_t n, int32_t fd, const struct notes_stored * layers, int32_t n_layers, int32_t n_rows, int32_t first, llama_pos base);
 
-// Bytes that the splices of this process have read from files, and that splices have written into caches.
+// Bytes that the splices of this process have read from files, and written into caches. NULL: not wanted.
 LLAMA_API void notes_traffic(int64_t * from_files, int64_t * into_caches);
 
 // Read rows [p0, p0+n) of `seq` into `rows`, K rotated so that the first row is at position `base`. If
@@ -175,7 +175,7 @@ LLAMA_API int32_t notes_used(struct llama_context * ctx);
 LLAMA_API int32_t notes_cells(struct llama_context * ctx, llama_seq_id seq, int32_t * out, int32_t n);
 
 // While the descriptor `fd` has something to read, every computation of the context stops with NOTES_E_ABORTED, at the
-// next node of its graph (a matrix product, an attention). -1: nothing stops it. NOTES_E_UNSUPPORTED where the system
+// next node of its graph (a matrix product, an attention), and so does a splice from a file. -1: nothing stops it. NOTES_E_UNSUPPORTED where the system
 // cannot ask (Windows). Some backends look between graphs alone (CUDA).
 LLAMA_API int32_t notes_watch(struct llama_context * ctx, int32_t fd);
 

@@ -11,7 +11,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string>
 #include <thread>
 
 #ifdef _WIN32
@@ -59,12 +58,13 @@ static std::string rows_of(const notes_stored & layer, bool v) {
     return std::string(v ? "V" : "K") + " of layer " + std::to_string(layer.layer);
 }
 
+void notes_file::fail(notes_status status, const std::string & why) {
+    failed = true;
+    throw notes_failure(status, why);
+}
+
 bool notes_file::read(int32_t layer, bool v, int64_t at, int64_t size, char * to) {
     const auto & what = tensor(layer, v);
-    const auto fail = [&](notes_status status, const std::string & why) {
-        failed = true;
-        throw notes_failure(status, why);
-    };
     for (int64_t done = 0; done < size; ) {
         const int64_t n = read_at(fd, to + done, size - done, what.offset + at + done);
         if (n < 0 && errno == EINTR) {

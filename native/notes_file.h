@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 class notes_file {
 public:
@@ -23,6 +24,9 @@ public:
     // before it have been hashed. After the last one the checksum is compared. Throws notes_failure, NOTES_E_DAMAGED or
     // NOTES_E_READ; returns false if another thread has.
     bool read(int32_t layer, bool v, int64_t at, int64_t size, char * to);
+
+    // Throws notes_failure, after which no thread waits for another.
+    [[noreturn]] void fail(notes_status status, const std::string & why);
 
 private:
     struct progress; // of one tensor

@@ -575,6 +575,9 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
         const auto & part  = *piece.of;
         const auto & layer = all[part.layer];
         const int64_t at   = piece.first*(int64_t) part.size;
+        if (file && ctx.abort_callback && ctx.abort_callback(ctx.abort_callback_data)) { // a disk may take seconds
+            file->fail(NOTES_E_ABORTED, "the splice was stopped");
+        }
         if (file && !file->read(part.layer, part.v, at, size_of(piece), buffers[t].get())) {
             return;
         }

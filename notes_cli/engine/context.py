@@ -494,7 +494,7 @@ class Context:
         """Place rows at [position, position + len(tokens)), K rotated by position - base; not those before `first`.
 
         Rows in a file are read, checked and placed in one pass; none of them counts before all were right. Where they
-        are not, raise what `layers.refused` makes.
+        are not, raise what `layers.refused` makes. A signal stops that as it stops an append.
 
         `rotate=False` leaves K as it is: the control, which must give wrong rows, for measuring what the rotation does.
         `axes`, [n, 3]: where rows are not one a position (an image), their positions on three axes, from `read_axes`.
@@ -502,15 +502,15 @@ class Context:
         if self.unmovable and position != base:
             raise UnsupportedError(self.unmovable)
         what = _integers(tokens, "a token")
-        where = self.handle, sequence, position, _int32(what), len(what)
+        where = sequence, position, _int32(what), len(what)
         base = base if rotate else position
         # What leaves a small window is gone before the rows come, which must then be known to be right.
         if isinstance(layers, Stored) and layers.file is not None and axes is None and not self._drops:
             count = first + len(what)
             self._check_layers(layers.tensors, count)
             try:
-                native.call(
-                    *("notes_splice_file", *where, layers.file.fileno()),
+                self._compute(
+                    *([sequence], "notes_splice_file", *where, layers.file.fileno()),
                     *(_places(layers.tensors), len(layers), count, first, base),
                 )
             except native.FileError as error:
@@ -520,7 +520,7 @@ class Context:
             layers = [rows.cut(slice(first, None)) for rows in layers]
         self._check_layers(layers, len(what))
         planes = None if axes is None else _int32(_integers(axes, "a position"))
-        native.call("notes_splice", *where, planes, *_rows(layers), base)
+        native.call("notes_splice", self.handle, *where, planes, *_rows(layers), base)
 
     def read(self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
         """Rows of [position, position + count), the first one's K rotated to position `base`."""

@@ -132,6 +132,8 @@ class _FileRows(Stored):
     def read(self, file: BinaryIO) -> tuple[LayerRows, ...]:
         with _saying(self._path):
             places = [one for each in self.tensors for one in (each.k, each.v) if one.end]
+            if not places:
+                return ()
             start, end = min(one.offset for one in places), max(one.end for one in places)
             data = _bytes(file, start, end)
             for each in self.tensors:
@@ -191,7 +193,7 @@ def _seal(path: Path) -> None:
 def _read(file: BinaryIO) -> tuple[memoryview, Head]:
     """The bytes of a file up to the end of the lists at least, and its head; both were checked.
 
-    No byte is read twice: another process may be writing.
+    None of these is read twice: another process may be writing.
     """
     size = os.fstat(file.fileno()).st_size
     data = _read_on(file, memoryview(b""), min(size, FIRST))

@@ -303,3 +303,27 @@ def test_the_kernel_for_f16_turns_as_the_loops_for_all_types(make_model: Make, k
         f16, f32 = found[0], found[1].astype(np.float16).astype(np.float32)
         assert (f16 == f32).mean() > 0.999 and np.allclose(f16, f32, rtol=1e-3, atol=1e-7)
         assert (f32 != np.stack([part.astype(np.float32) for part in parts])).mean() > 0.9  # they were turned
+
+
+def test_a_segment_without_rows(make_segment: Make, tmp_path: Path) -> None:
+    """As what was planned and not compiled: nothing to read."""
+    write_segment(tmp_path / "a.gguf", replace(make_segment(), layers=()))
+    assert open_segment(tmp_path / "a.gguf").layers == () and open_stored(tmp_path / "a.gguf").nbytes == 0
+
+
+def test_a_splice_that_is_stopped(model: Model, path: Path) -> None:
+    """As by Ctrl-C while a slow disk is read: at once, with nothing placed; the same splice can be had afterwards."""
+    reading, writing = os.pipe()
+    with context(model) as ctx:
+        book = begun(ctx)
+        before, segment = rows(book), open_stored(path)
+        os.write(writing, b"x")
+        native.call("notes_watch", ctx.handle, reading)
+        with pytest.raises(native.StoppedError):
+            book.splice(segment)
+        native.call("notes_watch", ctx.handle, -1)
+        assert untouched(book, before)
+        book.splice(segment)
+        assert rows(book) == placed(ctx, open_segment(path))
+    os.close(reading)
+    os.close(writing)
