@@ -131,11 +131,12 @@ struct notes_stored {
     struct notes_tensor v;
 };
 
-// notes_splice of rows [first, first + n) of a file with `n_rows` rows a layer (a state: one), in one pass: every byte of the
-// tensors is read once, hashed, turned and stored, and rows count as placed only when all checksums were right. Not
+// notes_splice of rows [first, first + n) of a file with `n_rows` rows a layer (a state: one), in one pass: every byte of
+// the tensors is read once, hashed, turned and stored, and rows count as placed only when all checksums were right. Not
 // where sliding-window layers keep only the window: what leaves it would be gone before that.
 LLAMA_API int32_t notes_splice_file(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
-        int32_t n, int32_t fd, const struct notes_stored * layers, int32_t n_layers, int32_t n_rows, int32_t first, llama_pos base);
+        int32_t n, int32_t fd, const struct notes_stored * layers, int32_t n_layers, int32_t n_rows, int32_t first,
+        llama_pos base);
 
 // Bytes that the splices of this process have read from files, and written into caches. NULL: not wanted.
 LLAMA_API void notes_traffic(int64_t * from_files, int64_t * into_caches);
@@ -175,8 +176,8 @@ LLAMA_API int32_t notes_used(struct llama_context * ctx);
 LLAMA_API int32_t notes_cells(struct llama_context * ctx, llama_seq_id seq, int32_t * out, int32_t n);
 
 // While the descriptor `fd` has something to read, every computation of the context stops with NOTES_E_ABORTED, at the
-// next node of its graph (a matrix product, an attention), and so does a splice from a file. -1: nothing stops it. NOTES_E_UNSUPPORTED where the system
-// cannot ask (Windows). Some backends look between graphs alone (CUDA).
+// next node of its graph (a matrix product, an attention), and so does a splice from a file. -1: nothing stops it.
+// NOTES_E_UNSUPPORTED where the system cannot ask (Windows). Some backends look between graphs alone (CUDA).
 LLAMA_API int32_t notes_watch(struct llama_context * ctx, int32_t fd);
 
 #ifdef __cplusplus

@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <thread>
 
 #ifdef _WIN32
@@ -58,11 +59,6 @@ static std::string rows_of(const notes_stored & layer, bool v) {
     return std::string(v ? "V" : "K") + " of layer " + std::to_string(layer.layer);
 }
 
-void notes_file::fail(notes_status status, const std::string & why) {
-    failed = true;
-    throw notes_failure(status, why);
-}
-
 bool notes_file::read(int32_t layer, bool v, int64_t at, int64_t size, char * to) {
     const auto & what = tensor(layer, v);
     for (int64_t done = 0; done < size; ) {
@@ -71,10 +67,10 @@ bool notes_file::read(int32_t layer, bool v, int64_t at, int64_t size, char * to
             continue;
         }
         if (n < 0) {
-            fail(NOTES_E_READ, strerror(errno));
+            throw notes_failure(NOTES_E_READ, strerror(errno));
         }
         if (n == 0) {
-            fail(NOTES_E_DAMAGED, "it ends within " + rows_of(layers[layer], v) + ": it was cut off while it was read");
+            throw notes_failure(NOTES_E_DAMAGED, "it ends within " + rows_of(layers[layer], v) + ": it was cut off while it was read");
         }
         done += n;
         notes_file_bytes += n;
@@ -82,7 +78,7 @@ bool notes_file::read(int32_t layer, bool v, int64_t at, int64_t size, char * to
 
     auto & mine = tensors[2*layer + v];
     while (mine.hashed.load(std::memory_order_acquire) != at) { // mostly it is: the piece before was begun long ago
-        if (failed) {
+        if (stopped) {
             return false;
         }
         std::this_thread::yield();
@@ -93,7 +89,7 @@ bool notes_file::read(int32_t layer, bool v, int64_t at, int64_t size, char * to
     if (at + size == what.size) {
         const auto sum = XXH3_128bits_digest(&mine.hash);
         if (sum.high64 != what.sum[0] || sum.low64 != what.sum[1]) {
-            fail(NOTES_E_DAMAGED, "the checksum of " + rows_of(layers[layer], v) + " is wrong");
+            throw notes_failure(NOTES_E_DAMAGED, "the checksum of " + rows_of(layers[layer], v) + " is wrong");
         }
     }
     return true;

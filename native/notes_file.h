@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 
 class notes_file {
 public:
@@ -22,17 +21,17 @@ public:
 
     // Read bytes [at, at + size) of a tensor. Its pieces must be begun in order, by whatever threads: each waits until all
     // before it have been hashed. After the last one the checksum is compared. Throws notes_failure, NOTES_E_DAMAGED or
-    // NOTES_E_READ; returns false if another thread has.
+    // NOTES_E_READ; returns false if it waited and was stopped.
     bool read(int32_t layer, bool v, int64_t at, int64_t size, char * to);
 
-    // Throws notes_failure, after which no thread waits for another.
-    [[noreturn]] void fail(notes_status status, const std::string & why);
+    // A thread that cannot go on must say so: others would wait for it.
+    void stop() { stopped = true; }
 
 private:
     struct progress; // of one tensor
     const int fd;
     const std::unique_ptr<progress[]> tensors; // the K and V of each layer
-    std::atomic<bool> failed { false };
+    std::atomic<bool> stopped { false };
 };
 
 // Bytes that all splices of this process have read from files.

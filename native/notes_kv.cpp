@@ -22,7 +22,6 @@
 #include <cstdio>
 #include <exception>
 #include <iterator>
-#include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -555,37 +554,41 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
     const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22)); // no more than pay for being started
     const auto work = pieces(every, places, skipped, n_threads);
 
-    const auto size_of = [&](const piece & piece) { // in a file: the last one has its tensor's padding
-        const auto & part = *piece.of;
-        const int64_t end = piece.last < part.n_rows ? piece.last*(int64_t) part.size : file->tensor(part.layer, part.v).size;
-        return end - piece.first*(int64_t) part.size;
-    };
-    int64_t largest = 0;
-    for (const auto & piece : work) {
-        largest = std::max(largest, file ? size_of(piece) : 0);
-    }
-    std::vector<std::unique_ptr<char[]>> buffers; // all of them now: a piece that was begun must be read, others wait for it
-    for (int32_t t = 0; file && t < n_threads; ++t) {
-        buffers.emplace_back(new char[largest]);
-    }
-
+    std::vector<std::vector<char>> buffers(n_threads);
     std::atomic<bool> finite { true };
-    in_parallel(work.size(), n_threads, [&](int32_t i, int32_t t) {
-        const auto & piece = work[i];
+    const auto move_piece = [&](const piece & piece, std::vector<char> & buffer) {
         const auto & part  = *piece.of;
         const auto & layer = all[part.layer];
         const int64_t at   = piece.first*(int64_t) part.size;
-        if (file && ctx.abort_callback && ctx.abort_callback(ctx.abort_callback_data)) { // a disk may take seconds
-            file->fail(NOTES_E_ABORTED, "the splice was stopped");
+        char * data;
+        if (file) {
+            if (ctx.abort_callback && ctx.abort_callback(ctx.abort_callback_data)) { // a disk may take seconds
+                throw notes_failure(NOTES_E_ABORTED, "the splice was stopped");
+            }
+            const int64_t end  = piece.last < part.n_rows ? piece.last*(int64_t) part.size : file->tensor(part.layer, part.v).size; // with padding
+            const int64_t size = end - at;
+            buffer.resize(std::max<size_t>(buffer.size(), size));
+            data = buffer.data();
+            if (!file->read(part.layer, part.v, at, size, data)) {
+                return;
+            }
+        } else {
+            data = (char *) (part.v ? source.rows[part.layer].v : source.rows[part.layer].k) + at;
         }
-        if (file && !file->read(part.layer, part.v, at, size_of(piece), buffers[t].get())) {
-            return;
-        }
-        char * data = file ? buffers[t].get() : (char *) (part.v ? source.rows[part.layer].v : source.rows[part.layer].k) + at;
         const bool ok = layer.kind == NOTES_RECURRENT ? move_state(way, part, state, data)
             : move_rows(way, part, places[layer.cache], data, piece.first - skipped, piece.last - skipped, part.v ? none : turns[part.layer]);
         if (!ok) {
             finite = false;
+        }
+    };
+    in_parallel(work.size(), n_threads, [&](int32_t i, int32_t t) {
+        try {
+            move_piece(work[i], buffers[t]);
+        } catch (...) {
+            if (file) {
+                file->stop();
+            }
+            throw;
         }
     });
     return finite;
