@@ -19,7 +19,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import LayerRows, Segment
-from notes_cli.errors import SegmentError
+from notes_cli.errors import EngineError, SegmentError
 from notes_cli.library.container import open_segment, open_stored, write_segment
 
 TITLE = (
@@ -82,6 +82,8 @@ class Splices:
             return (
                 REFUSED if same and kept(book, before) == rows else Verdict("wrong", "refused, and it left something")
             )
+        except EngineError as error:  # a NaN that the check should have found before
+            return Verdict("wrong", f"rows were used that had not been checked: {error}")
         finally:
             if writer.ident is not None:
                 writer.join()

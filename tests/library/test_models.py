@@ -423,7 +423,8 @@ def test_a_miss_says_where_was_looked(root: Path, model: Path) -> None:
     stores.ollama(root, "library/qwen3/0.6b", stores.manifest(root, model))
     stores.lm_studio(root, "google/gemma-GGUF", "gemma-Q4_0.gguf", model)
     known = Models([("Ollama", root), ("LM Studio", root)], {})
-    with refused(ModelError, rf"^nothing: no such model\. Names are looked up in {root} \(Ollama\), {root} \(LM Studio\)"):
+    places = rf"{root} \(Ollama\), {root} \(LM Studio\)"
+    with refused(ModelError, rf"^nothing: no such model\. Names are looked up in {places}"):
         known.find("nothing")
     for word, near in (
         ("qwen3:8b", "qwen3:0.6b"),
