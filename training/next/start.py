@@ -47,8 +47,9 @@ def start(
     stops: list[int],
     dots: list[int],
     seed: int,
+    note: bool = True,
 ) -> None:
-    """Set all weights.
+    """Set all weights. Without `note`, a control, nothing says "this holds" and nothing listens to it.
 
     `families`: forms of a word with and without a blank, which share most of their embedding; `lines`: numbers in
     order; `going_on`: pieces without a blank; `equals`, `thens`, `ifs`, `ends`: the tokens "is" and ":", "then", "If",
@@ -59,6 +60,7 @@ def start(
     D, pairs, R = s.head, s.head // 2, s.heads // s.kv_heads
     own = s.width - 2 - SIZE * len(NAMES)
     flag, holds = own, s.width - 1
+    held, said, heard = (HELD, SAID, HEARD) if note else (0.0, 0.0, 0.0)
     slow = torch.cat([torch.arange(pairs - SLOW, pairs), torch.arange(2 * pairs - SLOW, 2 * pairs)])[:SIZE]
 
     def rand(*size: int) -> Tensor:
@@ -230,9 +232,9 @@ def start(
         match(b, 0, reader(("B", 1.0)), (reader(("S", 1.0)), reader(("A", 1.0))), 3.0)
         # where an erratum ends nothing but what it carries is to be read
         carry(b, 0, [without([*stops, *ends, *dots])], (0, 1), ["own"], 0.6)
-        heard = torch.zeros(s.width)
-        heard[holds] = HEARD
-        prefer(b, 0, heard - at_token(stops) - 0.5 * at_token(turns))
+        louder = torch.zeros(s.width)
+        louder[holds] = heard
+        prefer(b, 0, louder - at_token(stops) - 0.5 * at_token(turns))
         match(b, 1, reader(("A", 1.0)), (word, word))
         carry(b, 1, [identity], (0, 1), ["own"], 0.35)
 
@@ -265,10 +267,10 @@ def start(
             prefer(b, 0, NOWHERE * at_token(turns) - 2.5 * at_token([*thens, *ifs]) - after(equals[0]))
             carry(b, 0, [identity], (1,), ["own"], 0.35)
             b.o.weight[:, :D] = 0  # its first head says whether a condition holds, and nothing else
-            tell(b, 0, at_token(ends), HELD)
+            tell(b, 0, at_token(ends), held)
             match(b, 1, reader(("P", 1.0)), (condition, condition))
             prefer(b, 1, after(equals[0]) + NOWHERE * at_token(turns))
             carry(b, 1, [reader(("B", 1.0)), identity[: D - 2 - SIZE]], (0,), ["B", "own"], 0.9)
-            tell(b, 1, after(equals[0]), SAID)
+            tell(b, 1, after(equals[0]), said)
         else:
             answer(b)

@@ -159,7 +159,7 @@ def step_loss(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor
     return loss, kind[keep.cpu()], (logits.argmax(-1) == target).cpu()
 
 
-def build(encoder: Encoder, shape: model.Shape, seed: int) -> model.Tiny:
+def build(encoder: Encoder, shape: model.Shape, seed: int, note: bool = True) -> model.Tiny:
     """The model before training."""
     torch.manual_seed(seed)
     net = model.Tiny(shape)
@@ -175,7 +175,7 @@ def build(encoder: Encoder, shape: model.Shape, seed: int) -> model.Tiny:
     equals, thens = [vocabulary[blank + "is"], vocabulary[":"]], [vocabulary[blank + "then"]]
     ifs, ends = [vocabulary["If"]], [vocabulary["\u010a"]]
     turns, stops, dots = ([vocabulary[mark]] for mark in ("<|im_start|>", "<|im_end|>", "."))
-    start(net, families, lines, going_on, equals, thens, ifs, ends, turns, stops, dots, seed)
+    start(net, families, lines, going_on, equals, thens, ifs, ends, turns, stops, dots, seed, note)
     return net
 
 
@@ -277,6 +277,9 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="compile the layers first: a minute, then a third faster"
     )
+    parser.add_argument(
+        "--no-note", action="store_true", help="a control: the start neither writes a note nor reads one"
+    )
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--export", action="store_true", help="write next.gguf from the last checkpoint, and no more")
     args = parser.parse_args()
@@ -299,7 +302,7 @@ def main() -> None:
             print(line, flush=True)
             log.write(line + "\n")
 
-        net = build(encoder, shape, plan.seed)
+        net = build(encoder, shape, plan.seed, not args.no_note)
         train(plan, net, encoder, say, args.work, args.minutes, args.resume, args.until, args.compile)
         export.write(net.cpu(), made, args.work / "next.gguf")
         say(f"wrote next.gguf, {(args.work / 'next.gguf').stat().st_size} bytes")
