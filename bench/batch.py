@@ -114,19 +114,21 @@ def measure(workspace: Workspace, name: str, skill: int, requests: list[Request]
     def many(asked: list[Request]) -> list[Answer | NotesError]:
         return [answer for _, answer in ask_many(workspace, asked, parallel)]
 
+    def singly() -> tuple[float, list[Answer | NotesError]]:
+        return timed(lambda: [ask(workspace, request) for request in requests])
+
+    def jointly() -> tuple[float, list[Answer | NotesError]]:
+        return timed(lambda: many(requests))
+
     ask(workspace, requests[0])
     many(requests[:2])  # the context is as large as it will be
     with Counted().watched() as one:
-        single, alone = timed(lambda: [ask(workspace, request) for request in requests])
+        single, alone = singly()
     with Counted().watched() as all_of_them:
-        together, answers = timed(lambda: many(requests))
+        together, answers = jointly()
     pairs = [(a, b) for a, b in zip(alone, answers, strict=True) if isinstance(a, Answer) and isinstance(b, Answer)]
     assert len(pairs) == len(requests), [str(one) for one in answers if isinstance(one, NotesError)]
-    times = [(single, together)]
-    for _ in range(rounds - 1):
-        times.append(
-            (timed(lambda: [ask(workspace, request) for request in requests])[0], timed(lambda: many(requests))[0])
-        )
+    times = [(single, together), *((singly()[0], jointly()[0]) for _ in range(rounds - 1))]
     ratios = sorted(together / single for single, together in times)
     return Result(
         model=name,
@@ -153,7 +155,7 @@ def run(
     which: str, count: int, parallel: int, options: ContextOptions, home: Path, rounds: int | None
 ) -> Iterator[Result]:
     shipped = which == "shipped"
-    times = rounds or (5 if shipped else 1)
+    rounds = rounds or (5 if shipped else 1)
     path = shipped_model() if shipped else random_model()
     with Workspace(path, options, paths=Paths.under(home)) as workspace:
         if shipped:
@@ -163,12 +165,12 @@ def run(
             skill = parse_skill(text, source="fair.txt", default="fair")
         segment = workspace.open(compile_to_library(workspace, skill).path)
         asked = [Request(question, [skill.name], limit=256 if shipped else 16) for question in questions(count)]
-        yield measure(workspace, which, len(segment), asked, parallel, times)
+        yield measure(workspace, which, len(segment), asked, parallel, rounds)
         if shipped:
             choosing = [replace(one, choices=["accepted", "refused"]) for one in asked]
-            yield measure(workspace, f"{which}, choosing", len(segment), choosing, parallel, times)
+            yield measure(workspace, f"{which}, choosing", len(segment), choosing, parallel, rounds)
             thinking = [replace(one, think=True) for one in asked]
-            yield measure(workspace, f"{which}, reasoning", len(segment), thinking, parallel, times)
+            yield measure(workspace, f"{which}, reasoning", len(segment), thinking, parallel, rounds)
 
 
 def main() -> None:
