@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from notes_cli.library.named import Named, Tell, fault, files, listed, unreadable
+from notes_cli.library.named import DOWNLOADING, Named, Tell, fault, files, listed, unreadable
 
 STORE = "Hugging Face"
 _REPO = re.compile(r"models--(\w[\w.-]*?)--(\w[\w.-]*)", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_UNFINISHED = (".incomplete", ".downloadInProgress")
 
 
 def models(root: Path, tell: Tell) -> Iterator[Named]:
@@ -40,7 +39,7 @@ def _repository(root: Path, folder: Path, called: tuple[str, ...], tell: Tell) -
     found = list(files(STORE, called, paths, lambda path: fault(path, root)))
     yield from found
     for blob in listed(folder / "blobs", tell):
-        if blob.endswith(_UNFINISHED) and (found or "gguf" in called[0].lower()):
+        if blob.endswith(DOWNLOADING) and (found or "gguf" in called[0].lower()):
             yield Named(STORE, called, "", folder / "blobs" / blob, "a download of it has not been finished")
 
 

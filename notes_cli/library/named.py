@@ -20,7 +20,8 @@ Tell = Callable[[str], object]  # is told of what cannot be read
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-[0-9]{5}")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
-_UNFINISHED = (".incomplete", ".downloadInProgress", ".part", ".partial")
+DOWNLOADING = (".incomplete", ".downloadInProgress")  # how Hugging Face and llama.cpp end a file until it is whole
+_UNFINISHED = (*DOWNLOADING, ".part", ".partial")
 _BESIDE = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # as llama.cpp tells them from models
 
 
