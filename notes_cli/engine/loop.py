@@ -6,7 +6,7 @@ itself (`run`) or with others (`serve`) it is the same code.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Generic, NamedTuple, NoReturn, TypeVar
 
@@ -125,13 +125,13 @@ class _Look:
             self.notebook = None
 
 
-class _Running(Generic[T]):
+class Running(Generic[T]):
     """A task that has begun, and what it waits for."""
 
     outcome: T | NotesError  # when it has ended
 
-    def __init__(self, number: int, task: Task[T]) -> None:
-        self.number, self._task = number, task
+    def __init__(self, task: Task[T]) -> None:
+        self._task = task
         self.looks: list[_Look] = []
         self.ended = False
         self._begun = False
@@ -182,6 +182,57 @@ class _Running(Generic[T]):
         self.looks = []
 
 
+class Loop(Generic[T]):
+    """Tasks that are driven together, for as long as there are any. All notebooks are of one context."""
+
+    def __init__(self) -> None:
+        self.running: list[Running[T]] = []
+
+    def begin(self, task: Task[T]) -> Running[T]:
+        """Take a task in, and let it come as far as it does without logits."""
+        one = Running(task)
+        self.running.append(one)
+        one.go_on()
+        return one
+
+    def ended(self) -> list[Running[T]]:
+        """Those that have ended, with their outcomes; they are taken out."""
+        found = [one for one in self.running if one.ended]
+        self.running = [one for one in self.running if not one.ended]
+        return found
+
+    def drop(self, one: Running[T]) -> None:
+        """Nobody wants what comes of it any more."""
+        self.running.remove(one)
+        one.close()
+
+    def close(self) -> None:
+        for one in self.running:
+            one.close()
+        self.running = []
+
+    def step(self, limit: int | None = None, held: Collection[Notebook] = ()) -> None:
+        """One call for all, of at most `limit` tokens; where that fails, one for each, so that only those fail that
+        must. Notebooks that are `held` wait for another step."""
+        _look_ahead(self.running)
+
+        def waiting(one: Running[T]) -> list[_Look]:
+            return [look for look in one.looks if look.pending and look.notebook not in held]
+
+        try:
+            _decode([look for one in self.running for look in waiting(one)], limit)
+        except NotesError:
+            for one in self.running:
+                try:
+                    for look in waiting(one):
+                        _decode([look], limit)
+                except NotesError as error:
+                    one.fail(error)
+        for one in self.running:
+            if not one.ended:
+                one.go_on()
+
+
 def serve(tasks: Iterable[Task[T] | None], width: int) -> Generator[tuple[int, T | NotesError], None, None]:
     """Drive tasks together, at most `width` at a time; yield the number of each, counted from 0, and its result or
     its error, as they end. One that fails does not stop the others.
@@ -189,49 +240,28 @@ def serve(tasks: Iterable[Task[T] | None], width: int) -> Generator[tuple[int, T
     A task is begun when there is a place for it, so an iterator may make them lazily. It may also give None: none can
     begin before one of those that run has ended. All notebooks are of one context.
     """
-    waiting, numbers = iter(tasks), count()
-    running: list[_Running[T]] = []
+    waiting, loop = iter(tasks), Loop[T]()
+    numbers: dict[Running[T], int] = {}
+
+    def outcomes() -> Iterator[tuple[int, T | NotesError]]:
+        for one in loop.ended():
+            yield numbers.pop(one), one.outcome
+
+    number = count()
     try:
         while True:
-            while len(running) < width and (following := next(waiting, None)):
-                running.append(_Running(next(numbers), following))
-                running[-1].go_on()
-                yield from _outcomes(running)
-            if not running:
+            while len(loop.running) < width and (following := next(waiting, None)):
+                numbers[loop.begin(following)] = next(number)
+                yield from outcomes()
+            if not loop.running:
                 return
-            _step(running)
-            yield from _outcomes(running)
+            loop.step()
+            yield from outcomes()
     finally:
-        for one in running:
-            one.close()
+        loop.close()
 
 
-def _outcomes(running: list[_Running[T]]) -> Iterator[tuple[int, T | NotesError]]:
-    """Those that have ended, which are taken out."""
-    for one in [one for one in running if one.ended]:
-        running.remove(one)
-        yield one.number, one.outcome
-
-
-def _step(running: Sequence[_Running[T]]) -> None:
-    """One call for all; where that fails, one for each, so that only those fail that must."""
-    _look_ahead(running)
-    try:
-        _decode([look for one in running for look in one.looks if look.pending])
-    except NotesError:
-        for one in running:
-            try:
-                for look in one.looks:
-                    if look.pending:
-                        _decode([look])
-            except NotesError as error:
-                one.fail(error)
-    for one in running:
-        if not one.ended:
-            one.go_on()
-
-
-def _look_ahead(running: Sequence[_Running[T]]) -> None:
+def _look_ahead(running: Sequence[Running[T]]) -> None:
     """Begin as many looks ahead as may be under way at a time: each takes a sequence."""
     free = AHEAD - sum(look.ahead and look.pending for one in running for look in one.looks)
     for one in running:
@@ -243,11 +273,11 @@ def _look_ahead(running: Sequence[_Running[T]]) -> None:
             one.fail(error)
 
 
-def _decode(looks: Sequence[_Look]) -> None:
+def _decode(looks: Sequence[_Look], limit: int | None) -> None:
     books = {book.sequence: book for look in looks if (book := look.notebook)}
     ahead = {look.notebook.sequence: look for look in looks if look.ahead and look.notebook}
     if not books:
         return
-    for sequence, rows in decode(list(books.values()), every=ahead).items():
+    for sequence, rows in decode(list(books.values()), limit, every=ahead).items():
         if sequence in ahead:
             ahead[sequence].take(rows)

@@ -84,15 +84,25 @@ class Notebook:
         held = self._lease is not None and self._lease.held
         return held and self.context.length(self.sequence) == self._done
 
-    def share(self) -> Notebook:
-        """A second notebook that goes on from here. It has the same rows in the same cells, until one of the two is
-        rewritten. Raise UnsupportedError where sequences cannot share."""
-        self.flush()
-        other = Notebook(self.context, None if self.dry else self.context.share(self.sequence, len(self)), dry=self.dry)
-        other._tokens += self._tokens
-        other._done, other._logits = self._done, self._logits
-        other.pieces = list(self.pieces)
+    def share(self, length: int | None = None) -> Notebook:
+        """A second notebook that goes on from here, or after the first `length` tokens, whose rows are there. It has
+        the same rows in the same cells, until one of the two is rewritten. Raise UnsupportedError where sequences
+        cannot share, EngineError for more rows than there are."""
+        if length is None:
+            self.flush()
+            length = len(self)
+        elif not 0 <= length <= self._done:
+            raise EngineError(f"{length} rows cannot be shared, the notebook has {self._done}")
+        other = Notebook(self.context, None if self.dry else self.context.share(self.sequence, length), dry=self.dry)
+        other._tokens += self._tokens[:length]
+        other._done, other._logits = length, self._logits if length == len(self) else None
+        other.pieces = self._cut_pieces(length)
         return other
+
+    def _cut_pieces(self, length: int) -> list[Piece]:
+        """Those of the first `length` tokens."""
+        kept = [piece for piece in self.pieces if piece.position < length]
+        return [piece.resized(min(piece.tokens, length - piece.position), piece.rewritten) for piece in kept]
 
     def append(
         self,
@@ -112,15 +122,20 @@ class Notebook:
         self._tokens += new
         self._logits = None
 
-    def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True) -> None:
+    def open_splice(self, segment: Segment, seam: int) -> None:
+        """Put the first `seam` tokens of a segment at the end, which are decoded again; `splice` goes on from there."""
+        self._check_room(len(segment))
+        self.append(segment.tokens[:seam], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
+
+    def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True, opened: bool = False) -> None:
         """Put a segment at the end: its first `seam` tokens are decoded again, the rows of the rest are placed.
 
-        The caller has compared identities. `rotate=False` is the control, which must give wrong rows.
+        `opened`: the seam is there already. The caller has compared identities. `rotate=False` is the control, which
+        must give wrong rows.
         """
         seam = min(seam, len(segment))
-        self._check_room(len(segment))
-        if seam:
-            self.append(segment.tokens[:seam], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
+        if not opened:
+            self.open_splice(segment, seam)
         rest = len(segment) - seam
         if not rest:
             return
@@ -302,8 +317,7 @@ class Notebook:
                 self.context.truncate(self.sequence, length)
             self._done = length
         del self._tokens[length:]
-        kept = [piece for piece in self.pieces if piece.position < length]
-        self.pieces = [piece.resized(min(piece.tokens, length - piece.position), piece.rewritten) for piece in kept]
+        self.pieces = self._cut_pieces(length)
         self._logits = None
 
     def logits(self) -> NDArray[np.float32]:

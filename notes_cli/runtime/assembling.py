@@ -13,6 +13,7 @@ import numpy as np
 from notes_cli.editing.amend import amend, free_cells, prepare
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method
+from notes_cli.engine.loop import Task, run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
@@ -37,6 +38,9 @@ from notes_cli.text.messages import Conversation, SkillPart, asking
 from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.references import ALL, Known, Reference
 from notes_cli.text.skill import load_skill
+
+
+_OPENING = Chunk("text")  # BOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +278,28 @@ def assemble(
     raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`unspliced` tells).
     `parts`: these of the prompt's, if not all.
     """
-    by_name = {segment.name: segment for segment in prompt.segments}
     parts = parts_of(workspace, prompt) if parts is None else parts
     workspace.make_room(parts.count + cells_meanwhile(prompt, parts), room)
+    going = assembling(workspace, prompt, parts, seam=seam, splice=splice, rotate=rotate, dry=dry, strict=strict)
+    return run(going)
 
+
+def assembling(
+    workspace: Workspace,
+    prompt: Prompt,
+    parts: Parts,
+    *,
+    seam: int = DEFAULT_SEAM,
+    splice: bool = True,
+    rotate: bool = True,
+    dry: bool = False,
+    strict: bool = False,
+    begun: Notebook | None = None,
+) -> Task[Notebook]:
+    """`assemble` as a task of a loop, in the room that there is: what precedes a splice is decoded with what others
+    decode. `begun`: a notebook with the first tokens of it already, up to the beginning or the end of a skill or to
+    anywhere between; it is closed where this fails."""
+    by_name = {segment.name: segment for segment in prompt.segments}
     if splice:
         for segment in prompt.segments:  # again: a larger context may rotate otherwise (LongRoPE)
             workspace.check(segment)
@@ -290,10 +312,13 @@ def assemble(
     except NotesError as error:
         workspace.advise(error)
         raise
-    notebook = workspace.notebook(dry=dry)
+    notebook = workspace.notebook(dry=dry) if begun is None else begun
     try:
-        notebook.append(parts.opening)
-        for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
+        there = len(notebook)
+        for chunk, ids in zip((_OPENING, *parts.chunks), (parts.opening, *parts.tokens), strict=True):
+            there, ids = max(0, there - len(ids)), ids[there:]
+            if not len(ids):
+                continue
             if chunk.kind != "splice":
                 notebook.append(ids, chunk.kind, chunk.name)
                 continue
@@ -305,7 +330,7 @@ def assemble(
                 place = partial(place_segment, seam=seam, rotate=rotate, strict=strict)
                 amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
-                place_segment(notebook, segment, seam, rotate, strict)
+                yield from placing(notebook, segment, seam, rotate, strict)
     except BaseException:
         notebook.close()
         raise
@@ -346,6 +371,11 @@ def place_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool 
 
     `strict`: raise UnsupportedError instead of decoding it.
     """
+    run(placing(notebook, segment, seam, rotate, strict))
+
+
+def placing(notebook: Notebook, segment: Segment, seam: int, rotate: bool = True, strict: bool = False) -> Task[None]:
+    """`place_segment` as a task of a loop."""
     same_left = np.array_equal(notebook.tokens, segment.context)
     if segment.pinned and same_left:
         notebook.restore(segment)
@@ -357,7 +387,11 @@ def place_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool 
     else:
         refusal = context.can_move(segment.base, len(notebook), len(segment))
     if refusal is None:
-        notebook.splice(segment, seam=0 if same_left else seam, rotate=rotate)
+        seam = 0 if same_left else seam
+        notebook.open_splice(segment, seam)
+        if notebook.pending and not notebook.dry:
+            yield [notebook]
+        notebook.splice(segment, seam=seam, rotate=rotate, opened=True)
     elif strict:
         raise UnsupportedError(
             f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))
