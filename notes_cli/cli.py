@@ -22,6 +22,7 @@ FAILED, USAGE, UNREAD = 1, 2, 141
 COMMANDS = {
     "compile": "Prefill a skill once and keep its K/V on disk.",
     "ask": "Ask a question, with skills spliced in and errata appended.",
+    "serve": "Answer over HTTP: OpenAI's endpoints, with skills.",
     "session": "List, show, fork, undo, compact, export, import and remove sessions.",
     "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",

@@ -23,7 +23,18 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/json.md", "docs/format.md")
 
 # Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
 # "" is `notes_cli` itself, of which all may know the version.
-LEVELS = ("__main__", "cli", "commands", "output stops", "", "api", "measure", "sessions", "runtime")
+LEVELS = (
+    "__main__",
+    "cli",
+    "commands",
+    "serve",
+    "explaining output stops",
+    "",
+    "api",
+    "measure",
+    "sessions",
+    "runtime",
+)
 LEVELS += ("editing library", "text engine", "config", "documents", "errors")
 
 # Who alone may import these: paths are handed in below `runtime`, and bindings stay in the engine.
@@ -39,7 +50,7 @@ ONLY = {
 }
 
 # The edge, and what names flags for another reason: pip's, and sentences that an earlier version wrote into sessions.
-MAY_NAME_FLAGS = {"cli.py", "output.py", "engine/native.py", "sessions/origin.py"}
+MAY_NAME_FLAGS = {"cli.py", "output.py", "explaining.py", "engine/native.py", "sessions/origin.py"}
 
 # What must load without llama.cpp: all of `text`, and these.
 PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.origin", "sessions.state")

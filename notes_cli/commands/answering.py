@@ -111,7 +111,7 @@ def as_json(answer: Answer, started: float, goes_on: bool = False) -> dict[str, 
     """The part of docs/json.md that every answer has. `started`: when the command was (time.perf_counter)."""
     from dataclasses import asdict
 
-    from notes_cli.commands.explaining import as_json as piece_as_json
+    from notes_cli.explaining import as_json as piece_as_json
 
     thought, decision = answer.thought, answer.decision
     times = {

@@ -11,10 +11,10 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.answering import Voices, as_json, settings_as_json
-from notes_cli.commands.explaining import as_json as piece_as_json
-from notes_cli.commands.explaining import why
 from notes_cli.commands.options import Number, model_options, named, open_model
 from notes_cli.commands.request import Call, read_call
+from notes_cli.explaining import as_json as piece_as_json
+from notes_cli.explaining import why
 
 if TYPE_CHECKING:
     from notes_cli.runtime.asking import Answer, Plan

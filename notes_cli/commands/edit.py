@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.explaining import edited
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import model_options, open_model
+from notes_cli.explaining import edited
 
 if TYPE_CHECKING:
     from notes_cli.sessions.edits import Edited

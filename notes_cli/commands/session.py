@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.explaining import entry_why
 from notes_cli.commands.options import model_options, open_model
+from notes_cli.explaining import entry_why
 
 if TYPE_CHECKING:
     from notes_cli.sessions.folder import SessionFolder, Sessions

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.explaining import entry_why, expected
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, answers_of, model_options, open_model
 from notes_cli.commands.remedies import worded
+from notes_cli.explaining import entry_why, expected
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice

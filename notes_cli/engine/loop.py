@@ -63,6 +63,31 @@ def steps(task: Task[T]) -> Generator[None, None, T]:
         task.close()
 
 
+def together(tasks: Sequence[Task[T]]) -> Task[list[T]]:
+    """Several tasks as one, which waits for what all of them wait for. Where one fails, all do."""
+    results: dict[int, T] = {}
+    waiting: dict[int, Sequence[Wish]] = {}
+
+    def go_on(number: int, found: list[Logits] | None) -> None:
+        try:
+            waiting[number] = next(tasks[number]) if found is None else tasks[number].send(found)
+        except StopIteration as done:
+            results[number] = done.value
+
+    try:
+        for number in range(len(tasks)):
+            go_on(number, None)
+        while waiting:
+            asked, waiting = waiting, {}
+            found = iter((yield [wish for wishes in asked.values() for wish in wishes]))
+            for number, wishes in asked.items():
+                go_on(number, [next(found) for _ in wishes])
+    finally:
+        for task in tasks:
+            task.close()
+    return [results[number] for number in range(len(tasks))]
+
+
 def _alone(wish: Wish) -> Logits:
     return wish.logits() if isinstance(wish, Notebook) else wish.notebook.lookahead(wish.tokens)
 

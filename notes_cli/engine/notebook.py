@@ -84,6 +84,11 @@ class Notebook:
         held = self._lease is not None and self._lease.held
         return held and self.context.length(self.sequence) == self._done
 
+    @property
+    def rows(self) -> int:
+        """How many of its tokens have rows; the rest is pending."""
+        return self._done
+
     def share(self, length: int | None = None) -> Notebook:
         """A second notebook that goes on from here, or after the first `length` tokens, whose rows are there. It has
         the same rows in the same cells, until one of the two is rewritten. Raise UnsupportedError where sequences
@@ -353,7 +358,8 @@ class Notebook:
     @property
     def decoded(self) -> int:
         """Tokens that were computed: all but the spliced ones, and of these what was recomputed in place."""
-        return len(self) - sum(piece.tokens - piece.rewritten for piece in self.pieces if piece.how == "spliced")
+        there = ("spliced", "live")
+        return len(self) - sum(piece.tokens - piece.rewritten for piece in self.pieces if piece.how in there)
 
     def count(self, how: How) -> int:
         """Tokens of all pieces that came about this way."""

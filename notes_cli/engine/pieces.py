@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
-How = Literal["decoded", "spliced", "seam"]
+How = Literal["decoded", "spliced", "seam", "live"]
 
 
 class Reason(str, Enum):
@@ -23,6 +23,7 @@ class Reason(str, Enum):
     RESTORED = "restored"  # put back at the start of the prompt, with their left context
     RESTORED_CONTEXT = "restored_context"  # of the left context of a skill that was restored [its name]
     RESTORED_SESSION = "restored_session"  # put back from disk [name of the session]
+    LIVE = "live"  # rows that an earlier prompt left in the context, which begins like this one
     # Of decoded tokens.
     OTHER_CONTEXT = "other_context"  # a seam: preceded by a different context than at compile time
     NOT_SPLICED = "not_spliced"  # the skill is compiled, and is not to be spliced

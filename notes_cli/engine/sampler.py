@@ -27,6 +27,13 @@ class SamplerOptions:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     seed: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether what was written changes what is likely."""
+        return self.repeat_penalty != 1.0 or bool(self.frequency_penalty) or bool(self.presence_penalty)
 
 
 class Sampler:
@@ -43,8 +50,9 @@ class Sampler:
         options = self.options
         chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         parts = []
-        if options.repeat_penalty != 1.0:
-            parts.append(llama.llama_sampler_init_penalties(n_vocab, 64, options.repeat_penalty, 0.0, 0.0))
+        if options.penalizes:
+            penalties = options.repeat_penalty, options.frequency_penalty, options.presence_penalty
+            parts.append(llama.llama_sampler_init_penalties(n_vocab, 64, *penalties))
         if options.temperature <= 0:
             parts.append(llama.llama_sampler_init_greedy())
         else:
@@ -63,7 +71,7 @@ class Sampler:
         """Draw a token from its logits, [n_vocab], and remember it for the penalties."""
         if self._closed:
             raise EngineError("this sampler is closed")
-        if self.options.temperature <= 0 and self.options.repeat_penalty == 1.0:
+        if self.options.temperature <= 0 and not self.options.penalizes:
             return int(logits.argmax())  # what the chain would choose
         self._chain = self._chain or self._made(len(logits))
         candidates = np.zeros(len(logits), _CANDIDATE)

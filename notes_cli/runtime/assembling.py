@@ -39,7 +39,6 @@ from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.references import ALL, Known, Reference
 from notes_cli.text.skill import load_skill
 
-
 _OPENING = Chunk("text")  # BOS
 
 

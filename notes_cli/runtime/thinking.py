@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from notes_cli.engine.decision import Decision, deciding
-from notes_cli.engine.loop import Task
+from notes_cli.engine.loop import Logits, Task
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
@@ -26,6 +26,7 @@ ROOM = 64  # tokens that are kept free after a chain, for its end and an answer
 OUTCOME = 24  # tokens in which a chain that was cut short comes to its answer
 
 Say = Callable[[str], None]
+Chosen = Callable[[int, Logits], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def thinking(
     parts: list[str] = []
 
     def add(text: str) -> bool:
-        text = text if "".join(parts) else text.lstrip()
+        text = text if any(parts) else text.lstrip()
         parts.append(text)
         if say and text:
             say(text)
@@ -190,10 +191,14 @@ def replying(
     say: Say | None = None,
     say_thought: Say | None = None,
     thought: Thought | None = None,
+    stops: Sequence[str] = (),
+    chosen: Chosen | None = None,
 ) -> Task[Reply]:
     """Write the answer, of at most `limit` tokens; `say` gets its text as it comes.
 
     `thought`: the chain that precedes it. A model that begins one unasked has at most `max_think` tokens for it.
+    `stops`: texts before which the answer ends. `chosen` gets each token of it, with the logits that it was chosen
+    from, before `say` gets its text.
     """
     if thought and thought.answer:
         if say:
@@ -201,29 +206,35 @@ def replying(
         return Reply(thought.answer, 0, thought)
     reasoning, start = workspace.reasoning, len(notebook)
     parts: list[str] = []
-    begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end)
+    begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end, stops)
 
     def add(text: str) -> bool:
         text = end.feed(text)
-        text = text if "".join(parts) else text.lstrip()
+        text = text if any(parts) else text.lstrip()
         parts.append(text)
         if say and text:
             say(text)
         return begins.found or end.found
 
     add(thought.rest if thought else "")
-    yield from _writing(workspace, notebook, options, limit, lambda text: add(begins.feed(text)))
+    yield from _writing(workspace, notebook, options, limit, lambda text: add(begins.feed(text)), chosen)
     if begins.found:
         thought = yield from thinking(workspace, notebook, options, max_think, say_thought, begun=begins.rest)
         thought = replace(thought, tokens=len(notebook) - start)
-        return (yield from replying(workspace, notebook, options, limit, say=say, thought=thought))
+        rest = {"say": say, "thought": thought, "stops": stops, "chosen": chosen}
+        return (yield from replying(workspace, notebook, options, limit, **rest))  # type: ignore[arg-type]
     add(begins.flush() + end.flush())
     stopped = "end" if end.found else notebook.stopped
     return Reply("".join(parts).strip(), len(notebook) - start, thought, stopped)
 
 
 def _writing(
-    workspace: Workspace, notebook: Notebook, options: SamplerOptions, limit: int, hear: Callable[[str], bool]
+    workspace: Workspace,
+    notebook: Notebook,
+    options: SamplerOptions,
+    limit: int,
+    hear: Callable[[str], bool],
+    chosen: Chosen | None = None,
 ) -> Task[None]:
     """Write at most `limit` tokens. `hear` gets the text as it comes, in whole characters, and says whether that is
     enough. Of special tokens only marks have a text."""
@@ -236,6 +247,8 @@ def _writing(
             (logits,) = yield [notebook]
             token = writer.choose(logits)
             if token is not None:
+                if chosen:
+                    chosen(token, logits)
                 special = model.token_bytes(token, special=True)
                 if hear(decoder.decode(special if special in marks else model.token_bytes(token))):
                     return

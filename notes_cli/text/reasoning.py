@@ -65,26 +65,30 @@ class Reasoning:
 
 
 class Until:
-    """A text that comes in parts, up to a mark: what may be the beginning of the mark is held back."""
+    """A text that comes in parts, up to the first mark: what may be the beginning of one is held back."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, also: Sequence[str] = ()) -> None:
+        """`also`: other marks, to the very blank."""
         self.found = False
         self.rest = ""  # what came after the mark
-        self._mark = mark.strip()
+        self._marks = [one for one in (mark.strip(), *also) if one]
         self._held = ""
 
     def feed(self, text: str) -> str:
         """What is certainly before the mark."""
-        if self.found or not self._mark:
+        if self.found or not self._marks:
             self.rest += text if self.found else ""
             return "" if self.found else text
-        before, mark, after = (self._held + text).partition(self._mark)
-        if mark:
-            self.found, self.rest, self._held = True, after, ""
-            return before
-        kept = max((n for n in range(1, len(self._mark)) if before.endswith(self._mark[:n])), default=0)
-        self._held = before[len(before) - kept :]
-        return before[: len(before) - kept]
+        text = self._held + text
+        places = [(place, -len(mark), mark) for mark in self._marks if (place := text.find(mark)) >= 0]
+        if places:
+            place, _, mark = min(places)
+            self.found, self.rest, self._held = True, text[place + len(mark) :], ""
+            return text[:place]
+        begun = (n for mark in self._marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
+        kept = max(begun, default=0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
 
     def flush(self) -> str:
         """What was held back, when nothing more comes."""

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from notes_cli.commands.explaining import why
 from notes_cli.editing.amend import prepare
 from notes_cli.editing.change import change, stretches
 from notes_cli.editing.influence import deviation
@@ -18,6 +17,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, UnsupportedError
+from notes_cli.explaining import why
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace

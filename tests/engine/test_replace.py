@@ -13,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import nmse
 
-from notes_cli.commands.explaining import why
 from notes_cli.engine import native
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
@@ -21,6 +20,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch, shifted
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.errors import EngineError, UnsupportedError
+from notes_cli.explaining import why
 
 from ..refused import refused
 

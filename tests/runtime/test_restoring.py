@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from notes_cli.commands.explaining import why
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.decision import decide
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.errors import DamagedError
+from notes_cli.explaining import why
 from notes_cli.library.container import open_segment, open_stored, write_segment
 from notes_cli.measure.verify import verify
 from notes_cli.runtime.assembling import Prompt, assemble

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from notes_cli.commands.explaining import edited, entry_why, why
 from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.explaining import edited, entry_why, why
 from notes_cli.sessions.origin import Origin, as_line, origin_of
 from notes_cli.sessions.state import Entry, fold
 

@@ -30,6 +30,7 @@ _WHY = {
     "thought_end": "end of the chain of thought",
     "chosen": "chosen",
     "again": "decoded again",
+    "live": "reused from an earlier prompt that begins alike",
 }
 
 

@@ -1,0 +1,105 @@
+"""`notes serve`: one model for every client on the machine, over HTTP."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.options import Number, model_options, open_workspace
+from notes_cli.errors import NotesError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from notes_cli.runtime.workspace import Workspace
+
+EXTRA = "Install it: pip install 'notes-cli[serve]'"
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="NAME", help="Where to listen.")
+@click.option(
+    "--port", type=Number(0, 65535), default=8080, show_default=True, help="Where to listen, 0: any that is free."
+)
+@click.option("--parallel", type=Number(1, 64), default=16, show_default=True, help="Answers at a time.")
+@click.option("--queue", type=Number(0), default=128, show_default=True, help="Requests that may wait; others get 429.")
+@click.option("--max-tokens", type=Number(1), default=2048, show_default=True, help="Tokens of an answer at most.")
+@click.option(
+    "--chunk", type=Number(1), default=256, show_default=True, help="Tokens of prompts that are read at a step."
+)
+@click.option("--max-body", type=Number(1), default=16, show_default=True, help="MiB of a request at most.")
+@click.option(
+    "--api-key",
+    "keys",
+    multiple=True,
+    envvar="NOTES_API_KEY",
+    metavar="KEY",
+    help="A key that clients must send; better in NOTES_API_KEY, which others cannot see. Repeatable.",
+)
+@click.option(
+    "--cors-origin", "origins", multiple=True, metavar="ORIGIN", help="A site whose pages may ask. Repeatable."
+)
+@click.option("--alias", "aliases", multiple=True, metavar="NAME", help="What clients may call the model. Repeatable.")
+@click.option(
+    "--drain", type=Number(0, kind=float), default=30, show_default=True, help="Seconds that answers have to end."
+)
+@model_options
+def command(
+    host: str,
+    port: int,
+    parallel: int,
+    queue: int,
+    max_tokens: int,
+    chunk: int,
+    max_body: int,
+    keys: tuple[str, ...],
+    origins: tuple[str, ...],
+    aliases: tuple[str, ...],
+    drain: float,
+    **model: Any,
+) -> None:
+    """Serve a model over HTTP: OpenAI's endpoints, with skills spliced in (docs/serving.md).
+
+    SIGTERM or Ctrl-C lets the answers that were begun come to their end; a second one does not.
+
+    \b
+    Examples:
+      notes serve
+      notes serve -m model.gguf -c 32768
+      notes serve --api-key secret --host 0.0.0.0 --parallel 32
+    """
+    try:
+        from notes_cli.serve.app import Options, Service
+        from notes_cli.serve.scheduler import Limits, Scheduler
+        from notes_cli.serve.server import listen, serve
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] in ("starlette", "uvicorn", "anyio", "prometheus_client"):
+            raise NotesError(f"notes serve needs the extra serve ({error.name} is missing)", EXTRA) from error
+        raise
+    if not all(key.strip() for key in keys):
+        raise click.UsageError("--api-key (or NOTES_API_KEY) is empty")
+    begun = click.get_current_context()
+
+    def workspace() -> AbstractContextManager[Workspace]:
+        with begun.scope(cleanup=False):  # it is opened in another thread
+            return open_workspace(**model)
+
+    names = [*aliases, *([model["model"]] if model["model"] and not os.path.exists(model["model"]) else [])]
+    scheduler = Scheduler(workspace, Limits(parallel, queue, max_tokens, chunk), names)
+    options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20)
+    with listen(host, port) as listening:
+        shown = f"[{host}]" if ":" in host else host
+        where = f"http://{shown}:{listening.getsockname()[1]}"
+
+        def told() -> None:
+            output.say(f"serving {scheduler.names[0]} on {where}")
+            if not keys and host not in ("127.0.0.1", "localhost", "::1"):
+                output.say(
+                    "warning: whoever can reach this address can use it: nobody is asked for a key (NOTES_API_KEY)"
+                )
+
+        serve(Service(scheduler, options), listening, told, drain)
+    output.say("ended")

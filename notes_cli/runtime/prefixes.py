@@ -1,0 +1,177 @@
+"""Live prefixes: notebooks that were read already, and how much of a new prompt each of them begins with.
+
+Rows are those of another prompt only if the tokens are the same from the beginning on, and all of them came about in
+the same way: decoded, or spliced from the same segment with the same seam. Where a skill begins to differ, nothing of
+it is taken. Who may not share with whom is told apart by a salt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.pieces import Reason
+from notes_cli.engine.segment import Segment, Stored, Tokens
+from notes_cli.runtime.assembling import Parts, Prompt
+from notes_cli.text.prompt import Chunk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """A prompt in tokens, and how the row of each is to come about."""
+
+    prompt: Prompt
+    parts: Parts
+    seam: int
+    splice: bool  # skills are spliced, not decoded
+    tokens: Tokens
+    origins: Tokens  # 0: decoded; else the number of what it is spliced from
+    splices: tuple[tuple[int, int], ...]  # [first, last) of each skill
+    pinned: int  # tokens up to the end of the last skill that can be placed nowhere else; 0 without one
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A notebook with rows that others may go on from."""
+
+    notebook: Notebook
+    tokens: Tokens  # that others may want, with their origins
+    origins: Tokens
+    salt: str
+    idle: bool = False
+    used: int = 0  # the latest has the highest
+
+
+class Prefixes:
+    """The notebooks of a context that somebody may go on from."""
+
+    def __init__(self) -> None:
+        self.kept: list[Kept] = []
+        self._numbers: dict[object, tuple[int, Segment | None]] = {}
+        self._clock = count(1)
+
+    def layout(self, prompt: Prompt, parts: Parts, seam: int, *, splice: bool = True) -> Layout:
+        """How the rows of a prompt will come about."""
+        by_name = {segment.name: segment for segment in prompt.segments}
+        tokens = [parts.opening, *parts.tokens]
+        origins = [np.zeros(len(parts.opening), np.int32)]
+        splices, pinned, place = [], 0, len(parts.opening)
+        for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
+            spliced = splice and chunk.kind == "splice"
+            origins.append(np.full(len(ids), self._number(by_name[chunk.name], seam) if spliced else 0, np.int32))
+            if spliced:
+                splices.append((place, place + len(ids)))
+                pinned = place + len(ids) if by_name[chunk.name].pinned else pinned
+            place += len(ids)
+        whole = np.concatenate(tokens).astype(np.int32)
+        return Layout(prompt, parts, seam, splice, whole, np.concatenate(origins), tuple(splices), pinned)
+
+    def raw(self, tokens: Tokens) -> Layout:
+        """That of a text that is decoded as it is."""
+        parts = Parts((Chunk("text"),), (tokens,), np.zeros(0, np.int32), {})
+        return Layout(Prompt(""), parts, 0, False, tokens, np.zeros(len(tokens), np.int32), (), 0)
+
+    def _number(self, segment: Segment, seam: int) -> int:
+        """The same for segments with the same rows that are placed alike."""
+        layers, kept = segment.layers, None
+        if isinstance(layers, Stored):
+            rows: object = tuple(tensor.checksum for layer in layers.tensors for tensor in (layer.k, layer.v))
+        else:  # in memory it is itself alone, and kept, so that no other takes its place there
+            rows, kept = id(segment), segment
+        key = segment.name, segment.base, segment.pinned, rows, seam
+        return self._numbers.setdefault(key, (len(self._numbers) + 1, kept))[0]
+
+    def find(self, layout: Layout, salt: str) -> tuple[Kept | None, int, int]:
+        """The notebook that has the longest beginning of the prompt, how many tokens that is, and how many there will
+        be, as far as is known, when those that are being read are there. The last token is left to be decoded."""
+        best, length, coming = None, 0, 0
+        for one in self.kept:
+            if one.salt != salt or not one.notebook.intact:
+                continue
+            alike = self._alike(one, layout)
+            there = min(alike, one.notebook.rows)
+            if there < alike:
+                coming = max(coming, self._whole(one, layout, alike))
+                there = self._whole(one, layout, there)
+            else:
+                there = self._whole(one, layout, alike)
+            if there > length or (there == length and best and one.idle and not best.idle and there):
+                best, length = one, there
+        return best, length, max(coming, length)
+
+    def _alike(self, one: Kept, layout: Layout) -> int:
+        """How many tokens, with their origins, are the same from the beginning on."""
+        most = min(len(one.tokens), len(layout) - 1)
+        same = (one.tokens[:most] == layout.tokens[:most]) & (one.origins[:most] == layout.origins[:most])
+        return most if same.all() else int(same.argmin())
+
+    def _whole(self, one: Kept, layout: Layout, length: int) -> int:
+        """As much of that as can be gone on from."""
+        if one.notebook.context.model.recurrent and not (length == len(one.notebook) == one.notebook.rows):
+            return 0  # a state is after its last token
+        for first, last in layout.splices:
+            if first < length < last:
+                length = first
+        return 0 if length < layout.pinned else length
+
+    def begin(self, one: Kept, length: int) -> Notebook:
+        """A notebook that goes on after the first tokens of a kept one: that itself, if nothing else is in it."""
+        one.used = next(self._clock)
+        if one.idle and length == len(one.notebook):
+            self.kept.remove(one)
+            notebook = one.notebook
+        else:
+            notebook = one.notebook.share(length)
+        notebook.pieces = [replace(piece, how="live", reason=Reason.LIVE, moved=0) for piece in notebook.pieces]
+        notebook.seconds = {"splice": 0.0, "decode": 0.0}
+        notebook.bound = None
+        return notebook
+
+    def add(self, notebook: Notebook, layout: Layout, salt: str) -> Kept:
+        """A notebook that is being read: others may go on from what of it is there."""
+        one = Kept(notebook, layout.tokens, layout.origins, salt, used=next(self._clock))
+        self.kept.append(one)
+        return one
+
+    def rest(self, one: Kept) -> None:
+        """Nobody works on it any more. It stays with all tokens that have rows, if they are sound."""
+        book = one.notebook
+        if not book.intact or not book.rows:
+            self.drop(one)
+            return
+        try:
+            book.truncate(book.rows)
+        except Exception:
+            self.drop(one)
+            raise
+        known = min(len(one.tokens), len(book))
+        one.tokens = book.tokens
+        one.origins = np.concatenate([one.origins[:known], np.zeros(len(book) - known, np.int32)])
+        one.idle, one.used = True, next(self._clock)
+
+    def drop(self, one: Kept) -> None:
+        if one in self.kept:
+            self.kept.remove(one)
+        one.notebook.close()
+
+    def resting(self) -> Iterator[Kept]:
+        """Those that nobody works on, the one that was used longest ago first."""
+        yield from sorted((one for one in self.kept if one.idle), key=lambda one: one.used)
+
+    def evict(self) -> bool:
+        """Give up the one that was used longest ago. False where there is none."""
+        for one in self.resting():
+            self.drop(one)
+            return True
+        return False
+
+    def close(self) -> None:
+        for one in list(self.kept):
+            self.drop(one)

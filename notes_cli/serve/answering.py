@@ -1,0 +1,135 @@
+"""Reading a prompt and writing the answers to it, as one task of the loop that tells of each word as it comes."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from notes_cli.engine.decision import log_softmax
+from notes_cli.engine.loop import Logits, Task, together
+from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Notebook, Stopped
+from notes_cli.runtime.thinking import replying, thinking
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.serve.laying import Laid
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of an answer, its log-probability, and the likeliest ones instead."""
+
+    text: str
+    spelt: bytes
+    logprob: float
+    likely: tuple[tuple[str, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What comes of an answer at a time."""
+
+    index: int  # of the answer
+    text: str
+    thought: bool = False  # of the chain before it
+    tokens: tuple[Token, ...] = ()  # where they were asked for
+
+
+@dataclass(slots=True)
+class Written:
+    """An answer that is complete."""
+
+    index: int
+    stopped: Stopped
+    tokens: int  # all that were written
+    reasoning: int = 0  # of them, of a chain of thought
+    rest: tuple[Token, ...] = ()  # that no words were told with
+
+
+Hear = Callable[[Words], object]
+
+
+@dataclass(slots=True)
+class _Probabilities:
+    """The tokens of an answer since words were last told."""
+
+    model: Model
+    likely: int | None
+    new: list[Token] = field(default_factory=list)
+
+    def chosen(self, token: int, logits: Logits) -> None:
+        if self.likely is None:
+            return
+        scores = log_softmax(logits)
+        best = np.argsort(-scores)[: self.likely]
+        likely = tuple((*self._spelt(int(one)), float(scores[one])) for one in best)
+        self.new.append(Token(*self._spelt(token), float(scores[token]), likely))
+
+    def _spelt(self, token: int) -> tuple[str, bytes]:
+        spelt = self.model.token_bytes(token, special=True)
+        return spelt.decode(errors="replace"), spelt
+
+    def take(self) -> tuple[Token, ...]:
+        found, self.new = tuple(self.new), []
+        return found
+
+
+def writing(workspace: Workspace, laid: Laid, books: Sequence[Notebook], seed: int, hear: Hear) -> Task[list[Written]]:
+    """The answers, each in a notebook that ends with the prompt. The seed of each is one more than that before."""
+    ways = _chat if laid.asked.prompt is None else _text
+    return together([ways(workspace, laid, book, index, seed + index, hear) for index, book in enumerate(books)])
+
+
+def _chat(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed: int, hear: Hear) -> Task[Written]:
+    wanted, start = laid.asked.writing, len(notebook)
+    sampling = replace(wanted.sampling, seed=seed & 0xFFFFFFFF)
+    told = _Probabilities(workspace.model, wanted.likely)
+
+    def say(text: str) -> None:
+        hear(Words(index, text, tokens=told.take()))
+
+    def say_thought(text: str) -> None:
+        hear(Words(index, text, thought=True))
+
+    thought = None
+    if laid.think:
+        thought = yield from thinking(workspace, notebook, sampling, wanted.max_think, say_thought)
+    reply = yield from replying(
+        *(workspace, notebook, sampling, laid.limit),
+        max_think=wanted.max_think,
+        say=say,
+        say_thought=say_thought,
+        thought=thought,
+        stops=wanted.stops,
+        chosen=told.chosen,
+    )
+    reasoning = reply.thought.tokens if reply.thought else 0
+    return Written(index, reply.stopped, len(notebook) - start, reasoning, told.take())
+
+
+def _text(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed: int, hear: Hear) -> Task[Written]:
+    from notes_cli.engine.sampler import Sampler
+    from notes_cli.engine.writing import Writer
+    from notes_cli.text.reasoning import Until
+
+    wanted, start, model = laid.asked.writing, len(notebook), workspace.model
+    told, end = _Probabilities(model, wanted.likely), Until("", wanted.stops)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def say(text: str) -> None:
+        if text:
+            hear(Words(index, text, tokens=told.take()))
+
+    with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF)) as sampler:
+        writer = Writer(notebook, sampler, laid.limit)
+        while writer.goes_on and not end.found:
+            (logits,) = yield [notebook]
+            token = writer.choose(logits)
+            if token is not None:
+                told.chosen(token, logits)
+                say(end.feed(decoder.decode(model.token_bytes(token))))
+    say(end.feed(decoder.decode(b"", final=True)))
+    say(end.flush())
+    return Written(index, "end" if end.found else notebook.stopped, len(notebook) - start, rest=told.take())

@@ -1,0 +1,174 @@
+"""From a request to its reply: put to the scheduler, heard of word by word, given up when the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from notes_cli.errors import NotesError
+from notes_cli.serve.parsing import Asked
+from notes_cli.serve.refusals import Refused, body, refused
+from notes_cli.serve.replies import Json, Reply, joined
+from notes_cli.serve.scheduler import Job, Scheduler, Told
+
+PING = 15.0  # seconds without a word after which a comment is sent, for those between us and the client
+STALLED = 60.0  # seconds that a client has to take what is sent to it
+
+
+class Heard:
+    """What the scheduler tells of the prompts of one request. Close it, and what goes on of them ends."""
+
+    def __init__(self, scheduler: Scheduler, replies: Sequence[Reply]) -> None:
+        """Raise Refused where too many wait already."""
+        self.replies = replies
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+        self._jobs: list[Job] = []
+        self._open = len(replies)
+        try:
+            for number, reply in enumerate(replies):
+                self._jobs.append(scheduler.submit(reply.asked, self._teller(number)))
+        except Refused:
+            self.close()
+            raise
+
+    def _teller(self, number: int) -> Any:
+        def tell(told: Told) -> None:  # in the scheduler's thread
+            with suppress(RuntimeError):  # asyncio has ended, and with it whoever would hear
+                self._loop.call_soon_threadsafe(self._told.put_nowait, (number, told))
+
+        return tell
+
+    async def next(self) -> tuple[Reply, Told] | None:
+        """What is told next, and of which prompt; None when all is said. Raise Refused for what has failed."""
+        while self._open:
+            number, told = await self._told.get()
+            reply = self.replies[number]
+            if isinstance(told, NotesError):
+                raise refused(told)
+            if told is not None:
+                reply.hear(told)
+                return reply, told
+            self._open -= 1
+        return None
+
+    async def all(self) -> None:
+        while await self.next():
+            pass
+
+    def close(self) -> None:
+        for job in self._jobs:
+            job.leave()
+
+
+async def answer(request: Request, scheduler: Scheduler, every: Sequence[Asked], model: str) -> Response:
+    """Answer a request that has one prompt or several. Raise Refused, ClientDisconnect."""
+    choices = every[0].writing.choices
+    heard = Heard(scheduler, [Reply(asked, model, number * choices) for number, asked in enumerate(every)])
+    if not every[0].stream:
+        try:
+            await while_there(request.receive, heard.all())
+        finally:
+            heard.close()
+        return JSONResponse(joined(heard.replies))
+    stream = Stream(heard)
+    try:
+        await while_there(request.receive, stream.begin())
+    except BaseException:
+        heard.close()
+        raise
+    return stream
+
+
+async def while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do some work, for as long as the client is there. Raise ClientDisconnect when it has gone."""
+    doing = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientDisconnect
+        await doing
+    finally:
+        for task in (doing, watching):
+            task.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Stream(Response):
+    """A reply in chunks, as server-sent events: each is data, and none has a name."""
+
+    def __init__(self, heard: Heard) -> None:
+        self.background = None
+        self.status_code = 200
+        self._heard = heard
+        self._first: asyncio.Future[Any] | None = None
+        self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"})
+
+    async def begin(self) -> None:
+        """Wait for the first words, not for ever: until then an error has a status of its own."""
+        self._first = asyncio.ensure_future(self._heard.next())
+        await asyncio.wait({self._first}, timeout=PING)
+        if self._first.done():
+            self._first.result()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_there(receive, self._send(send))
+        except (ClientDisconnect, asyncio.TimeoutError):
+            pass  # whoever has gone, or takes nothing, is not told
+        finally:
+            self._heard.close()
+            if self._first is not None:
+                self._first.cancel()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for data in self._events():
+            message = {"type": "http.response.body", "body": data, "more_body": True}
+            await asyncio.wait_for(send(message), STALLED)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        for reply in self._heard.replies:
+            for chunk in reply.opening():
+                yield event(chunk)
+        try:
+            waiting = self._first or asyncio.ensure_future(self._heard.next())
+            while True:
+                done, _ = await asyncio.wait({waiting}, timeout=PING)
+                if not done:
+                    yield b": still there\n\n"
+                    continue
+                if (found := waiting.result()) is None:
+                    break
+                for chunk in found[0].chunks(found[1]):
+                    yield event(chunk)
+                self._first = waiting = asyncio.ensure_future(self._heard.next())
+        except Refused as error:
+            yield event(body(error))
+            return
+        for chunk in closing(self._heard.replies):
+            yield event(chunk)
+        yield b"data: [DONE]\n\n"
+
+
+def closing(replies: Sequence[Reply]) -> Sequence[Json]:
+    """The last chunk."""
+    return list(replies[0].closing(replies))
+
+
+def event(data: Json) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"

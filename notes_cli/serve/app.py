@@ -1,0 +1,177 @@
+"""The endpoints: what each takes and gives. What needs the context is put to the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from notes_cli.errors import NotesError
+from notes_cli.serve.answers import answer
+from notes_cli.serve.parsing import Reader, parse_chat, parse_completion
+from notes_cli.serve.refusals import Refused, body, refused
+from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.security import Guard
+
+BODY = 16 << 20  # bytes of a request
+SLOW = 30.0  # seconds that a client has to send it
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the service is offered."""
+
+    host: str = "127.0.0.1"
+    keys: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()  # pages of other sites that may ask
+    body: int = BODY
+
+
+class Service:
+    """The endpoints over one scheduler."""
+
+    def __init__(self, scheduler: Scheduler, options: Options) -> None:
+        self.scheduler, self.options = scheduler, options
+        self.draining = False
+        self.end: Callable[[], object] = lambda: None  # has the server end, from any thread
+
+    @property
+    def app(self) -> Starlette:
+        """For a server of ASGI."""
+        guard = Middleware(Guard, self.options.keys, self.options.host, self.options.origins, ())
+        cors = Middleware(CORSMiddleware, allow_origins=self.options.origins, allow_methods=["*"], allow_headers=["*"])
+        handlers: dict[Any, Any] = {NotesError: _told, HTTPException: _http, Exception: _fault}
+        middleware = [guard, *([cors] if self.options.origins else [])]
+        return Starlette(routes=self.routes(), middleware=middleware, exception_handlers=handlers)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/health", self.health),
+            Route("/v1/models", self.models),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+        ]
+
+    # What a server is asked.
+
+    async def health(self, request: Request) -> Response:
+        if self.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        if not self.scheduler.ready.done():
+            return JSONResponse({"status": "loading"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def models(self, request: Request) -> Response:
+        self._check()
+        names = await self._at_context(lambda: [one.name for one in self.scheduler.shelf.all()])
+        model = self.scheduler.names[0]
+        made = {"object": "model", "created": self.scheduler.started, "owned_by": "notes"}
+        listed = [{"id": name, **made} for name in (model, *(f"{model}@{name}" for name in names))]
+        return JSONResponse({"object": "list", "data": listed})
+
+    async def tokenize(self, request: Request) -> Response:
+        given = Reader(await self._body(request))
+        content, special = given.text("content"), given.flag("parse_special")
+        given.ignore({"add_special", "with_pieces"})
+        given.end()
+        tokens = await self._at_context(lambda: self.scheduler.workspace.model.tokenize(content, special=special))
+        return JSONResponse({"tokens": [int(token) for token in tokens]})
+
+    # Questions.
+
+    async def chat(self, request: Request) -> Response:
+        asked = parse_chat(await self._body(request))
+        return await answer(request, self.scheduler, [asked], asked.model or self.scheduler.names[0])
+
+    async def completions(self, request: Request) -> Response:
+        every = parse_completion(await self._body(request))
+        return await answer(request, self.scheduler, every, every[0].model or self.scheduler.names[0])
+
+    # What they share.
+
+    def _check(self) -> None:
+        """Raise Refused while nobody can be answered."""
+        if self.draining:
+            raise Refused(503, "the server is ending", code="draining", wait=5)
+        if not self.scheduler.ready.done():
+            raise Refused(503, "the model is being loaded", code="loading", wait=5)
+
+    async def _at_context(self, function: Callable[[], Any]) -> Any:
+        """What a function gives that needs the context."""
+        self._check()
+        return await asyncio.wrap_future(self.scheduler.call(function))
+
+    async def _body(self, request: Request) -> Any:
+        """The JSON of a request. Raise Refused for what is none, too much, or does not come."""
+        self._check()
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refused(415, "the body must be JSON: send Content-Type: application/json")
+        data = bytearray()
+        try:
+            async for part in _timely(request.stream()):
+                data += part
+                if len(data) > self.options.body:
+                    raise Refused(413, f"the body is larger than {self.options.body:,} bytes", code="body_too_large")
+        except asyncio.TimeoutError:
+            raise Refused(408, "the body did not come in time") from None
+        try:
+            found = json.loads(data, parse_constant=_no_number)
+            json.dumps(found, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:  # half a character, too
+            raise Refused(
+                400, f"the body is not JSON: {' '.join(str(error).split())[:200]}", code="invalid_json"
+            ) from None
+        return found
+
+
+async def _timely(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The parts, all of which must come in time."""
+    end = asyncio.get_running_loop().time() + SLOW
+    try:
+        while True:
+            yield await asyncio.wait_for(anext(parts), end - asyncio.get_running_loop().time())
+    except StopAsyncIteration:
+        return
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, NotesError)
+    found = refused(error)
+    return JSONResponse(body(found), found.status, found.headers)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: f"there is no {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
+    found = Refused(error.status_code, words.get(error.status_code, str(error.detail)))
+    return JSONResponse(body(found), found.status, error.headers)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)  # nobody reads it
+    return JSONResponse(body(Refused(500, f"a fault of the server: {type(error).__name__}")), 500)
+
+
+def pages_of(routes: Sequence[Route]) -> tuple[str, ...]:
+    """Paths that a browser loads before it can send a key."""
+    return tuple(route.path for route in routes if route.name == "page")

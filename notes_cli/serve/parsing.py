@@ -1,0 +1,371 @@
+"""What the JSON of a request asks for, checked as far as that goes without a model.
+
+An unknown key is refused, as OpenAI's API does; keys of that API which change nothing here are taken and ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.runtime.thinking import THINK
+from notes_cli.serve.refusals import Refused
+from notes_cli.text.messages import Message, TextPart, ToolCall
+
+T = TypeVar("T")
+
+# Keys that say nothing to us: accounting, caching that is automatic here, features of that API's own service.
+IGNORED = {
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("verbosity", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "parallel_tool_calls"),
+}
+MOST_CHOICES = 16  # n
+MOST_STOPS = 16
+MOST_LIKELY = 20  # top_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The key `notes` of a request: skills and what is to be done with them."""
+
+    splice: tuple[str, ...] = ()
+    errata: tuple[str, ...] = ()
+    session: str | None = None
+    explain: bool = False
+    cache_salt: str = ""
+    match: bool = True  # texts of messages against those of compiled skills
+    recompute: bool = False  # decode everything, for comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How an answer is to be written."""
+
+    sampling: SamplerOptions = field(default_factory=SamplerOptions)
+    limit: int | None = None  # tokens; None: as many as the server allows
+    stops: tuple[str, ...] = ()
+    choices: int = 1
+    likely: int | None = (
+        None  # so many alternatives to each token, with their log-probabilities; None: not even its own
+    )
+    think: bool = False
+    max_think: int = THINK
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request, of either endpoint: messages and tools, or a raw prompt."""
+
+    model: str
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    prompt: str | tuple[int, ...] | None = None
+    echo: bool = False
+    writing: Writing = field(default_factory=Writing)
+    notes: Noted = field(default_factory=Noted)
+    stream: bool = False
+    usage: bool = False  # tell it at the end of a stream
+
+
+class Reader:
+    """The keys of a JSON object, taken one by one; what is left in the end is unknown."""
+
+    def __init__(self, data: Any, where: str = "") -> None:
+        if not isinstance(data, dict):
+            raise Refused(400, f"{where or 'the body'} must be a JSON object", param=where or None)
+        self._data = dict(data)
+        self._where = f"{where}." if where else ""
+
+    def name(self, key: str) -> str:
+        return self._where + key
+
+    def wrong(self, key: str, wanted: str, value: Any) -> Refused:
+        shown = json.dumps(value, ensure_ascii=False)[:64]
+        return Refused(
+            400, f"{self.name(key)} must be {wanted}, not {shown}", param=self.name(key), code="invalid_value"
+        )
+
+    def any(self, key: str) -> Any:
+        return self._data.pop(key, None)
+
+    def take(self, key: str, wanted: str, right: Callable[[Any], bool], default: T) -> T:
+        """The value, if it is right; the default where there is none, or null."""
+        value = self._data.pop(key, None)
+        if value is None:
+            return default
+        if not right(value):
+            raise self.wrong(key, wanted, value)
+        return value  # type: ignore[no-any-return]
+
+    def flag(self, key: str) -> bool:
+        return self.take(key, "true or false", lambda value: isinstance(value, bool), False)
+
+    def text(self, key: str, default: str = "") -> str:
+        return self.take(key, "a string", lambda value: isinstance(value, str), default)
+
+    def whole(self, key: str, low: int, high: int, default: int | None = None) -> int | None:
+        def right(value: Any) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+        return self.take(key, f"a whole number from {low} to {high:,}", right, default)
+
+    def number(self, key: str, low: float, high: float, default: float) -> float:
+        def right(value: Any) -> bool:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            return number and math.isfinite(value) and low <= value <= high
+
+        return float(self.take(key, f"a number from {low:g} to {high:g}", right, default))
+
+    def texts(self, key: str, most: int) -> tuple[str, ...]:
+        """A list of strings; one string is a list of it."""
+        value = self._data.pop(key, None)
+        if value is None:
+            return ()
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, list) or len(found) > most or not all(isinstance(one, str) and one for one in found):
+            raise self.wrong(key, f"a string or a list of at most {most} strings, none of them empty", value)
+        return tuple(found)
+
+    def ignore(self, keys: set[str]) -> None:
+        for key in keys:
+            self._data.pop(key, None)
+
+    def end(self) -> None:
+        """Raise Refused for a key that nobody took."""
+        for key in self._data:
+            name = self.name(key)[:80]
+            raise Refused(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+
+
+def parse_chat(data: Any) -> Asked:
+    """A request of /v1/chat/completions. Raise Refused."""
+    given = Reader(data)
+    model, stream, usage = given.text("model"), given.flag("stream"), _usage(given)
+    messages = _messages(given.any("messages"))
+    tools = _tools(given)
+    writing = _writing(given, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(given))
+    notes = _notes(given.any("notes"))
+    _format(given)
+    given.ignore(IGNORED)
+    given.end()
+    return Asked(model, messages, tools, writing=writing, notes=notes, stream=stream, usage=usage)
+
+
+def parse_completion(data: Any) -> list[Asked]:
+    """A request of /v1/completions: one for each of its prompts. Raise Refused."""
+    given = Reader(data)
+    model, stream, usage, echo = given.text("model"), given.flag("stream"), _usage(given), given.flag("echo")
+    prompts = _prompts(given.any("prompt"))
+    likely = given.whole("logprobs", 0, MOST_LIKELY)
+    writing = _writing(given, ("max_tokens", "n_predict"), likely, thinks=False)
+    if (best := given.whole("best_of", 1, MOST_CHOICES)) not in (None, writing.choices):
+        raise given.wrong("best_of", "as many as n", best)
+    if given.any("suffix"):
+        raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
+    notes = _notes(given.any("notes"))
+    if notes.splice or notes.errata or notes.session:
+        raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
+    given.ignore(IGNORED)
+    given.end()
+    return [
+        Asked(model, prompt=prompt, echo=echo, writing=writing, notes=notes, stream=stream, usage=usage)
+        for prompt in prompts
+    ]
+
+
+def _usage(given: Reader) -> bool:
+    options = given.any("stream_options")
+    if options is None:
+        return False
+    inner = Reader(options, "stream_options")
+    usage = inner.flag("include_usage")
+    inner.ignore({"include_obfuscation"})
+    inner.end()
+    return usage
+
+
+def _likely(given: Reader) -> int | None:
+    wanted, most = given.flag("logprobs"), given.whole("top_logprobs", 0, MOST_LIKELY)
+    if most is not None and not wanted:
+        raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    return (most or 0) if wanted else None
+
+
+def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks: bool = True) -> Writing:
+    found = [given.whole(key, -1, 2**31 - 1) for key in limits]
+    limit = next((one for one in found if one is not None), None)
+    effort = given.text("reasoning_effort") if thinks else ""
+    if effort not in ("", "none", "minimal", "low", "medium", "high", "xhigh"):
+        raise given.wrong("reasoning_effort", "none, minimal, low, medium or high", effort)
+    template = Reader(given.any("chat_template_kwargs") or {}, "chat_template_kwargs") if thinks else Reader({})
+    think = template.flag("enable_thinking") or effort in ("low", "medium", "high", "xhigh")
+    template.end()
+    seed = given.whole("seed", -(2**63), 2**63 - 1)
+    base = SamplerOptions()
+    return Writing(
+        SamplerOptions(
+            given.number("temperature", 0, 100, base.temperature),
+            given.whole("top_k", 0, 2**31 - 1, base.top_k) or 0,
+            given.number("top_p", 0, 1, base.top_p),
+            given.number("min_p", 0, 1, base.min_p),
+            _positive(given, "repeat_penalty", base.repeat_penalty),
+            DRAWN if seed is None else seed & 0xFFFFFFFF,
+            given.number("frequency_penalty", -2, 2, 0.0),
+            given.number("presence_penalty", -2, 2, 0.0),
+        ),
+        limit=None if limit is None or limit < 0 else limit,
+        stops=given.texts("stop", MOST_STOPS),
+        choices=given.whole("n", 1, MOST_CHOICES, 1) or 1,
+        likely=likely,
+        think=think,
+        max_think=(given.whole("max_think", 0, 2**31 - 1, THINK) or 0) if thinks else 0,
+    )
+
+
+DRAWN = -1  # a seed that is drawn when the answer begins
+
+
+def _positive(given: Reader, key: str, default: float) -> float:
+    number = given.number(key, 0, 1e6, default)
+    if not number:
+        raise given.wrong(key, "a number above 0", number)
+    return number
+
+
+def _format(given: Reader) -> None:
+    wanted = given.any("response_format")
+    if wanted is not None and (not isinstance(wanted, dict) or wanted.get("type") != "text"):
+        raise Refused(400, "response_format must be text", param="response_format", code="unsupported_value")
+
+
+def _notes(data: Any) -> Noted:
+    if data is None:
+        return Noted()
+    given = Reader(data, "notes")
+    errata = given.any("errata")
+    if isinstance(errata, dict):
+        if not all(isinstance(value, (str, int, float)) for value in errata.values()):
+            raise given.wrong("errata", "an object of texts, or a list of field=value", errata)
+        errata = [f"{name}={value}" for name, value in errata.items()]
+    found = Noted(
+        splice=given.texts("splice", 64),
+        errata=Reader({"errata": errata}, "notes").texts("errata", 256),
+        session=given.text("session") or None,
+        explain=given.flag("explain"),
+        cache_salt=given.text("cache_salt"),
+        match=given.take("match", "true or false", lambda value: isinstance(value, bool), True),
+        recompute=given.flag("recompute"),
+    )
+    given.end()
+    return found
+
+
+def _tools(given: Reader) -> tuple[Mapping[str, Any], ...]:
+    none: list[Any] = []
+    tools = given.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
+    choice = given.any("tool_choice")
+    if choice == "none":
+        return ()
+    if choice not in (None, "auto"):
+        raise Refused(400, "tool_choice must be none or auto", param="tool_choice", code="unsupported_value")
+    return tuple(tools)
+
+
+def _prompts(given: Any) -> list[str | tuple[int, ...]]:
+    wrong = Refused(400, "prompt must be a string, tokens, or a list of these", param="prompt", code="invalid_value")
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list) or not given:
+        raise wrong
+    if all(_is_token(one) for one in given):
+        return [tuple(given)]
+    found: list[str | tuple[int, ...]] = []
+    for one in given:
+        if isinstance(one, list) and all(_is_token(token) for token in one):
+            found.append(tuple(one))
+        elif isinstance(one, str):
+            found.append(one)
+        else:
+            raise wrong
+    return found
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+# Messages.
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_KEYS = {"refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"}  # that say nothing to us
+
+
+def _messages(given: Any) -> tuple[Message, ...]:
+    if not isinstance(given, list) or not given:
+        raise Refused(400, "messages must be a list of one message or more", param="messages", code="invalid_value")
+    found = [_message(one, f"messages[{number}]") for number, one in enumerate(given)]
+    while len(found) > 1 and found[0].role == found[1].role == "system":  # some clients give several
+        found[:2] = [Message("system", (*found[0].parts, *found[1].parts))]
+    return tuple(found)
+
+
+def _message(data: Any, where: str) -> Message:
+    given = Reader(data, where)
+    role = given.text("role")
+    if role not in _ROLES:
+        raise given.wrong("role", f"one of {', '.join(_ROLES)}", role)
+    parts = _parts(given.any("content"), where)
+    calls = _calls(given.any("tool_calls"), where)
+    if given.any("function_call"):
+        raise Refused(400, f"{where}.function_call is not supported: use tool_calls", param=f"{where}.function_call")
+    call = given.text("tool_call_id")
+    given.ignore(_KEYS)
+    given.end()
+    if not parts and not calls and role != "assistant":
+        raise Refused(400, f"{where} has no content", param=f"{where}.content", code="invalid_value")
+    return Message(_ROLES[role], parts, calls, call)
+
+
+def _parts(content: Any, where: str) -> tuple[TextPart, ...]:
+    where += ".content"
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return (TextPart(content),)
+    if not isinstance(content, list):
+        raise Refused(400, f"{where} must be a string or a list of parts", param=where, code="invalid_value")
+    found = []
+    for number, part in enumerate(content):
+        given = Reader(part, f"{where}[{number}]")
+        kind = given.text("type")
+        if kind not in ("text", "refusal"):
+            raise Refused(400, f"{where}[{number}] is {kind[:40] or 'of no type'}: only text is supported", param=where)
+        found.append(TextPart(given.text(kind)))
+        given.ignore({"cache_control"})
+        given.end()
+    return tuple(found)
+
+
+def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:
+    if given is None:
+        return ()
+    where += ".tool_calls"
+    if not isinstance(given, list):
+        raise Refused(400, f"{where} must be a list", param=where, code="invalid_value")
+    found = []
+    for number, one in enumerate(given):
+        call = Reader(one, f"{where}[{number}]")
+        function = Reader(call.any("function"), f"{where}[{number}].function")
+        name, words = function.text("name"), function.any("arguments")
+        try:
+            arguments = json.loads(words) if isinstance(words, str) else words
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise function.wrong("arguments", "an object as JSON", words)
+        found.append(ToolCall(call.text("id"), name, arguments))
+    return tuple(found)

@@ -1,0 +1,81 @@
+"""What a client is told when something cannot be done: a status, and the body of OpenAI's errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notes_cli.errors import (
+    EngineError,
+    Help,
+    ModelError,
+    NotesError,
+    SegmentError,
+    SessionError,
+    SkillError,
+    TakenError,
+    UnsupportedError,
+    UnwritableError,
+)
+
+
+class Refused(NotesError):
+    """A request that is not answered: `status` is that of HTTP, `param` what of the request is meant."""
+
+    def __init__(
+        self, status: int, what: str, *, param: str | None = None, code: str | None = None, wait: int | None = None
+    ) -> None:
+        """`wait`: seconds after which it may be tried again."""
+        super().__init__(what)
+        self.status, self.param, self.code, self.wait = status, param, code, wait
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.wait is None else {"Retry-After": str(self.wait)}
+
+
+class ServerError(NotesError):
+    """A fault of ours: no request should be able to cause it."""
+
+
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES |= {409: "conflict_error", 413: "invalid_request_error", 415: "invalid_request_error"}
+_TYPES |= {405: "invalid_request_error", 408: "timeout_error", 429: "rate_limit_error", 503: "overloaded_error"}
+_TOO_LONG = (Help.LARGER_CONTEXT, Help.SCALE_ROPE, Help.BEYOND_TRAINED, Help.FEWER_TOKENS)
+
+
+def refused(error: NotesError) -> Refused:
+    """An error as a client is told of it."""
+    if isinstance(error, Refused):
+        return error
+    what = str(error)
+    help_ = error.remedy.help if error.remedy else None
+    if isinstance(error, EngineError) and help_ in _TOO_LONG:
+        return Refused(400, what, param="messages", code="context_length_exceeded")
+    if isinstance(error, SegmentError):
+        return _segment(error, what)
+    if isinstance(error, SessionError):
+        held = "another process uses" in error.what or "is being answered" in error.what
+        return Refused(409 if held else 400, what, param="notes.session", code="session_in_use" if held else None)
+    if isinstance(error, SkillError):
+        return Refused(400, what, param="notes")
+    if isinstance(error, (ServerError, EngineError)) and not isinstance(error, UnsupportedError):
+        return Refused(500, what, code="engine_error")
+    if isinstance(error, ModelError):
+        return Refused(400, what, param="messages", code="template_error")
+    return Refused(400, what)
+
+
+def _segment(error: SegmentError, what: str) -> Refused:
+    if isinstance(error, TakenError):
+        return Refused(409, what, param="name", code="name_taken")
+    if isinstance(error, UnwritableError):
+        return Refused(500, what, code="unwritable")
+    missing = error.remedy is not None and error.remedy.help is Help.LIST_SKILLS
+    code = "skill_not_found" if missing else "skill_not_usable"
+    return Refused(404 if missing else 400, what, param="notes.splice", code=code)
+
+
+def body(error: Refused) -> dict[str, Any]:
+    """As OpenAI's API words it."""
+    kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}

@@ -1,0 +1,176 @@
+"""What a client reads: answers in the shapes of OpenAI's API, whole or in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from notes_cli.engine.notebook import Stopped
+from notes_cli.engine.pieces import Piece
+from notes_cli.explaining import as_json
+from notes_cli.serve.answering import Token, Words, Written
+from notes_cli.serve.parsing import Asked
+from notes_cli.serve.scheduler import Begun
+
+_REASONS: dict[Stopped, str] = {"end": "stop", "limit": "length", "context": "length"}
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Reply:
+    """One request's reply, as it comes. `first` is the index of its first choice, where several prompts share one."""
+
+    asked: Asked
+    model: str
+    first: int = 0
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+    begun: Begun | None = None
+    written: dict[int, Written] = field(default_factory=dict)
+    _words: dict[int, list[Words]] = field(default_factory=dict)
+    _offsets: dict[int, int] = field(default_factory=dict)  # of texts, for the log-probabilities of completions
+
+    @property
+    def chat(self) -> bool:
+        return self.asked.prompt is None
+
+    @property
+    def echo(self) -> str:
+        prompt = self.asked.prompt
+        return prompt if self.asked.echo and isinstance(prompt, str) else ""
+
+    def hear(self, told: Begun | Words | Written) -> None:
+        """What was told by the scheduler."""
+        if isinstance(told, Begun):
+            self.begun = told
+        elif isinstance(told, Words):
+            self._words.setdefault(told.index, []).append(told)
+        else:
+            self.written[told.index] = told
+
+    # Whole.
+
+    def whole(self) -> Json:
+        choices = [self._choice(index) for index in range(self.asked.writing.choices)]
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": usage([self]), **self.explained()}
+
+    def _choice(self, index: int) -> Json:
+        words, written = self._words.get(index, []), self.written[index]
+        text = "".join(one.text for one in words if not one.thought)
+        tokens = [token for one in words for token in one.tokens] + list(written.rest)
+        shared = {"index": self.first + index, "finish_reason": _REASONS[written.stopped]}
+        if not self.chat:
+            return {**shared, "text": self.echo + text, "logprobs": self._completed(index, tokens)}
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if thought := "".join(one.text for one in words if one.thought):
+            message["reasoning_content"] = thought
+        return {**shared, "message": message, "logprobs": self._logprobs(tokens)}
+
+    # In chunks.
+
+    def opening(self) -> Iterable[Json]:
+        """The chunks before any word."""
+        for index in range(self.asked.writing.choices):
+            if self.chat:
+                yield self._chunk(index, {"role": "assistant", "content": ""})
+            elif self.echo:
+                yield self._chunk(index, self.echo)
+
+    def chunks(self, told: Begun | Words | Written) -> Iterable[Json]:
+        """What comes of an answer at a time, and its end."""
+        if isinstance(told, Written):
+            yield self._chunk(told.index, {} if self.chat else "", told.rest, _REASONS[told.stopped])
+        elif isinstance(told, Words) and self.chat:
+            key = "reasoning_content" if told.thought else "content"
+            yield self._chunk(told.index, {key: told.text}, told.tokens)
+        elif isinstance(told, Words):
+            yield self._chunk(told.index, told.text, told.tokens)
+
+    def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
+        """The last chunk, of all replies: what was used, and what the prompt was made of, where that was asked for."""
+        used = {"usage": usage(replies)} if self.asked.usage else {}
+        if used or self.asked.notes.explain:
+            kind = "chat.completion.chunk" if self.chat else "text_completion"
+            yield {**self._head(kind), "choices": [], **used, **self.explained()}
+
+    def _chunk(self, index: int, delta: Json | str, tokens: Sequence[Token] = (), reason: str | None = None) -> Json:
+        shared = {"index": self.first + index, "finish_reason": reason}
+        if self.chat:
+            choice = {**shared, "delta": delta, "logprobs": self._logprobs(tokens) if tokens else None}
+            return {**self._head("chat.completion.chunk"), "choices": [choice]}
+        choice = {**shared, "text": delta, "logprobs": self._completed(index, tokens) if tokens else None}
+        return {**self._head("text_completion"), "choices": [choice]}
+
+    # Parts.
+
+    def _head(self, kind: str) -> Json:
+        prefix = "chatcmpl-" if self.chat else "cmpl-"
+        return {"id": prefix + self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def explained(self) -> Json:
+        """The key `notes`, where it was asked for."""
+        if not (self.asked.notes.explain and self.begun):
+            return {}
+        return {"notes": explanation(self.begun.pieces, asdict(self.begun.counts), self.begun.notices)}
+
+    def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
+        if self.asked.writing.likely is None:
+            return None
+        return {
+            "content": [
+                {
+                    **_likely(one.text, one.spelt, one.logprob),
+                    "top_logprobs": [_likely(*other) for other in one.likely],
+                }
+                for one in tokens
+            ],
+            "refusal": None,
+        }
+
+    def _completed(self, index: int, tokens: Sequence[Token]) -> Json | None:
+        if self.asked.writing.likely is None:
+            return None
+        offsets, place = [], self._offsets.get(index, len(self.echo))
+        for one in tokens:
+            offsets.append(place)
+            place += len(one.text)
+        self._offsets[index] = place
+        return {
+            "tokens": [one.text for one in tokens],
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [{text: logprob for text, _, logprob in one.likely} for one in tokens],
+            "text_offset": offsets,
+        }
+
+
+def explanation(pieces: Sequence[Piece], counts: Json, notices: Sequence[str]) -> Json:
+    """Pieces and counts as docs/json.md has them."""
+    return {"pieces": [as_json(piece) for piece in pieces], "counts": counts, "notices": list(notices)}
+
+
+def usage(replies: Sequence[Reply]) -> Json:
+    """The tokens of some prompts and their answers."""
+    read = [one.begun for one in replies if one.begun]
+    written = [each for one in replies for each in one.written.values()]
+    prompt, answers = sum(one.tokens for one in read), sum(one.tokens for one in written)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answers,
+        "total_tokens": prompt + answers,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in read)},
+        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning for one in written)},
+    }
+
+
+def joined(replies: Sequence[Reply]) -> Json:
+    """The replies to several prompts as one."""
+    whole = [one.whole() for one in replies]
+    return {**whole[0], "choices": [choice for one in whole for choice in one["choices"]], "usage": usage(replies)}
+
+
+def _likely(text: str, spelt: bytes, logprob: float) -> Json:
+    return {"token": text, "logprob": logprob, "bytes": list(spelt)}

@@ -1,0 +1,103 @@
+"""Room in the context: what those who are being answered may still take, and what is given up for them.
+
+A prompt is read only when there are cells for all of it and for the beginning of its answer. A longer answer gets more
+as it goes on. What nobody works on is given up for that, the one that was used longest ago first; where nobody chose
+the size of the context, it is made larger, for those who are being answered alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from notes_cli.engine.notebook import Notebook
+from notes_cli.errors import EngineError
+from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.workspace import Workspace
+
+GRANT = 128  # tokens of an answer that there is room for at a time
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """Room for a notebook: tokens that it may have at the moment."""
+
+    notebook: Notebook
+    tokens: int
+    more: int = 0  # cells for notebooks that will go on from it
+
+    @property
+    def promised(self) -> int:
+        """Cells that it may still take."""
+        return max(0, self.tokens - self.notebook.rows) + self.more
+
+    @property
+    def used_up(self) -> bool:
+        """Whether what is pending is as much as it may take: another token needs a new grant."""
+        return len(self.notebook) >= self.tokens
+
+
+class Room:
+    """The cells and sequences of a workspace's context, as they are promised."""
+
+    def __init__(self, workspace: Workspace, prefixes: Prefixes) -> None:
+        self._workspace, self._prefixes = workspace, prefixes
+        self.grants: list[Grant] = []
+        self._grows = workspace.grows
+
+    @property
+    def cells(self) -> int:
+        return self._workspace.context.cells
+
+    @property
+    def promised(self) -> int:
+        return sum(grant.promised for grant in self.grants)
+
+    def has(self, cells: int, sequences: int) -> bool:
+        """Whether so much is free beside what was promised."""
+        context = self._workspace.context
+        return sequences <= context.free and context.used + self.promised + cells <= context.cells
+
+    def make(self, cells: int, sequences: int = 0) -> bool:
+        """See to so much room; False where there cannot be so much now."""
+        while not self.has(cells, sequences):
+            if not self._prefixes.evict():
+                return self._grow(cells, sequences)
+        return True
+
+    def could(self, cells: int) -> bool:
+        """Whether there may ever be so much, if nobody else needs any."""
+        return self._grows or cells <= self.cells
+
+    def _grow(self, cells: int, sequences: int) -> bool:
+        if not self._grows:
+            return False
+        wanted = self.promised + cells
+        for tokens in (max(wanted, self.cells // 2), wanted):
+            try:
+                self._workspace.make_way(tokens, sequences)
+                return True
+            except EngineError:  # the memory does not suffice, or rows would not fit any more
+                continue
+        return False
+
+    def grant(self, notebook: Notebook, tokens: int, more: int = 0) -> Grant:
+        """Promise room that was seen to."""
+        self.grants.append(Grant(notebook, tokens, more))
+        return self.grants[-1]
+
+    def end(self, grants: Iterable[Grant]) -> None:
+        for grant in grants:
+            if grant in self.grants:
+                self.grants.remove(grant)
+
+    def held(self) -> list[Notebook]:
+        """Notebooks that have to wait, as there is no room for another token of theirs; the others have it."""
+        found = []
+        for grant in self.grants:
+            if grant.used_up and grant.notebook.pending:
+                if self.make(GRANT):
+                    grant.tokens += GRANT
+                else:
+                    found.append(grant.notebook)
+        return found

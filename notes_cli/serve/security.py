@@ -1,0 +1,66 @@
+"""Who may ask: keys, and what a page of another site in the user's browser must not be able to do."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from notes_cli.serve.refusals import Refused, body
+
+OPEN = ("/health",)  # what anybody may ask: balancers have no key
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Guard:
+    """Lets requests through to an application, or refuses them.
+
+    A browser sends along where the page is from that asks (Origin), and the name it asked for (Host). A page of
+    another site is refused, and so is one that has made its own name point to this machine.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], host: str, origins: Sequence[str], pages: Sequence[str]
+    ) -> None:
+        """`keys`: any of them will do; none: nobody is asked for one. `host`: where we listen. `origins`: pages of
+        other sites that may ask. `pages`: paths that need no key, which a browser cannot send before it has them."""
+        self._app, self._origins, self._pages = app, tuple(origins), tuple(pages)
+        self._keys = [key.encode() for key in keys]
+        self._hosts = (*LOOPBACK, host) if host in LOOPBACK else ()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            error = self._refusal(Headers(scope=scope), scope["path"], scope["method"])
+            if error is not None:
+                headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+                await JSONResponse(body(error), error.status, headers)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Headers, path: str, method: str) -> Refused | None:
+        host = headers.get("host", "")
+        if self._hosts and _name(host) not in self._hosts:
+            return Refused(403, f"this server answers to {' and '.join(LOOPBACK[:2])}, not to {host[:80]!r}")
+        origin = headers.get("origin")
+        if origin is not None and origin not in self._origins and urlsplit(origin).netloc != host:
+            return Refused(403, f"pages of {origin[:80]} may not ask this server")
+        if not self._keys or path in OPEN or (path in self._pages and method == "GET") or method == "OPTIONS":
+            return None
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        right = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]  # all, whichever is right
+        if kind.lower() == "bearer" and any(right):
+            return None
+        return Refused(
+            401, "the API key is missing or wrong: send it as Authorization: Bearer KEY", code="invalid_api_key"
+        )
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without the port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if ":" in host else host

@@ -1,0 +1,141 @@
+"""A server over the model that ships, in this process: real sockets, a real client, skills that are compiled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from notes_cli import config
+from notes_cli.api import Model
+from notes_cli.config import Paths
+from notes_cli.engine.context import ContextOptions
+from notes_cli.runtime.asking import Request
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.serve.app import Options, Service
+from notes_cli.serve.scheduler import Limits, Scheduler
+from notes_cli.serve.server import listen, serve
+
+SKILLS = ("returns", "support")
+QUESTION = "May I return this?"
+Json = dict[str, Any]
+
+
+@dataclass
+class Served:
+    """A server, and clients of it."""
+
+    service: Service
+    scheduler: Scheduler
+    url: str
+    http: httpx.Client
+    client: openai.OpenAI
+    home: Path
+
+    def ask(self, question: str = QUESTION, **notes: Any) -> Json:
+        """What a question is answered with."""
+        return self.chat([{"role": "user", "content": question}], notes={"explain": True, **notes})
+
+    def chat(self, messages: list[Json], status: int = 200, **more: Any) -> Json:
+        """The reply to these messages, or the error."""
+        reply = self.http.post("/v1/chat/completions", json={"messages": messages, **more})
+        assert reply.status_code == status, reply.text
+        found: Json = reply.json()
+        return found if status == 200 else found["error"]
+
+    def at_context(self, function: Callable[[], Any]) -> Any:
+        """What a function gives between two steps of the scheduler."""
+        return self.scheduler.call(function).result(30)
+
+
+def told(reply: Json) -> str:
+    """The answer."""
+    text: str = reply["choices"][0]["message"]["content"]
+    return text
+
+
+def pieces(reply: Json) -> list[tuple[str, str, int]]:
+    """What the prompt was made of: kind, how, tokens."""
+    return [(one["kind"], one["how"], one["tokens"]) for one in reply["notes"]["pieces"]]
+
+
+def compile_into(home: Path, *names: str) -> None:
+    """Put skills that ship into a library."""
+    with Model(Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))) as model:
+        for name in names:
+            model.compile(str(config.resource("skills") / name))
+
+
+@contextmanager
+def started(
+    home: Path,
+    limits: Limits | None = None,
+    options: Options | None = None,
+    context: ContextOptions | None = None,
+    model: Path | None = None,
+    **workspace: Any,
+) -> Iterator[Served]:
+    """A server in a thread of its own; it ends with the block."""
+
+    def opened() -> Workspace:
+        given = context or ContextOptions(n_threads=1)
+        return Workspace(model or config.shipped_model(), given, paths=Paths.under(home), **workspace)
+
+    scheduler = Scheduler(opened, limits, ["tiny"])
+    service = Service(scheduler, options or Options())
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            serve(service, listening, lambda: None, drain=5)
+        except BaseException as error:
+            failed.append(error)
+
+    with ExitStack() as stack:
+        listening = stack.enter_context(listen("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread = threading.Thread(target=run, name="server")
+        thread.start()
+        http = stack.enter_context(httpx.Client(base_url=url, timeout=60))
+        client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+        scheduler.ready.result(30)
+        try:
+            yield Served(service, scheduler, url, http, client, home)
+        finally:
+            service.end()
+            thread.join(30)
+            assert not thread.is_alive() and not failed, failed
+
+
+@pytest.fixture(scope="package")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home in which the skills that ship are compiled."""
+    home = tmp_path_factory.mktemp("served")
+    compile_into(home, *SKILLS)
+    return home
+
+
+@pytest.fixture(scope="module")
+def served(library: Path) -> Iterator[Served]:
+    """A server for the tests of a module."""
+    with started(library) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def alone(library: Path) -> Iterator[Callable[..., str]]:
+    """What the same question is answered with by itself, without a server."""
+    options = ContextOptions(n_threads=1)
+    with Model(Workspace(config.shipped_model(), options, paths=Paths.under(library))) as model:
+
+        def ask(question: str, **how: Any) -> str:
+            return model.ask(Request(question, **how)).text
+
+        yield ask

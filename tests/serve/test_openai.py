@@ -1,0 +1,90 @@
+"""OpenAI's client works as it is: answers, streams, errors, skills by an extra key or by the model's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import openai
+import pytest
+
+from .conftest import QUESTION, Served, pieces, told
+
+ASKED = [{"role": "user", "content": QUESTION}]
+LATE = {"date": "2026-07-01"}
+Alone = Callable[..., str]
+
+
+def test_a_question_with_a_skill(served: Served, alone: Alone) -> None:
+    """The answer is that of `ask`, with and without an erratum; of the prompt the skill's tokens are cached."""
+    for errata in ({}, LATE):
+        reply = served.client.chat.completions.create(
+            model="tiny", messages=ASKED, extra_body={"notes": {"splice": ["returns"], "errata": errata}}
+        )
+        wanted = alone(QUESTION, splice=["returns"], errata=[f"{key}={value}" for key, value in errata.items()])
+        assert reply.choices[0].message.content == wanted == ("refused" if errata else "accepted")
+        assert reply.choices[0].finish_reason == "stop"
+        assert reply.usage and reply.usage.prompt_tokens_details
+        assert reply.usage.prompt_tokens > (reply.usage.prompt_tokens_details.cached_tokens or 0) >= 110
+
+
+def test_a_stream_comes_to_the_same(served: Served) -> None:
+    """Its words together are the answer, the last chunk has what was used and the pieces, and no event has a name."""
+    thinking = [{"role": "user", "content": f"{QUESTION} Think first."}]
+    extra = {"notes": {"splice": ["returns"], "explain": True}}
+    whole = served.client.chat.completions.create(model="tiny", messages=thinking, extra_body=extra)
+    chunks = list(
+        served.client.chat.completions.create(
+            model="tiny", messages=thinking, stream=True, stream_options={"include_usage": True}, extra_body=extra
+        )
+    )
+    words = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(words) == whole.choices[0].message.content and len([word for word in words if word]) > 5
+    assert chunks[-1].usage and whole.usage and chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    assert chunks[-1].model_extra and chunks[-1].model_extra["notes"]["pieces"]
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+
+
+def test_the_models_name_names_skills(served: Served) -> None:
+    """`model@skill` splices, and the list of models has it."""
+    listed = [one.id for one in served.client.models.list()]
+    assert {f"{listed[0]}@returns", f"{listed[0]}@support"} <= set(listed)
+    reply = served.client.chat.completions.create(model=listed[1], messages=ASKED)
+    assert reply.choices[0].message.content == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("status", "param", "given"),
+    [
+        (404, "model", {"model": "gpt-5"}),
+        (400, "frequenzy", {"extra_body": {"frequenzy": 1}}),
+        (400, "notes.sprice", {"extra_body": {"notes": {"sprice": ["returns"]}}}),
+        (404, "notes.splice", {"extra_body": {"notes": {"splice": ["return"]}}}),
+        (400, "temperature", {"temperature": -1}),
+        (400, "messages", {"messages": []}),
+        (400, "messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
+        (400, "messages[0].content", {"messages": [{"role": "user", "content": None}]}),
+    ],
+)
+def test_errors_are_those_of_the_api(served: Served, status: int, param: str, given: dict) -> None:  # type: ignore[type-arg]
+    """With a status, a message, and what of the request is meant; the next request is answered."""
+    with pytest.raises(openai.APIStatusError) as caught:
+        served.client.chat.completions.create(**{"model": "tiny", "messages": ASKED, **given})
+    error = caught.value.body
+    assert caught.value.status_code == status and isinstance(error, dict)
+    assert set(error) == {"message", "type", "param", "code"} and error["param"] == param and error["message"]
+
+
+def test_a_conversation_goes_on_from_its_rows(served: Served) -> None:
+    """The second turn decodes its own words alone, and says what it had."""
+    first = served.ask("What is the tier?", splice=["returns"])
+    turns = [
+        {"role": "user", "content": "What is the tier?"},
+        {"role": "assistant", "content": told(first)},
+        {"role": "user", "content": QUESTION},
+    ]
+    second = served.chat(turns, notes={"splice": ["returns"], "explain": True})
+    live = sum(tokens for _, how, tokens in pieces(second) if how == "live")
+    assert live >= first["usage"]["prompt_tokens"] and "decoded" in {how for _, how, _ in pieces(second)}
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == live
+    full = served.chat(turns, notes={"splice": ["returns"], "recompute": True})
+    assert told(full) == told(second)
