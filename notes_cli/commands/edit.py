@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
 from notes_cli.commands.listening import listening
-from notes_cli.commands.options import model_options, open_model
+from notes_cli.commands.options import library, model_options, open_model
 from notes_cli.explaining import edited
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("--all", "everybody", is_flag=True, help="Tell all sessions that have the field, and those to come.")
 @click.option(
     "--field", "fields", multiple=True, required=True, metavar="FIELD=VALUE", help="The new value. Repeatable."
 )
@@ -30,20 +32,30 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
-def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **model: Any) -> None:
+def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: str, json_: bool, **model: Any) -> None:
     """Give fields of the session NAME other values. Each is an edit of its own, which undo takes back.
 
-    An erratum is said before the next question; the other methods change the cache now.
+    An erratum is said before the next question; the other methods change the cache now. With --all it is said in every
+    session that has the skill, in every conversation of a server over this library, and in those to come, for as long
+    as the text of the skill says what it says now.
 
     \b
     Examples:
       notes edit mine --field date=2026-07-01
       notes edit mine --field date=2026-07-01 --method suffix
       notes edit mine --field returns.date=2026-07-01   # of several; *.date: all
+      notes edit --all --field date=2026-07-01
     """
     from notes_cli.runtime.assembling import parse_values
 
+    if everybody == (name is not None):
+        raise click.UsageError("name a session, or all of them with --all")
     values = parse_values(fields)
+    if name is None:
+        if method not in ("auto", "erratum"):
+            raise click.UsageError(f"--all says errata, --method {method} is for one session")
+        _correct(values, json_, model)
+        return
     edits = []
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
         for made in session.edits(values, method, listener=listening(json_)):
@@ -52,6 +64,26 @@ def command(name: str, fields: tuple[str, ...], method: str, json_: bool, **mode
                 output.result(_told(made))
     if json_:
         output.as_json({"version": 1, "session": name, "edits": [_as_json(edit) for edit in edits]})
+
+
+def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> None:
+    """Tell everybody."""
+    from notes_cli.commands.remedies import worded
+    from notes_cli.library.standing import StandingErrata
+    from notes_cli.sessions.everybody import correct
+
+    with open_model(quiet=json_, **model) as opened:
+        done = correct(opened.workspace, StandingErrata(library().folder), values)
+    skipped = {name: worded(error) for name, error in done.skipped.items()}
+    if json_:
+        errata = [{"skill": one.skill, "field": one.field, "value": one.value} for one in done.errata]
+        output.as_json({"version": 1, "errata": errata, "sessions": list(done.edited), "skipped": skipped})
+        return
+    for one in done.errata:
+        output.result(f"{one.skill}.{one.field}={one.value}: an erratum before the next question")
+    output.result(f"{len(done.edited)} session{'s' * (len(done.edited) != 1)} edited")
+    for name, why in skipped.items():
+        output.say(f"warning: session {name} was not edited: {why}")
 
 
 def _as_json(edit: Edited) -> dict[str, Any]:

@@ -5,16 +5,19 @@ Here are the turns; edits are in edits.py, the notebook in live.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from time import perf_counter
 
 from notes_cli.editing.methods import Method
+from notes_cli.engine.loop import Task
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, Notice, SessionError
+from notes_cli.library.standing import StandingErrata, holding
+from notes_cli.library.store import Library
 from notes_cli.runtime.asking import (
     SILENT,
     Answer,
@@ -24,6 +27,7 @@ from notes_cli.runtime.asking import (
     Request,
     Stream,
     answer,
+    answering,
     opened,
     prompt_of,
     room_for,
@@ -113,6 +117,7 @@ class Session:
             )
         segments = opened(self.workspace, request.splice, listener)
         at = perf_counter()
+        request = self._corrected(request, segments, listener)
         settings = settle(self.workspace, request, segments, listener, session=True, goes_on=goes_on)
         tell_meant(request, [*self.state.skills, *segments], listener)
         room = room_for(self.workspace, request, settings)
@@ -135,6 +140,39 @@ class Session:
             )
             self.begin(prompt, notebook)
         return Plan(notebook, settings, Counts.of(notebook), at)
+
+    def _corrected(self, request: Request, segments: Sequence[Segment], listener: Listener) -> Request:
+        """The request with what everybody is told of the skills that come with it, unless it says something itself."""
+        library = self.workspace.library
+        if not segments or request.recompute or not isinstance(library, Library):
+            return request
+        errata = StandingErrata(library.folder).all()
+        known = known_fields(*self.state.skills, *segments)
+        own = {one.key for one in read_errata(request.errata, known) if one.field}
+        own |= {one.key for name in request.values for one in known.find(name)}
+        said = []
+        for segment in segments:
+            fields = {span.name: span.value for span in segment.fields}
+            for name, value in holding(errata, segment.name, fields).items():
+                key = known.key(segment.name, name)
+                if key not in own:
+                    said.append(f"{key}={value}")
+                    listener.notice(Notice(f"{key} is {value}: everybody is told"))
+        return replace(request, errata=(*said, *request.errata))
+
+    def answering(
+        self, request: Request, listener: Listener = SILENT, assembled: Callable[[Plan], object] = lambda plan: None
+    ) -> Task[Answer]:
+        """`ask` as a task of a loop; the turn is kept when the answer is whole. `assembled` is told of the prompt."""
+        try:
+            plan = self._prepare(request, listener)
+            assembled(plan)
+            found = yield from answering(self.workspace, request, plan, listener)
+        except BaseException:
+            self._live.drop()
+            raise
+        self.keep(found.unwritten)
+        return found
 
     def begin(self, prompt: Prompt, notebook: Notebook) -> None:
         """The first turn's prompt has been assembled in this notebook."""

@@ -65,6 +65,7 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("verify --field --json", ["verify", "returns", "--field", "tier=b", "--method", "all", "--json"]),
         ("verify --session --json", ["verify", "--session", "mine", "--json"]),
         ("edit --json", ["edit", "mine", "--field", "date=2026-07-01", "--json"]),
+        ("edit --all --json", ["edit", "--all", "--field", "tier=basic", "--json"]),
         ("session undo --json", ["session", "undo", "mine", "--json"]),
         ("session fork --json", ["session", "fork", "mine", "other", "--json"]),
         ("session rm --json", ["session", "rm", "mine", "-y", "--json"]),
