@@ -1,4 +1,4 @@
-"""How a piece of a notebook came about, what an edit did, and why rows may differ: in sentences for people."""
+"""What every edge tells alike: how a piece came about, what an edit did, why rows may differ, what a library holds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from notes_cli.engine.pieces import Piece
+    from notes_cli.library.store import Entry as Compiled
     from notes_cli.measure.session import Cause
     from notes_cli.sessions.origin import Origin
     from notes_cli.sessions.state import Entry
@@ -96,3 +97,24 @@ def as_json(piece: Piece) -> dict[str, Any]:
     kept = ("kind", "name", "position", "tokens", "how", "moved", "rewritten")
     facts = asdict(piece)
     return {**{key: facts[key] for key in kept}, "refused": piece.refused, "reason": piece.reason, "why": why(piece)}
+
+
+def entry_as_json(entry: Compiled, problem: str | None) -> dict[str, Any]:
+    """A file of the library as docs/json.md has it; `problem`: why it cannot be read, for people."""
+    info, facts = entry.info, {"name": entry.name, "path": str(entry.path), "problem": problem}
+    if info is None:
+        return facts
+    return {
+        **facts,
+        "tokens": len(info.tokens),
+        "fields": {span.name: span.value for span in info.fields},
+        "bytes": info.nbytes,
+        "created": info.created,
+        "source": info.source or None,
+        "identity": info.identity.as_dict(),
+    }
+
+
+def explanation(pieces: Sequence[Piece], counts: dict[str, Any], notices: Sequence[str]) -> dict[str, Any]:
+    """What a prompt was made of, as docs/json.md has pieces and counts."""
+    return {"pieces": [as_json(piece) for piece in pieces], "counts": counts, "notices": list(notices)}

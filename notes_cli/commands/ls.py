@@ -6,6 +6,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import library
+from notes_cli.explaining import entry_as_json
 
 
 @click.command()
@@ -28,28 +29,7 @@ def command(quiet: bool, json_: bool) -> None:
             output.result(name)
         return
     if json_:
-        output.as_json(
-            [
-                {
-                    "name": entry.name,
-                    "path": str(entry.path),
-                    "problem": worded(entry.problem) if entry.problem else None,
-                    **(
-                        {
-                            "tokens": len(entry.info.tokens),
-                            "fields": {span.name: span.value for span in entry.info.fields},
-                            "bytes": entry.info.nbytes,
-                            "created": entry.info.created,
-                            "source": entry.info.source or None,
-                            "identity": entry.info.identity.as_dict(),
-                        }
-                        if entry.info
-                        else {}
-                    ),
-                }
-                for entry in entries
-            ]
-        )
+        output.as_json([entry_as_json(entry, worded(entry.problem) if entry.problem else None) for entry in entries])
         return
     if not entries:
         output.say(f"no compiled skills yet in {store.folder}. Compile one: notes compile FILE")

@@ -89,16 +89,17 @@ class Notebook:
         """How many of its tokens have rows; the rest is pending."""
         return self._done
 
-    def share(self, length: int | None = None) -> Notebook:
+    def share(self, length: int | None = None, *, dry: bool = False) -> Notebook:
         """A second notebook that goes on from here, or after the first `length` tokens, whose rows are there. It has
-        the same rows in the same cells, until one of the two is rewritten. Raise UnsupportedError where sequences
-        cannot share, EngineError for more rows than there are."""
+        the same rows in the same cells, until one of the two is rewritten; a `dry` one has none. Raise UnsupportedError
+        where sequences cannot share, EngineError for more rows than there are."""
+        dry = dry or self.dry
         if length is None:
             self.flush()
             length = len(self)
         elif not 0 <= length <= self._done:
             raise EngineError(f"{length} rows cannot be shared, the notebook has {self._done}")
-        other = Notebook(self.context, None if self.dry else self.context.share(self.sequence, length), dry=self.dry)
+        other = Notebook(self.context, None if dry else self.context.share(self.sequence, length), dry=dry)
         other._tokens += self._tokens[:length]
         other._done, other._logits = length, self._logits if length == len(self) else None
         other.pieces = self._cut_pieces(length)
@@ -204,6 +205,13 @@ class Notebook:
         """A decode has failed or was interrupted: what of it is there counts, the rest is still pending."""
         self._done = min(len(self), self.context.length(self.sequence))
         self._logits = None
+
+    def set_aside(self, length: int) -> None:
+        """Give up the rows from position `length` on, so that others have their cells; their tokens are pending
+        again. They must have been decoded. Raise EngineError where rows cannot go back."""
+        if length < self._done:
+            self.context.truncate(self.sequence, length)
+            self._done, self._logits = length, None
 
     def check_intact(self) -> None:
         """Raise EngineError unless decoding can go on from the rows that there are."""

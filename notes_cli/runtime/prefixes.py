@@ -121,18 +121,26 @@ class Prefixes:
                 length = first
         return 0 if length < layout.pinned else length
 
-    def begin(self, one: Kept, length: int) -> Notebook:
-        """A notebook that goes on after the first tokens of a kept one: that itself, if nothing else is in it."""
+    def begin(self, one: Kept, length: int, *, dry: bool = False) -> Notebook:
+        """A notebook that goes on after the first tokens of a kept one: that itself, if nothing else is in it. A `dry`
+        one only tells what would be done."""
         one.used = next(self._clock)
-        if one.idle and length == len(one.notebook):
+        if one.idle and length == len(one.notebook) and not dry:
             self.kept.remove(one)
             notebook = one.notebook
         else:
-            notebook = one.notebook.share(length)
+            notebook = one.notebook.share(length, dry=dry)
         notebook.pieces = [replace(piece, how="live", reason=Reason.LIVE, moved=0) for piece in notebook.pieces]
         notebook.seconds = {"splice": 0.0, "decode": 0.0}
         notebook.bound = None
         return notebook
+
+    def undo(self, one: Kept | None, notebook: Notebook) -> None:
+        """What was begun could not go on."""
+        if one is not None and one.notebook is notebook:
+            self.kept.append(one)
+        else:
+            notebook.close()
 
     def add(self, notebook: Notebook, layout: Layout, salt: str) -> Kept:
         """A notebook that is being read: others may go on from what of it is there."""

@@ -13,11 +13,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from notes_cli.errors import NotesError
+from notes_cli.serve.answering import Words, Written
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.replies import Json, Reply, joined
-from notes_cli.serve.scheduler import Job, Scheduler, Told
+from notes_cli.serve.scheduler import Begun, Job, Scheduler
 
+Outcome = Begun | Words | Written | NotesError | None
 PING = 15.0  # seconds without a word after which a comment is sent, for those between us and the client
 STALLED = 60.0  # seconds that a client has to take what is sent to it
 
@@ -29,7 +31,7 @@ class Heard:
         """Raise Refused where too many wait already."""
         self.replies = replies
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+        self._told: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()
         self._jobs: list[Job] = []
         self._open = len(replies)
         try:
@@ -40,13 +42,13 @@ class Heard:
             raise
 
     def _teller(self, number: int) -> Any:
-        def tell(told: Told) -> None:  # in the scheduler's thread
+        def tell(told: Outcome) -> None:  # in the scheduler's thread
             with suppress(RuntimeError):  # asyncio has ended, and with it whoever would hear
                 self._loop.call_soon_threadsafe(self._told.put_nowait, (number, told))
 
         return tell
 
-    async def next(self) -> tuple[Reply, Told] | None:
+    async def next(self) -> tuple[Reply, Begun | Words | Written] | None:
         """What is told next, and of which prompt; None when all is said. Raise Refused for what has failed."""
         while self._open:
             number, told = await self._told.get()
@@ -163,6 +165,70 @@ class Stream(Response):
         for chunk in closing(self._heard.replies):
             yield event(chunk)
         yield b"data: [DONE]\n\n"
+
+
+class Told:
+    """How far something has come that takes long, for whoever waits for it."""
+
+    def __init__(self) -> None:
+        self.gone = False  # nobody waits any more
+        self._queue: asyncio.Queue[Json] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, progress: Json) -> None:
+        """In the scheduler's thread. Raise Refused where nobody waits."""
+        if self.gone:
+            raise Refused(400, "the client has gone")
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, progress)
+
+    async def next(self) -> Json:
+        return await self._queue.get()
+
+
+class Events(Response):
+    """Progress as server-sent events, then what came of it."""
+
+    def __init__(self, told: Told, result: asyncio.Future[Json]) -> None:
+        self.background = None
+        self.status_code = 200
+        self._told, self._result = told, result
+        self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_there(receive, self._send(send))
+        except (ClientDisconnect, asyncio.TimeoutError):
+            pass
+        finally:
+            self._told.gone = True
+            self._result.cancel()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        following = asyncio.ensure_future(self._told.next())
+        try:
+            while True:
+                both: set[asyncio.Future[Any]] = {following, self._result}
+                done, _ = await asyncio.wait(both, timeout=PING, return_when=asyncio.FIRST_COMPLETED)
+                if following in done:
+                    await self._put(send, event(following.result()))
+                    following = asyncio.ensure_future(self._told.next())
+                elif self._result in done:
+                    break
+                else:
+                    await self._put(send, b": still there\n\n")
+        finally:
+            following.cancel()
+        try:
+            found = {"skill": self._result.result()}
+        except NotesError as error:
+            found = body(refused(error))
+        await self._put(send, event(found))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _put(self, send: Send, data: bytes) -> None:
+        await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": True}), STALLED)
 
 
 def closing(replies: Sequence[Reply]) -> Sequence[Json]:

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from notes_cli.errors import NotesError
-from notes_cli.serve.answers import answer
+from notes_cli.serve import errata, library
+from notes_cli.serve.answers import Events, Told, answer
 from notes_cli.serve.parsing import Reader, parse_chat, parse_completion
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.scheduler import Scheduler
@@ -61,6 +62,13 @@ class Service:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/v1/notes", self.skills),
+            Route("/v1/notes/compile", self.compile, methods=["POST"]),
+            Route("/v1/notes/explain", self.explain, methods=["POST"]),
+            Route("/v1/notes/heat", self.heat, methods=["POST"]),
+            Route("/v1/notes/errata", self.errata, methods=["POST"]),
+            Route("/v1/notes/sessions", self.sessions),
+            Route("/v1/notes/{name}", self.skill, methods=["GET", "DELETE"]),
         ]
 
     # What a server is asked.
@@ -97,6 +105,36 @@ class Service:
     async def completions(self, request: Request) -> Response:
         every = parse_completion(await self._body(request))
         return await answer(request, self.scheduler, every, every[0].model or self.scheduler.names[0])
+
+    # The library.
+
+    async def skills(self, request: Request) -> Response:
+        return JSONResponse({"skills": await self._at_context(lambda: library.listed(self.scheduler))})
+
+    async def skill(self, request: Request) -> Response:
+        name, way = request.path_params["name"], library.removed if request.method == "DELETE" else library.shown
+        return JSONResponse(await self._at_context(lambda: way(self.scheduler, name)))
+
+    async def compile(self, request: Request) -> Response:
+        data = await self._body(request)
+        told = Told()
+        work = library.compiling(self.scheduler, data, told.add)
+        return Events(told, asyncio.wrap_future(self.scheduler.call(work, long=True)))
+
+    async def heat(self, request: Request) -> Response:
+        work = library.heat(self.scheduler, await self._body(request))
+        return JSONResponse(await asyncio.wrap_future(self.scheduler.call(work, long=True)))
+
+    async def explain(self, request: Request) -> Response:
+        asked = parse_chat(await self._body(request))
+        return JSONResponse(await self._at_context(lambda: self.scheduler.explain(asked)))
+
+    async def errata(self, request: Request) -> Response:
+        correction = errata.parse(await self._body(request))
+        return JSONResponse(await self._at_context(lambda: errata.correct_all(self.scheduler, correction)))
+
+    async def sessions(self, request: Request) -> Response:
+        return JSONResponse({"sessions": await self._at_context(lambda: errata.sessions(self.scheduler))})
 
     # What they share.
 

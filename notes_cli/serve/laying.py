@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import ModelError, NotesError
-from notes_cli.runtime.assembling import Prompt, parse_errata, parts_of
+from notes_cli.errors import ModelError
+from notes_cli.library.standing import StandingErrata
+from notes_cli.runtime.asking import Request
+from notes_cli.runtime.assembling import Prompt, parts_of
 from notes_cli.runtime.prefixes import Layout, Prefixes
 from notes_cli.runtime.settings import UNMEASURED, defaults
 from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.parsing import Asked
+from notes_cli.serve.conversations import Conversations, Talk, told
+from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.shelf import Shelf
-from notes_cli.text.erratum import word
+from notes_cli.serve.shelf import Shelf, matched
 from notes_cli.text.messages import Conversation, ErratumPart, Message, Part, SkillPart
 
 MATCHED = ("system", "user", "tool")  # messages in which texts of skills are looked for
@@ -32,6 +35,8 @@ class Laid:
     think: bool
     limit: int  # tokens of the answer
     room: int  # tokens that are written at most, a chain of thought and all
+    notices: tuple[str, ...] = ()
+    talk: Talk | None = None  # what the conversation has been told with this turn
 
 
 def model_of(model: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -46,66 +51,110 @@ def model_of(model: str, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in skills.split("+") if name)
 
 
-def lay(workspace: Workspace, shelf: Shelf, prefixes: Prefixes, asked: Asked, known: Sequence[str], most: int) -> Laid:
-    """Lay a request out. `known`: what the model is called; `most`: tokens of an answer. Raise NotesError."""
-    named = model_of(asked.model, known)
+@dataclass(slots=True)
+class Desk:
+    """What requests are laid out with."""
+
+    workspace: Workspace
+    shelf: Shelf
+    prefixes: Prefixes
+    conversations: Conversations
+    errata: StandingErrata | None  # None: this library keeps none
+    names: Sequence[str]  # of the model
+    most: int  # tokens of an answer
+
+
+def lay(desk: Desk, asked: Asked) -> Laid:
+    """Lay a request out. Raise NotesError."""
+    named = model_of(asked.model, desk.names)
     if asked.prompt is not None:
         if named:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
-        return _finished(workspace, asked, prefixes.raw(_raw(workspace, asked.prompt)), False, most)
+        return _finished(desk, asked, desk.prefixes.raw(_raw(desk.workspace, asked.prompt)), False)
+    talk = desk.conversations.find(asked)
+    known = talk.skills if talk else {}
     skills: dict[str, Segment] = {}
     for name in (*named, *asked.notes.splice):
-        segment = shelf.segment(name)
+        segment = known.get(name) or desk.shelf.segment(name)
         skills.setdefault(segment.name, segment)
-    return laid_out(workspace, shelf, prefixes, asked, skills, most)
+    return _laid(desk, asked, talk, skills)
 
 
-def laid_out(
-    workspace: Workspace, shelf: Shelf, prefixes: Prefixes, asked: Asked, skills: dict[str, Segment], most: int
-) -> Laid:
+def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
+    """The next turn of a session. `begun`: it is not its first one. Raise Refused for what a session cannot take."""
+    wanted, messages = asked.writing, list(asked.messages)
+    system = messages.pop(0).text if messages[0].role == "system" else None
+    if len(messages) != 1 or messages[0].role != "user" or asked.tools:
+        what = "a session keeps what was said: send the new message alone, and a system message with the first one"
+        raise Refused(400, what, param="messages")
+    if system is not None and begun:
+        raise Refused(400, "the session has begun: its system message was its first", param="messages")
+    if wanted.choices > 1 or wanted.likely is not None or wanted.stops:
+        raise Refused(400, "n, logprobs and stop do not go with a session, which keeps its one answer", param="n")
+    seed = time.time_ns() if wanted.sampling.seed == DRAWN else wanted.sampling.seed
+    names = dict.fromkeys((*model_of(asked.model, known), *asked.notes.splice))
+    return Request(
+        messages[0].text,
+        [shelf.segment(name) for name in names],
+        asked.notes.errata,
+        system=system,
+        think=wanted.think,
+        max_think=wanted.max_think,
+        limit=most if wanted.limit is None else min(wanted.limit, most),
+        sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
+    )
+
+
+def _laid(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segment]) -> Laid:
     """Lay messages out, with these skills in the system message and those that are matched where they are."""
-    writing = asked.writing
-    think = writing.think and (writing.max_think > 0 or bool(workspace.reasoning.open))
-    named, found = dict(skills), dict(skills)
-    messages = list(asked.messages)
+    workspace, wanted = desk.workspace, asked.writing
+    think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
+    found, messages = dict(named), list(asked.messages)
     if asked.notes.match and not asked.notes.cache_salt:
+        texts = [*(talk.skills.values() if talk else ()), *desk.shelf.all()]
         messages = [
-            replace(one, parts=shelf.matched(one.parts, found)) if one.role in MATCHED else one for one in messages
+            replace(one, parts=matched(one.parts, found, texts)) if one.role in MATCHED else one for one in messages
         ]
     settings = defaults(workspace, think=think) if found else UNMEASURED
-    errata = parse_errata(asked.notes.errata, list(found.values()))
-    given: list[Part] = [
-        *map(SkillPart, named),
-        *(ErratumPart(word(one, settings.wording)) for one in errata),
-    ]
-    messages = _placed(messages, given, settings.place)
-
-    def layout(messages: Sequence[Message], segments: Sequence[Segment]) -> Layout:
-        conversation = Conversation(tuple(messages), asked.tools)
-        prompt = Prompt("", segments, think=think, conversation=conversation)
-        parts = parts_of(workspace, prompt)
-        return prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
-
+    question = max((number for number, one in enumerate(messages) if one.role == "user"), default=len(messages) - 1)
+    standing = desk.errata.all() if desk.errata and found else ()
+    now = told(talk, found, standing, asked.notes.errata, question, settings.wording)
+    messages = [_corrected(one, number, now, named) for number, one in enumerate(messages)]
+    given: list[Part] = []
+    for name in named:
+        given += [SkillPart(name), *map(ErratumPart, now.with_skill.get(name, ()))]
+    messages = _placed(messages, [*given, *map(ErratumPart, now.early)], settings.place)
     try:
-        made = layout(messages, list(found.values()))
+        conversation = Conversation(tuple(messages), asked.tools)
+        prompt = Prompt("", list(found.values()), think=think, conversation=conversation)
+        parts = parts_of(workspace, prompt)
     except ModelError:
         if len(found) == len(named):
             raise
         # A template that encodes results of tools has no place for a skill there: the text goes as it is.
-        plain = replace(asked, notes=replace(asked.notes, match=False))
-        return laid_out(workspace, shelf, prefixes, plain, named, most)
-    return _finished(workspace, asked, made, think, most)
+        return _laid(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, named)
+    layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
+    return replace(_finished(desk, asked, layout, think), talk=now)
+
+
+def _corrected(message: Message, number: int, talk: Talk, named: Mapping[str, Segment]) -> Message:
+    """A message with what is said after the skills in it, and before it."""
+    parts: list[Part] = list(map(ErratumPart, talk.before.get(number, ())))
+    for part in message.parts:
+        parts.append(part)
+        if isinstance(part, SkillPart) and part.name not in named:
+            parts += map(ErratumPart, talk.with_skill.get(part.name, ()))
+    return replace(message, parts=tuple(parts))
 
 
 def _placed(messages: list[Message], given: list[Part], place: str) -> list[Message]:
-    """The messages with skills and errata at the end of the system message, or before the last question."""
+    """The messages with skills and errata at the end of the system message, or before the first question."""
     if not given:
         return messages
-    if place == "late":
-        last = max((number for number, one in enumerate(messages) if one.role == "user"), default=None)
-        if last is None:
-            raise NotesError("there is no message of the user to put skills before")
-        messages[last] = replace(messages[last], parts=(*given, *messages[last].parts))
+    asked = [number for number, one in enumerate(messages) if one.role == "user"]
+    if place == "late" and asked:
+        first = messages[asked[0]]
+        messages[asked[0]] = replace(first, parts=(*given, *first.parts))
     elif messages[0].role == "system":
         messages[0] = replace(messages[0], parts=(*messages[0].parts, *given))
     else:
@@ -113,9 +162,9 @@ def _placed(messages: list[Message], given: list[Part], place: str) -> list[Mess
     return messages
 
 
-def _finished(workspace: Workspace, asked: Asked, layout: Layout, think: bool, most: int) -> Laid:
+def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Laid:
     """With how much may be written."""
-    writing = asked.writing
+    workspace, writing, most = desk.workspace, asked.writing, desk.most
     workspace.check_length(len(layout) + 1)
     limit = most if writing.limit is None else min(writing.limit, most)
     thinks = asked.prompt is None and (think or workspace.reasoning.open)

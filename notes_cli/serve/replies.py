@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from notes_cli.engine.notebook import Stopped
-from notes_cli.engine.pieces import Piece
-from notes_cli.explaining import as_json
+from notes_cli.explaining import explanation
 from notes_cli.serve.answering import Token, Words, Written
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.scheduler import Begun
@@ -145,11 +144,6 @@ class Reply:
             "top_logprobs": [{text: logprob for text, _, logprob in one.likely} for one in tokens],
             "text_offset": offsets,
         }
-
-
-def explanation(pieces: Sequence[Piece], counts: Json, notices: Sequence[str]) -> Json:
-    """Pieces and counts as docs/json.md has them."""
-    return {"pieces": [as_json(piece) for piece in pieces], "counts": counts, "notices": list(notices)}
 
 
 def usage(replies: Sequence[Reply]) -> Json:

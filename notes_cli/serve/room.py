@@ -7,7 +7,7 @@ the size of the context, it is made larger, for those who are being answered alo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from notes_cli.engine.notebook import Notebook
@@ -25,6 +25,7 @@ class Grant:
     notebook: Notebook
     tokens: int
     more: int = 0  # cells for notebooks that will go on from it
+    aside: bool = False  # its rows were given up for others
 
     @property
     def promised(self) -> int:
@@ -91,11 +92,29 @@ class Room:
             if grant in self.grants:
                 self.grants.remove(grant)
 
+    def set_aside(self, grants: Iterable[Grant], length: int) -> None:
+        """Give the rows after the first `length` up for others. Raise EngineError where they cannot go back."""
+        for grant in grants:
+            grant.notebook.set_aside(length)
+            grant.tokens, grant.aside = grant.notebook.rows, True
+
+    def resume(self, grants: Sequence[Grant]) -> bool:
+        """Let those go on that were set aside, if there is room for them now."""
+        wanted = [len(grant.notebook) + GRANT for grant in grants]
+        rows = sum(grant.notebook.rows for grant in grants)
+        if not self.make(sum(wanted) - rows):
+            return False
+        for grant, tokens in zip(grants, wanted, strict=True):
+            grant.tokens, grant.aside = tokens, False
+        return True
+
     def held(self) -> list[Notebook]:
         """Notebooks that have to wait, as there is no room for another token of theirs; the others have it."""
         found = []
         for grant in self.grants:
-            if grant.used_up and grant.notebook.pending:
+            if grant.aside:
+                found.append(grant.notebook)
+            elif grant.used_up and grant.notebook.pending:
                 if self.make(GRANT):
                     grant.tokens += GRANT
                 else:

@@ -15,29 +15,36 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 from notes_cli import output
-from notes_cli.engine.loop import Loop, Running, Task
+from notes_cli.engine.loop import Loop, Running, Task, run
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.pieces import Piece
+from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.errors import EngineError, NotesError
-from notes_cli.runtime.asking import Counts
+from notes_cli.explaining import explanation
+from notes_cli.library.standing import StandingErrata
+from notes_cli.library.store import Library
+from notes_cli.runtime.asking import Counts, Listener, Plan, Request
 from notes_cli.runtime.assembling import assembling
 from notes_cli.runtime.prefixes import Kept, Layout, Prefixes
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answering import Words, Written, writing
-from notes_cli.serve.laying import Laid, lay
+from notes_cli.serve.conversations import Conversations
+from notes_cli.serve.laying import Desk, Laid, lay, turn_of
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused, ServerError
 from notes_cli.serve.room import GRANT, Grant, Room
 from notes_cli.serve.shelf import Shelf
+from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.session import Session
 
 T = TypeVar("T")
 
 CHUNK = 256  # tokens of prompts that are read at a step
 SOON = 16  # tokens of a prompt that others are reading, and that are worth waiting for
+SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
 IDLE = 32  # notebooks that are kept beside those that are being answered
 
 
@@ -87,6 +94,26 @@ class Job:
         self.gone = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What takes long."""
+
+    function: Callable[[], object]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The first answer to a request, as it is told."""
+
+    tell: Callable[[Told], object]
+    text: str = ""
+
+    def hear(self, words: Words) -> None:
+        if not words.index and not words.thought:
+            self.text += words.text
+        self.tell(words)
+
+
 class Scheduler:
     """Start it, and close it; every method may be called from any thread."""
 
@@ -101,9 +128,10 @@ class Scheduler:
         self.ready: Future[Workspace] = Future()  # raises what went wrong where the model cannot be opened
         self.names = tuple(names)
         self.started = int(time.time())
-        self.decoded = self.spliced = self.reused = self.steps = 0
+        self.decoded = self.spliced = self.reused = self.steps = self.aside = 0
         self._open = workspace
-        self._arrivals: queue.SimpleQueue[Job | Callable[[], object] | None] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[Job | _Work | Callable[[], object] | None] = queue.SimpleQueue()
+        self._works: deque[_Work] = deque()
         self._count = 0  # jobs that have come and not ended
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
@@ -138,8 +166,9 @@ class Scheduler:
         self._arrivals.put(job)
         return job
 
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """Have a function called between two steps, where the context may be used."""
+    def call(self, function: Callable[[], T], *, long: bool = False) -> Future[T]:
+        """Have a function called between two steps, where the context may be used. `long`: it takes its time, and
+        calls `between` now and then; one of these is done at a time."""
         future: Future[T] = Future()
 
         def called() -> None:
@@ -149,10 +178,24 @@ class Scheduler:
                 except BaseException as error:
                     future.set_exception(error)
 
-        self._arrivals.put(called)
+        self._arrivals.put(_Work(called) if long else called)
         return future
 
     # In the thread.
+
+    def explain(self, asked: Asked) -> dict[str, object]:
+        """What a prompt would be made of now, and how. Nothing is computed. Raise NotesError."""
+        laid = self._lay(asked)
+        layout = laid.layout
+        kept, length, _ = self.prefixes.find(layout, asked.notes.cache_salt)
+        live = length if kept else 0
+        notebook = self.prefixes.begin(kept, live, dry=True) if kept and live else self.workspace.notebook(dry=True)
+        run(self._reading(layout, notebook))
+        counts = replace(Counts.of(notebook), shared=live)
+        return explanation(notebook.pieces, asdict(counts), laid.notices)
+
+    def _lay(self, asked: Asked) -> Laid:
+        return lay(self.desk, asked)
 
     def _run(self) -> None:
         try:
@@ -173,6 +216,10 @@ class Scheduler:
         self.names = names_of(workspace, self.names)
         self.prefixes = Prefixes()
         self.shelf = Shelf(workspace)
+        errata = StandingErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
+        self.desk = Desk(
+            *(workspace, self.shelf, self.prefixes, Conversations(), errata, self.names, self.limits.tokens)
+        )
         self.room = Room(workspace, self.prefixes)
         beside = 2 if workspace.model.recurrent else IDLE  # each state takes memory
         with contextlib.suppress(EngineError):  # fewer at a time, then
@@ -181,27 +228,42 @@ class Scheduler:
     def _end(self) -> None:
         for job in [*self._waiting, *self._jobs]:
             job.tell(Refused(503, "the server ends", code="shutting_down"))
+        for work in self._works:
+            work.function()
         self._loop.close()
         self.prefixes.close()
 
     def _turn(self) -> None:
         """Take in what has come, and go a step."""
-        self._arrive()
+        self._arrive(wait=not (self._loop.running or self._waiting or self._works))
+        self._go_on()
+        if self._works and not self._closing:
+            self._works.popleft().function()
+
+    def between(self) -> None:
+        """For what takes long: others go on for a step. Raise Refused where the server ends."""
+        self._arrive(wait=False)
+        if self._closing:
+            raise Refused(503, "the server ends", code="shutting_down")
+        self._go_on()
+
+    def _go_on(self) -> None:
         self._drop()
         self._admit()
         if self._loop.running:
             self._step()
 
-    def _arrive(self) -> None:
-        """What has come, if need be what comes next."""
-        idle = not self._loop.running and not self._waiting
-        while idle or not self._arrivals.empty():
+    def _arrive(self, *, wait: bool) -> None:
+        """What has come; `wait`: what comes next."""
+        while wait or not self._arrivals.empty():
             one = self._arrivals.get()
-            idle = False
+            wait = False
             if one is None:
                 self._closing = True
             elif isinstance(one, Job):
                 self._waiting.append(one)
+            elif isinstance(one, _Work):
+                self._works.append(one)
             else:
                 one()
 
@@ -218,6 +280,9 @@ class Scheduler:
     def _admit(self) -> None:
         """Begin with those for whom there is room, in the order in which they came. One that waits for what another is
         reading does not stop those after it; one that waits for room does."""
+        for job in sorted(self._jobs, key=lambda job: job.came):
+            if any(grant.aside for grant in job.grants) and not self.room.resume(job.grants):
+                return
         for job in list(self._waiting):
             if self._busy + job.sequences > self.limits.parallel and self._jobs:
                 return
@@ -238,40 +303,41 @@ class Scheduler:
 
     def _begun(self, job: Job) -> bool | None:
         """Begin, if there is room (else None), and nothing of it is about to be there (else False)."""
+        if job.asked.notes.session is not None:
+            return self._go_on_with_session(job, job.asked.notes.session)
         if job.laid is None:
-            job.laid = lay(self.workspace, self.shelf, self.prefixes, job.asked, self.names, self.limits.tokens)
+            job.laid = self._lay(job.asked)
         laid, layout, salt = job.laid, job.laid.layout, job.asked.notes.cache_salt
         kept, length, coming = self.prefixes.find(layout, salt)
         if coming > length + SOON:
             return False
-        first = min(laid.room, GRANT)
-        cells = len(layout) - length + job.sequences * first
         least = len(layout) + 1
         if not self.room.could(least):
-            raise Refused(
-                400,
-                f"the context is too small: {least:,} tokens do not fit {self.room.cells:,}",
-                param="messages",
-                code="context_length_exceeded",
-            )
-        was, idle = kept, bool(kept and kept.idle)
-        if kept is not None:
-            kept.idle = False  # not to be given up for this
-        made = self.room.make(cells, job.sequences)
-        if not made and not self._jobs:  # alone: as much of it as there can be
-            first = max(1, self.room.cells - self.workspace.context.used - len(layout) + length)
-            made = first >= 1
-        if was is not None:
-            was.idle = idle
-        if not made:
+            raise _too_long(least, self.room.cells)
+        if not self.room.make(0, 1):
             return None
         notebook = self.prefixes.begin(kept, length) if kept and length else self.workspace.notebook()
+        first = self._room_for(job, len(layout) - len(notebook), min(laid.room, GRANT))
+        if first is None:
+            self.prefixes.undo(kept, notebook)
+            return None
+        if first < 1:
+            notebook.close()
+            raise _too_long(least, self.room.cells)
         notebook.bound = min(len(layout) + laid.room, self.workspace.context.n_ctx)
         held = self.prefixes.add(notebook, layout, salt)
         job.grants = [self.room.grant(notebook, len(layout) + first, (job.sequences - 1) * first)]
         self._jobs.append(job)
         job.running = self._loop.begin(self._answer(job, laid, held, length, first))
         return True
+
+    def _room_for(self, job: Job, prompt: int, first: int) -> int | None:
+        """Room for so many tokens of a prompt, and `first` of each answer, fewer where it is alone. None: not now."""
+        if self.room.make(prompt + job.sequences * first, job.sequences - 1):
+            return first
+        if self._jobs or job.sequences - 1 > self.workspace.context.free:
+            return None
+        return (self.room.cells - self.workspace.context.used - prompt) // job.sequences
 
     def _answer(self, job: Job, laid: Laid, held: Kept, live: int, first: int) -> Task[None]:
         """Read the prompt, write the answers, and leave the first one's notebook to others."""
@@ -293,8 +359,11 @@ class Scheduler:
                 job.grants.append(self.room.grant(book, len(layout) + first))
             seed = laid.asked.writing.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
-            for written in (yield from writing(self.workspace, laid, [notebook, *books], seed, job.tell)):
+            heard = _Answer(job.tell)
+            for written in (yield from writing(self.workspace, laid, [notebook, *books], seed, heard.hear)):
                 job.tell(written)
+            if laid.talk:
+                self.desk.conversations.keep(laid.asked, laid.talk, heard.text)
         except NotesError:
             raise
         except Exception as error:
@@ -305,6 +374,57 @@ class Scheduler:
                 book.close()
             self._leave(held)
 
+    def _go_on_with_session(self, job: Job, name: str) -> bool | None:
+        """A turn of a session on disk, for all of which there is room (else None)."""
+        held = contextlib.ExitStack()
+        try:
+            stored = held.enter_context(Sessions(self.workspace.paths.sessions).locked(name, new=True))
+            request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=stored.header is not None)
+            told = sum(len(segment) for segment in request.splice if not isinstance(segment, str))
+            told += len(
+                self.workspace.model.tokenize(" ".join((request.question, request.system or "", *request.errata)))
+            )
+            cells = len(stored.state.tokens) + told + SPARE + request.limit
+            if not self.room.could(cells):
+                raise _too_long(cells, self.room.cells)
+            if not self.room.make(cells, 1):
+                held.close()
+                return None
+            session = held.enter_context(Session(self.workspace, stored))
+        except BaseException:
+            held.close()
+            raise
+        self._jobs.append(job)
+        job.running = self._loop.begin(self._session(job, session, request, cells, held))
+        return True
+
+    def _session(
+        self, job: Job, session: Session, request: Request, cells: int, held: contextlib.ExitStack
+    ) -> Task[None]:
+        def assembled(plan: Plan) -> None:
+            job.grants = [self.room.grant(plan.notebook, cells)]
+            live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
+            cached = plan.counts.total - plan.counts.decoded
+            self.decoded += plan.counts.decoded
+            self.spliced += cached - live
+            self.reused += live
+            pieces, seconds = tuple(plan.notebook.pieces), time.perf_counter() - job.came
+            job.tell(Begun(plan.counts.total, cached, plan.counts, pieces, seconds, tuple(notices)))
+
+        def thought(text: str) -> None:
+            job.tell(Words(0, text, thought=True))
+
+        notices: list[str] = []
+        listener = Listener(
+            notice=lambda notice: notices.append(str(notice)),
+            answer=lambda text: job.tell(Words(0, text)),
+            thought=thought,
+        )
+        with held:
+            found = yield from session.answering(request, listener, assembled)
+            reasoning = found.thought.tokens if found.thought else 0
+            job.tell(Written(0, found.stopped or "end", found.tokens + reasoning, reasoning))
+
     def _reading(self, layout: Layout, notebook: Notebook) -> Task[None]:
         if layout.prompt.conversation is None:
             notebook.append(layout.tokens[len(notebook) :])
@@ -313,6 +433,7 @@ class Scheduler:
             *(self.workspace, layout.prompt, layout.parts),
             seam=layout.seam,
             splice=layout.splice,
+            dry=notebook.dry,
             begun=notebook,
         )
 
@@ -327,9 +448,12 @@ class Scheduler:
 
     def _step(self) -> None:
         self.steps += 1
-        held = self.room.held()
+        held = self._held()
         answering = sum(len(running.looks) for running in self._loop.running)
         self._loop.step(self.limits.chunk + answering, held)
+        self._ended()
+
+    def _ended(self) -> None:
         for running in self._loop.ended():
             job = next(job for job in self._jobs if job.running is running)
             if isinstance(running.outcome, NotesError):
@@ -337,6 +461,28 @@ class Scheduler:
             else:
                 job.tell(None)
                 self._forget(job)
+
+    def _held(self) -> list[Notebook]:
+        """Notebooks that wait at this step, as there is no room for another token of theirs. If all do, the request
+        that came last makes room for those before it: it is read again when they are done."""
+        while True:
+            held = self.room.held()
+            waiting = [look.notebook for one in self._loop.running for look in one.looks if look.pending]
+            if not held or any(book not in held for book in waiting):
+                return held
+            going = [job for job in self._jobs if job.laid and job.grants and not any(one.aside for one in job.grants)]
+            if len(going) < 2:
+                return [
+                    book for book in held if not any(grant.notebook is book for job in going for grant in job.grants)
+                ]
+            last = max(going, key=lambda job: job.came)
+            assert last.laid is not None and last.running is not None
+            self.aside += 1
+            try:
+                self.room.set_aside(last.grants, max((end for _, end in last.laid.layout.splices), default=0))
+            except EngineError:  # a state cannot go back
+                last.running.fail(Refused(503, "there is no room for the rest of this answer", code="no_room", wait=1))
+                self._ended()
 
     def _fail(self, job: Job, error: Exception) -> None:
         if not isinstance(error, NotesError):
@@ -354,6 +500,11 @@ class Scheduler:
     def _over(self, job: Job) -> None:
         with self._lock:
             self._count -= 1
+
+
+def _too_long(tokens: int, cells: int) -> Refused:
+    what = f"the context is too small: {tokens:,} tokens do not fit {cells:,}"
+    return Refused(400, what, param="messages", code="context_length_exceeded")
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ A skill that is compiled again is another segment from then on; whoever has the 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,21 +81,24 @@ class Shelf:
         kept = set(paths.values())
         self._opened = {path: one for path, one in self._opened.items() if path in kept}
 
-    def matched(self, parts: tuple[Part, ...], skills: dict[str, Segment]) -> tuple[Part, ...]:
-        """The parts of a message, with texts that are those of skills as such, each of which `skills` has then, too.
 
-        A text is one if it is a whole part, or whole paragraphs of it: what the model reads is the same text.
-        """
-        wanted = [one for one in self.all() if one.name not in skills and len(one.text) >= SHORTEST]
-        for segment in sorted(wanted, key=lambda one: -len(one.text)):
-            for number, part in enumerate(parts):
-                if isinstance(part, TextPart) and (cut := _cut(part.text, segment.text)):
-                    before, after = cut
-                    middle = [*_texts(before), SkillPart(segment.name), *_texts(after)]
-                    parts = (*parts[:number], *middle, *parts[number + 1 :])
-                    skills[segment.name] = segment
-                    break
-        return parts
+def matched(parts: tuple[Part, ...], skills: dict[str, Segment], known: Sequence[Segment]) -> tuple[Part, ...]:
+    """The parts of a message, with texts that are those of known skills as such, each of which `skills` has then, too.
+
+    A text is one if it is a whole part, or whole paragraphs of it: what the model reads is the same text. Of several
+    skills the longest counts, and of those of one name the first.
+    """
+    for segment in sorted(known, key=lambda one: -len(one.text)):
+        if segment.name in skills or len(segment.text) < SHORTEST:
+            continue
+        for number, part in enumerate(parts):
+            if isinstance(part, TextPart) and (cut := _cut(part.text, segment.text)):
+                before, after = cut
+                middle = [*_texts(before), SkillPart(segment.name), *_texts(after)]
+                parts = (*parts[:number], *middle, *parts[number + 1 :])
+                skills[segment.name] = segment
+                break
+    return parts
 
 
 def _cut(text: str, wanted: str) -> tuple[str, str] | None:

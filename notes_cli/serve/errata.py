@@ -1,0 +1,60 @@
+"""Errata for everybody over HTTP, and the sessions on disk that are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from notes_cli.errors import NotesError, SessionError
+from notes_cli.serve.parsing import Reader
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.scheduler import Scheduler
+from notes_cli.sessions.everybody import correct
+from notes_cli.sessions.folder import Sessions
+
+Json = dict[str, Any]
+
+
+def parse(data: Any) -> dict[str, str]:
+    """A field, as elsewhere `date`, `returns.date` or `*.date`, and its value. Raise Refused."""
+    given = Reader(data)
+    skill, field, value = given.text("skill"), given.text("field"), given.text("value")
+    given.end()
+    for name, text in (("field", field), ("value", value)):
+        if not text:
+            raise Refused(400, f"{name} is missing", param=name)
+    return {f"{skill}.{field}" if skill else field: value}
+
+
+def correct_all(scheduler: Scheduler, values: dict[str, str]) -> Json:
+    """Tell everybody; how many conversations will be told before their next question, and which sessions were."""
+    desk = scheduler.desk
+    if desk.errata is None:
+        raise Refused(400, "this library keeps no errata")
+    done = correct(scheduler.workspace, desk.errata, values)
+    told = sum(desk.conversations.having(one.skill, one.field, one.value) for one in done.errata)
+    errata = [{"skill": one.skill, "field": one.field, "was": one.was, "value": one.value} for one in done.errata]
+    skipped = {name: str(error) for name, error in done.skipped.items()}
+    return {"errata": errata, "told": told, "sessions": list(done.edited), "skipped": skipped}
+
+
+def sessions(scheduler: Scheduler) -> list[Json]:
+    """The sessions on disk; one that cannot be read has a problem."""
+    folder = Sessions(scheduler.workspace.paths.sessions)
+    found: list[Json] = []
+    for name in folder.names():
+        try:
+            stored = folder.find(name)
+            if stored.header is None:
+                raise SessionError(f"session {name} has not begun")
+        except NotesError as error:
+            found.append({"name": name, "problem": str(error)})
+            continue
+        state = stored.state
+        facts = {"turns": state.turns, "tokens": len(state.tokens), "fields": state.fields}
+        identity = stored.header.identity
+        model = f"{identity.model} {identity.quantization}"
+        skills = [skill.name for skill in state.skills]
+        found.append(
+            {"name": name, "problem": None, **facts, "skills": skills, "model": model, "changed": stored.changed}
+        )
+    return found

@@ -1,0 +1,166 @@
+"""The library over HTTP: what is compiled, compiling a text, removing, and the probe's picture of a skill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from notes_cli.errors import Help, Progress, SegmentError
+from notes_cli.explaining import entry_as_json
+from notes_cli.library.store import Library
+from notes_cli.runtime.asking import Listener
+from notes_cli.serve.parsing import Reader
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.scheduler import Scheduler
+from notes_cli.text.blocks import Blocks
+from notes_cli.text.skill import parse_skill
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Json = dict[str, Any]
+
+
+def listed(scheduler: Scheduler) -> list[Json]:
+    """All compiled skills, as `notes ls` has them; `model_matches`: whether they are for this model."""
+    workspace = scheduler.workspace
+    identity = workspace.identity
+    found = []
+    for entry in workspace.library.entries():
+        facts = entry_as_json(entry, str(entry.problem) if entry.problem else None)
+        matches = entry.info is not None and entry.info.identity == identity
+        found.append({**facts, "model_matches": matches})
+    return found
+
+
+def shown(scheduler: Scheduler, name: str) -> Json:
+    """One skill, with its text and where its fields are in it. Raise NotesError where it is not there."""
+    workspace = scheduler.workspace
+    entries = workspace.library.entries(name)
+    if not entries:
+        raise SegmentError(f"no compiled skill {name!r}", Help.LIST_SKILLS())
+    identity = workspace.identity
+    entries.sort(key=lambda one: one.info is None or one.info.identity != identity)
+    entry = entries[0]
+    facts = entry_as_json(entry, str(entry.problem) if entry.problem else None)
+    if entry.info is None:
+        return {**facts, "model_matches": False}
+    spans = [
+        {"name": span.name, "value": span.value, "start": span.start, "end": span.end} for span in entry.info.fields
+    ]
+    info = entry.info
+    return {
+        **facts,
+        "description": info.description,
+        "text": info.text,
+        "spans": spans,
+        "model_matches": info.identity == identity,
+    }
+
+
+def removed(scheduler: Scheduler, name: str) -> Json:
+    """Remove a skill of this model. Those who have it go on with it."""
+    library = scheduler.workspace.library
+    if not isinstance(library, Library):
+        raise Refused(400, "skills of this library cannot be removed here")
+    library.find(name, scheduler.workspace.identity)
+    return {"name": name, "deleted": len(library.remove(name, scheduler.workspace.identity)) > 0}
+
+
+def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -> Callable[[], Json]:
+    """What compiles a text, telling how far it has come; other requests go on meanwhile. Raise Refused, SkillError."""
+    given = Reader(data)
+    name, text = given.text("name"), given.text("text")
+    force, influence = given.flag("force"), given.flag("influence")
+    blocks = given.any("blocks")
+    if given.any("path") is not None:
+        raise Refused(400, "path is not supported: send the text", param="path")
+    given.end()
+    if not name:
+        raise Refused(400, "name is missing: what the skill is to be called", param="name")
+    if blocks not in (None, "headings") and (not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1):
+        raise given.wrong("blocks", "a whole number, or headings", blocks)
+    skill = parse_skill(text, source="-", default=name, name=name)
+    wanted: Blocks = blocks or 1
+
+    def work() -> Json:
+        from notes_cli.api import Model
+
+        notices = [*skill.warnings]
+        listener = Listener(
+            notice=lambda notice: notices.append(str(notice)),
+            watch=watching(scheduler, lambda label, done, total: told({"step": label, "done": done, "total": total})),
+        )
+        model = Model(scheduler.workspace)  # not closed: it is not ours
+        made = model.bring_up_to_date(skill, force=force, influence=influence, blocks=wanted, listener=listener)
+        return {**shown(scheduler, skill.name), "reasons": list(made.reasons), "notices": notices}
+
+    return work
+
+
+def heat(scheduler: Scheduler, data: Any) -> Callable[[], Json]:
+    """What probes on which tokens of a skill a decision rests, as `notes probe` does. Raise Refused."""
+    from notes_cli.measure.probing import Probing, probe_skill
+
+    given = Reader(data)
+    skill, name = given.text("skill"), given.text("field")
+    value, question = given.text("value") or None, given.text("question") or None
+    choices = given.texts("choices", 64) or None
+    given.end()
+    if not skill or not name:
+        raise Refused(400, "skill and field are needed", param="field" if skill else "skill")
+
+    def work() -> Json:
+        scheduler.shelf.segment(skill)  # a client names skills, no files of this machine
+        notices: list[str] = []
+        listener = Listener(
+            notice=lambda notice: notices.append(str(notice)), watch=watching(scheduler, lambda *_: None)
+        )
+        report = probe_skill(scheduler.workspace, Probing(skill, name, value, question, choices), listener)
+        windows = [asdict(window) for window in report.windows]
+        return {
+            "skill": report.skill,
+            "field": report.field,
+            "old": report.values[0],
+            "new": report.values[1],
+            "question": report.question,
+            "decision": dict(zip(("stale", "fresh"), report.decisions, strict=True)),
+            "field_only": report.field_only,
+            "behind_only": report.after_only,
+            "text": report.text,
+            "windows": windows,
+            "tokens": _tokens(report.text, windows),
+            "notices": notices,
+        }
+
+    return work
+
+
+def _tokens(text: str, windows: list[Json]) -> list[Json]:
+    """The text in pieces, each with what its rows alone would recover: 0 where nothing was measured."""
+    found, place = [], 0
+    for window in windows:
+        if window["start"] > place:
+            found.append({"text": text[place : window["start"]], "value": 0.0})
+        found.append({"text": text[window["start"] : window["end"]], "value": float(window["alone"])})
+        place = window["end"]
+    return [*found, {"text": text[place:], "value": 0.0}] if place < len(text) else found
+
+
+def watching(scheduler: Scheduler, told: Callable[[str, int, int], object]) -> Any:
+    """Who is told how far something has come; meanwhile the scheduler goes on with everybody else."""
+
+    @contextmanager
+    def watch(
+        label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+    ) -> Iterator[Progress]:
+        def update(done: int, total: int) -> None:
+            told(label, done, total)
+            scheduler.between()
+
+        yield update
+
+    found: Callable[..., AbstractContextManager[Progress]] = watch
+    return found

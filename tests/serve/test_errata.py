@@ -1,0 +1,150 @@
+"""A correction for everybody is said to every conversation that has the skill, once, before its next question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.cli import run
+from notes_cli.library.standing import StandingErrata, standing
+
+from .conftest import QUESTION, Json, Served, compile_into, pieces, started, told
+
+TIER = {"role": "user", "content": "What is the tier?"}
+ASK = {"role": "user", "content": QUESTION}
+NOTES = {"splice": ["returns"], "explain": True}
+LATE = {"field": "date", "value": "2026-07-01"}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server with a library and sessions of its own, which the command line has, too."""
+    monkeypatch.setenv("NOTES_HOME", str(tmp_path))
+    monkeypatch.setenv("NOTES_THREADS", "1")
+    compile_into(tmp_path, "returns", "support")
+    with started(tmp_path) as found:
+        yield found
+
+
+def turn(served: Served, talk: list[Json], question: Json, **notes: Any) -> Json:
+    """The next turn of a conversation, which `talk` then has."""
+    talk.append(question)
+    reply = served.chat(talk, notes={**NOTES, **notes})
+    talk.append({"role": "assistant", "content": told(reply)})
+    return reply
+
+
+def errata(reply: Json) -> int:
+    return sum(kind == "erratum" for kind, _, _ in pieces(reply))
+
+
+def test_said_to_live_conversations_once(own: Served) -> None:
+    """Those that have the skill hear of it before the next question and keep their rows, those that do not do not; new
+    ones hear of it with the skill; a value that is taken back is said, too."""
+    talk: list[Json] = []
+    other: list[Json] = []
+    assert told(turn(own, talk, ASK)) == "accepted"
+    turn(own, other, {"role": "user", "content": "What is the plan?"}, splice=["support"])
+    done = own.http.post("/v1/notes/errata", json=LATE).json()
+    assert (done["told"], done["errata"][0]["skill"], done["errata"][0]["was"]) == (1, "returns", "2026-05-01")
+    second = turn(own, talk, ASK)
+    assert told(second) == "refused" and errata(second) == 1
+    live = sum(tokens for _, how, tokens in pieces(second) if how == "live")
+    assert second["usage"]["prompt_tokens"] - live < 60, "only what is new is decoded"
+    third = turn(own, talk, ASK)
+    assert (
+        told(third) == "refused" and [one[:2] for one in pieces(third)].count(("erratum", "live")) == errata(third) == 1
+    )
+    assert errata(turn(own, other, {"role": "user", "content": "What is the season?"}, splice=["support"])) == 0
+    new = own.chat([ASK], notes=NOTES)
+    assert told(new) == "refused" and errata(new) == 1
+    assert own.http.post("/v1/notes/errata", json={"field": "date", "value": "2026-05-01"}).json()["told"] == 2
+    assert told(turn(own, talk, ASK)) == "accepted"
+    assert (told(again := own.chat([ASK], notes=NOTES)), errata(again)) == ("accepted", 0)
+
+
+def test_a_matched_text_is_corrected(own: Served) -> None:
+    """A client that knows nothing of us and sends the text gets it spliced where it is, and corrected."""
+    text = own.http.get("/v1/notes/returns").json()["text"]
+    system = {"role": "system", "content": f"You work for Harbor Books.\n\n{text}\n\nBe brief."}
+    reply = own.chat([system, ASK], notes={"explain": True})
+    assert ("splice", "spliced", 109) in pieces(reply) and told(reply) == "accepted"
+    plain = own.chat([system, ASK], notes={"explain": True, "match": False})
+    assert {how for _, how, _ in pieces(plain)} <= {"decoded", "live"} and told(plain) == "accepted"
+    own.http.post("/v1/notes/errata", json=LATE)
+    assert told(own.chat([system, ASK])) == "refused"
+
+
+def test_a_client_corrects_its_own(own: Served) -> None:
+    """An erratum that comes with a later turn is said there, and stays where it was said."""
+    talk: list[Json] = []
+    assert told(turn(own, talk, ASK)) == "accepted"
+    second = turn(own, talk, ASK, errata={"date": "2026-07-01"})
+    third = turn(own, talk, ASK, errata={"date": "2026-07-01"})
+    assert told(second) == told(third) == "refused" and errata(third) == 1
+    live = sum(tokens for _, how, tokens in pieces(third) if how == "live")
+    assert live >= second["usage"]["prompt_tokens"]
+    assert told(turn(own, talk, ASK, errata={"date": "2026-05-02"})) == "accepted"
+
+
+def test_sessions_are_told_too(
+    own: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions on disk, of the server and of the command line, are the same, and `notes edit --all` tells them all."""
+    monkeypatch.setattr("sys.stdin", None)
+    ours = {**NOTES, "session": "ours"}
+    assert told(own.chat([ASK], notes=ours)) == "accepted"
+    assert run(["ask", QUESTION, "--splice", "returns", "--session", "theirs"]) == 0
+    assert run(["edit", "--all", "--field", "date=2026-07-01"]) == 0
+    capsys.readouterr()
+    assert told(own.chat([ASK], notes={"session": "ours"})) == "refused"
+    assert told(own.chat([ASK], notes={"session": "theirs"})) == "refused"
+    assert run(["ask", QUESTION, "--session", "ours"]) == 0
+    assert capsys.readouterr().out.strip() == "refused"
+    assert told(own.chat([ASK], notes=NOTES)) == "refused", "live conversations hear of it, too"
+    assert run(["ask", QUESTION, "--splice", "returns", "--session", "later"]) == 0
+    assert capsys.readouterr().out.strip() == "refused"
+    listed = own.http.get("/v1/notes/sessions").json()["sessions"]
+    assert {one["name"]: one["fields"]["date"] for one in listed} == dict.fromkeys(
+        ("later", "ours", "theirs"), LATE["value"]
+    )
+
+
+def test_a_session_is_opened_by_one_at_a_time(own: Served) -> None:
+    """Whoever comes second is told so at once, with 409; the first is not disturbed."""
+    from notes_cli.sessions.folder import Sessions
+
+    with Sessions(own.home / "sessions").locked("mine", new=True):
+        error = own.chat([ASK], 409, notes={**NOTES, "session": "mine"})
+    assert error["code"] == "session_in_use" and "mine" in error["message"]
+    assert told(own.chat([ASK], notes={**NOTES, "session": "mine"})) == "accepted"
+    assert own.chat([TIER, {"role": "assistant", "content": "gold"}, ASK], 400, notes={"session": "mine"})
+    assert own.chat([ASK], 400, n=2, notes={"session": "mine"})["param"] == "n"
+
+
+@pytest.mark.parametrize(
+    ("status", "given"),
+    [
+        (400, {"field": "colour", "value": "red"}),
+        (400, {"field": "date"}),
+        (400, {"value": "x"}),
+        (400, {**LATE, "x": 1}),
+    ],
+)
+def test_what_nobody_can_be_told(own: Served, status: int, given: Json) -> None:
+    assert own.http.post("/v1/notes/errata", json=given).status_code == status
+    assert not (own.home / "library" / "errata.jsonl").exists()
+
+
+def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
+    """A line that a crash tore is written over; another process's lines are seen."""
+    first, second = StandingErrata(tmp_path / "library"), StandingErrata(tmp_path / "library")
+    first.add([standing("returns", "date", "a", "b")])
+    with first.path.open("ab") as file:
+        file.write(b'{"skill": "ret')
+    assert [one.value for one in second.all()] == ["b"]
+    second.add([standing("returns", "date", "a", "c")])
+    assert [one.value for one in first.all()] == ["b", "c"] and oct(first.path.stat().st_mode)[-3:] == "600"

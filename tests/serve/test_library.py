@@ -1,0 +1,102 @@
+"""The library over HTTP: listed, compiled with progress, removed; what is in use stays as it was for who has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import QUESTION, Json, Served, compile_into, pieces, started, told
+
+TEXT = "# Returns policy of Harbor Books\n\ndate: 2026-05-01\ntier: gold\namount: 120\n\n" + (
+    "- If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.\n"
+    "- If the tier is gold then the shipping is free.\n"
+)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Served]:
+    """A server with a library of its own."""
+    compile_into(tmp_path, "returns")
+    with started(tmp_path) as found:
+        yield found
+
+
+def events(served: Served, path: str, data: Json) -> list[Json]:
+    reply = served.http.post(path, json=data)
+    assert reply.status_code == 200, reply.text
+    return [json.loads(line[6:]) for line in reply.text.split("\n\n") if line]
+
+
+def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
+    *progress, last = events(own, "/v1/notes/compile", {"name": "short", "text": TEXT})
+    assert progress[-1]["done"] == progress[-1]["total"] > 50 and last["skill"]["name"] == "short"
+    (listed,) = [one for one in own.http.get("/v1/notes").json()["skills"] if one["name"] == "short"]
+    assert listed["model_matches"] and listed["fields"]["date"] == "2026-05-01" and listed["tokens"] > 50
+    shown = own.http.get("/v1/notes/short").json()
+    assert shown["text"] == TEXT.strip()
+    assert {shown["text"][one["start"] : one["end"]] for one in shown["spans"]} == {"2026-05-01", "gold", "120"}
+    assert told(own.ask(splice=["short"])) == "accepted"
+    assert events(own, "/v1/notes/compile", {"name": "short", "text": TEXT})[-1]["skill"]["reasons"] == []
+    other = events(own, "/v1/notes/compile", {"name": "short", "text": TEXT.replace("gold", "basic")})[-1]
+    assert other["error"]["code"] == "name_taken"
+    assert own.http.delete("/v1/notes/short").json() == {"name": "short", "deleted": True}
+    assert own.http.delete("/v1/notes/short").status_code == 404
+    assert (
+        own.chat([{"role": "user", "content": QUESTION}], 404, notes={"splice": ["short"]})["code"] == "skill_not_found"
+    )
+
+
+def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:
+    """A long compile pauses for the steps of others, and a bad one is refused."""
+    seen: list[int] = []
+    steps = own.scheduler.steps
+    long = TEXT + "\n".join(f"- Rule {number}: the shipping of {number} is free." for number in range(150))
+    with own.http.stream("POST", "/v1/notes/compile", json={"name": "long", "text": long}) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        assert told(own.ask(splice=["returns"])) == "accepted"
+        seen.append(own.scheduler.steps)
+        rest = [json.loads(line[6:]) for line in lines if line]
+    assert rest[-1]["skill"]["tokens"] > 1000 and rest[0]["done"] < rest[0]["total"] and seen[0] > steps
+    for bad in (
+        {"name": "", "text": "x"},
+        {"name": "a", "text": " "},
+        {"name": "a", "text": "b", "path": "/etc/passwd"},
+    ):
+        assert own.http.post("/v1/notes/compile", json=bad).status_code == 400, bad
+
+
+def test_a_recompiled_skill_is_another_one(own: Served) -> None:
+    """A conversation that began goes on with the text that it has, even a removed one; new ones get the new one."""
+    new = own.http.get("/v1/notes/returns").json()["text"].replace("before 2026-06-15", "before 2026-01-15")
+    assert "before 2026-01-15" in new
+    talk = [{"role": "user", "content": "What is the tier?"}]
+    first = own.chat(talk, notes={"splice": ["returns"]})
+    talk += [{"role": "assistant", "content": told(first)}, {"role": "user", "content": QUESTION}]
+    events(own, "/v1/notes/compile", {"name": "returns", "text": new, "force": True})
+    assert told(own.ask(splice=["returns"])) == "refused"
+    extra = {"splice": ["returns"], "explain": True}
+    goes_on = own.chat(talk, notes=extra)
+    assert told(goes_on) == "accepted" and {how for _, how, _ in pieces(goes_on)} == {"live", "decoded"}
+    assert own.http.delete("/v1/notes/returns").status_code == 200
+    talk += [{"role": "assistant", "content": told(goes_on)}, {"role": "user", "content": QUESTION}]
+    assert told(own.chat(talk, notes=extra)) == "accepted"
+    own.chat([{"role": "user", "content": "What is the amount?"}], 404, notes=extra)
+
+
+def test_heat_and_explain(own: Served) -> None:
+    """The probe's picture covers the text; what is explained is what is done then, and computes nothing."""
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"], "explain": True}}
+    decoded = own.scheduler.decoded
+    before = own.http.post("/v1/notes/explain", json=asked).json()
+    assert own.scheduler.decoded == decoded
+    assert own.http.post("/v1/chat/completions", json=asked).json()["notes"]["pieces"] == before["pieces"]
+    again = own.http.post("/v1/notes/explain", json=asked).json()
+    assert again["counts"]["decoded"] == 1 and again["pieces"][0]["how"] == "live"
+    wanted = {"skill": "returns", "field": "date", "value": "2026-07-01", "question": QUESTION}
+    heat = own.http.post("/v1/notes/heat", json=wanted).json()
+    assert "".join(one["text"] for one in heat["tokens"]) == heat["text"]
+    assert heat["decision"]["stale"] != heat["decision"]["fresh"] and max(one["value"] for one in heat["tokens"]) > 0.1
