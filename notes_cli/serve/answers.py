@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+import anyio
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -129,7 +130,7 @@ class Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_there(receive, self._send(send))
-        except (ClientDisconnect, asyncio.TimeoutError):
+        except (ClientDisconnect, TimeoutError):
             pass  # whoever has gone, or takes nothing, is not told
         finally:
             self._heard.close()
@@ -139,8 +140,7 @@ class Stream(Response):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._events():
-            message = {"type": "http.response.body", "body": data, "more_body": True}
-            await asyncio.wait_for(send(message), STALLED)
+            await _put(send, data)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
@@ -198,7 +198,7 @@ class Events(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_there(receive, self._send(send))
-        except (ClientDisconnect, asyncio.TimeoutError):
+        except (ClientDisconnect, TimeoutError):
             pass
         finally:
             self._told.gone = True
@@ -212,23 +212,26 @@ class Events(Response):
                 both: set[asyncio.Future[Any]] = {following, self._result}
                 done, _ = await asyncio.wait(both, timeout=PING, return_when=asyncio.FIRST_COMPLETED)
                 if following in done:
-                    await self._put(send, event(following.result()))
+                    await _put(send, event(following.result()))
                     following = asyncio.ensure_future(self._told.next())
                 elif self._result in done:
                     break
                 else:
-                    await self._put(send, b": still there\n\n")
+                    await _put(send, b": still there\n\n")
         finally:
             following.cancel()
         try:
             found = {"skill": self._result.result()}
         except NotesError as error:
             found = body(refused(error))
-        await self._put(send, event(found))
+        await _put(send, event(found))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _put(self, send: Send, data: bytes) -> None:
-        await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": True}), STALLED)
+
+async def _put(send: Send, data: bytes) -> None:
+    """Send a part of a body. Raise TimeoutError where it is not taken."""
+    with anyio.fail_after(STALLED):
+        await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def closing(replies: Sequence[Reply]) -> Sequence[Json]:

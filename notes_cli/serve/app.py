@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, library
 from notes_cli.serve.answers import Events, Told, answer
+from notes_cli.serve.metrics import KIND, exposed
 from notes_cli.serve.parsing import Reader, parse_chat, parse_completion
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.scheduler import Scheduler
@@ -51,13 +53,19 @@ class Service:
         """For a server of ASGI."""
         guard = Middleware(Guard, self.options.keys, self.options.host, self.options.origins, ())
         cors = Middleware(CORSMiddleware, allow_origins=self.options.origins, allow_methods=["*"], allow_headers=["*"])
-        handlers: dict[Any, Any] = {NotesError: _told, HTTPException: _http, Exception: _fault}
+        handlers: dict[Any, Any] = {
+            NotesError: _told,
+            HTTPException: _http,
+            ClientDisconnect: _gone,
+            Exception: _fault,
+        }
         middleware = [guard, *([cors] if self.options.origins else [])]
         return Starlette(routes=self.routes(), middleware=middleware, exception_handlers=handlers)
 
     def routes(self) -> list[Route]:
         return [
             Route("/health", self.health),
+            Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -79,6 +87,10 @@ class Service:
         if not self.scheduler.ready.done():
             return JSONResponse({"status": "loading"}, 503)
         return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        gauges = await self._at_context(self.scheduler.gauges) if self.scheduler.ready.done() else {}
+        return Response(exposed(self.scheduler.tally, gauges), media_type=KIND)
 
     async def models(self, request: Request) -> Response:
         self._check()
@@ -158,11 +170,12 @@ class Service:
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
         data = bytearray()
         try:
-            async for part in _timely(request.stream()):
-                data += part
-                if len(data) > self.options.body:
-                    raise Refused(413, f"the body is larger than {self.options.body:,} bytes", code="body_too_large")
-        except asyncio.TimeoutError:
+            with anyio.fail_after(SLOW):
+                async for part in request.stream():
+                    data += part
+                    if len(data) > self.options.body:
+                        raise Refused(413, f"the body is larger than {self.options.body:,} bytes", code="too_large")
+        except TimeoutError:
             raise Refused(408, "the body did not come in time") from None
         try:
             found = json.loads(data, parse_constant=_no_number)
@@ -172,16 +185,6 @@ class Service:
                 400, f"the body is not JSON: {' '.join(str(error).split())[:200]}", code="invalid_json"
             ) from None
         return found
-
-
-async def _timely(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The parts, all of which must come in time."""
-    end = asyncio.get_running_loop().time() + SLOW
-    try:
-        while True:
-            yield await asyncio.wait_for(anext(parts), end - asyncio.get_running_loop().time())
-    except StopAsyncIteration:
-        return
 
 
 def _no_number(text: str) -> None:
@@ -204,9 +207,11 @@ async def _http(request: Request, error: Exception) -> Response:
     return JSONResponse(body(found), found.status, error.headers)
 
 
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
 async def _fault(request: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # nobody reads it
     return JSONResponse(body(Refused(500, f"a fault of the server: {type(error).__name__}")), 500)
 
 

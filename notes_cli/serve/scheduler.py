@@ -37,6 +37,7 @@ from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused, ServerError
 from notes_cli.serve.room import GRANT, Grant, Room
 from notes_cli.serve.shelf import Shelf
+from notes_cli.serve.tally import Tally
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 
@@ -128,7 +129,7 @@ class Scheduler:
         self.ready: Future[Workspace] = Future()  # raises what went wrong where the model cannot be opened
         self.names = tuple(names)
         self.started = int(time.time())
-        self.decoded = self.spliced = self.reused = self.steps = self.aside = 0
+        self.tally = Tally()
         self._open = workspace
         self._arrivals: queue.SimpleQueue[Job | _Work | Callable[[], object] | None] = queue.SimpleQueue()
         self._works: deque[_Work] = deque()
@@ -160,6 +161,7 @@ class Scheduler:
         """Have a request answered. Raise Refused where too many wait already."""
         with self._lock:
             if self._count >= self.limits.parallel + self.limits.queue:
+                self.tally.outcomes["refused"] += 1
                 raise Refused(429, "too many requests are waiting: try again later", code="queue_full", wait=1)
             self._count += 1
         job = Job(asked, tell)
@@ -182,6 +184,20 @@ class Scheduler:
         return future
 
     # In the thread.
+
+    def gauges(self) -> dict[str, float]:
+        """How full everything is."""
+        context = self.workspace.context
+        resting = sum(1 for _ in self.prefixes.resting())
+        return {
+            "requests_running": len(self._jobs),
+            "requests_waiting": len(self._waiting),
+            "cells": context.cells,
+            "cells_used": context.used,
+            "cells_promised": self.room.promised,
+            "sequences_free": context.free,
+            "prefixes_idle": resting,
+        }
 
     def explain(self, asked: Asked) -> dict[str, object]:
         """What a prompt would be made of now, and how. Nothing is computed. Raise NotesError."""
@@ -328,6 +344,7 @@ class Scheduler:
         held = self.prefixes.add(notebook, layout, salt)
         job.grants = [self.room.grant(notebook, len(layout) + first, (job.sequences - 1) * first)]
         self._jobs.append(job)
+        self.tally.queued.add(time.perf_counter() - job.came)
         job.running = self._loop.begin(self._answer(job, laid, held, length, first))
         return True
 
@@ -347,11 +364,7 @@ class Scheduler:
             yield from self._reading(layout, notebook)
             yield [notebook]
             counts = replace(Counts.of(notebook), shared=live)
-            cached = live + sum(piece.tokens for piece in notebook.pieces if piece.how == "spliced")
-            self.decoded += len(layout) - cached
-            self.spliced += cached - live
-            self.reused += live
-            job.tell(Begun(len(layout), cached, counts, tuple(notebook.pieces), time.perf_counter() - job.came))
+            self._tell_begun(job, counts, live, notebook.pieces, laid.notices)
             books = [notebook.share() for _ in range(job.sequences - 1)]
             job.grants[0].more = 0
             for book in books:
@@ -361,12 +374,13 @@ class Scheduler:
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
             heard = _Answer(job.tell)
             for written in (yield from writing(self.workspace, laid, [notebook, *books], seed, heard.hear)):
-                job.tell(written)
+                self._tell_written(job, written)
             if laid.talk:
                 self.desk.conversations.keep(laid.asked, laid.talk, heard.text)
-        except NotesError:
-            raise
         except Exception as error:
+            self.prefixes.drop(held)  # nobody should go on from what failed
+            if isinstance(error, NotesError):
+                raise
             output.say(traceback.format_exc())
             raise ServerError(f"a fault of the server: {type(error).__name__}") from error
         finally:
@@ -395,6 +409,7 @@ class Scheduler:
             held.close()
             raise
         self._jobs.append(job)
+        self.tally.queued.add(time.perf_counter() - job.came)
         job.running = self._loop.begin(self._session(job, session, request, cells, held))
         return True
 
@@ -404,12 +419,7 @@ class Scheduler:
         def assembled(plan: Plan) -> None:
             job.grants = [self.room.grant(plan.notebook, cells)]
             live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
-            cached = plan.counts.total - plan.counts.decoded
-            self.decoded += plan.counts.decoded
-            self.spliced += cached - live
-            self.reused += live
-            pieces, seconds = tuple(plan.notebook.pieces), time.perf_counter() - job.came
-            job.tell(Begun(plan.counts.total, cached, plan.counts, pieces, seconds, tuple(notices)))
+            self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices)
 
         def thought(text: str) -> None:
             job.tell(Words(0, text, thought=True))
@@ -423,7 +433,20 @@ class Scheduler:
         with held:
             found = yield from session.answering(request, listener, assembled)
             reasoning = found.thought.tokens if found.thought else 0
-            job.tell(Written(0, found.stopped or "end", found.tokens + reasoning, reasoning))
+            self._tell_written(job, Written(0, found.stopped or "end", found.tokens + reasoning, reasoning))
+
+    def _tell_begun(self, job: Job, counts: Counts, live: int, pieces: Sequence[Piece], notices: Sequence[str]) -> None:
+        """The prompt is there: say what it was made of. `live`: tokens whose rows were there already."""
+        seconds, cached = time.perf_counter() - job.came, counts.total - counts.decoded
+        self.tally.decoded += counts.decoded
+        self.tally.spliced += cached - live
+        self.tally.live += live
+        self.tally.first.add(seconds)
+        job.tell(Begun(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices)))
+
+    def _tell_written(self, job: Job, written: Written) -> None:
+        self.tally.written += written.tokens
+        job.tell(written)
 
     def _reading(self, layout: Layout, notebook: Notebook) -> Task[None]:
         if layout.prompt.conversation is None:
@@ -439,6 +462,8 @@ class Scheduler:
 
     def _leave(self, held: Kept) -> None:
         """A notebook that nobody works on any more: others may go on from it, if it is sound."""
+        if held not in self.prefixes.kept:
+            return
         try:
             self.prefixes.rest(held)
         except NotesError:
@@ -447,7 +472,7 @@ class Scheduler:
             self.prefixes.evict()
 
     def _step(self) -> None:
-        self.steps += 1
+        self.tally.steps += 1
         held = self._held()
         answering = sum(len(running.looks) for running in self._loop.running)
         self._loop.step(self.limits.chunk + answering, held)
@@ -459,8 +484,9 @@ class Scheduler:
             if isinstance(running.outcome, NotesError):
                 self._fail(job, running.outcome)
             else:
-                job.tell(None)
+                self.tally.outcomes["answered"] += 1
                 self._forget(job)
+                job.tell(None)
 
     def _held(self) -> list[Notebook]:
         """Notebooks that wait at this step, as there is no room for another token of theirs. If all do, the request
@@ -477,7 +503,7 @@ class Scheduler:
                 ]
             last = max(going, key=lambda job: job.came)
             assert last.laid is not None and last.running is not None
-            self.aside += 1
+            self.tally.aside += 1
             try:
                 self.room.set_aside(last.grants, max((end for _, end in last.laid.layout.splices), default=0))
             except EngineError:  # a state cannot go back
@@ -488,8 +514,9 @@ class Scheduler:
         if not isinstance(error, NotesError):
             output.say("".join(traceback.format_exception(error)))
             error = ServerError(f"a fault of the server: {type(error).__name__}")
-        job.tell(error)
+        self.tally.outcomes["failed"] += 1
         self._forget(job)
+        job.tell(error)
 
     def _forget(self, job: Job) -> None:
         if job in self._jobs:
@@ -498,6 +525,8 @@ class Scheduler:
         self._over(job)
 
     def _over(self, job: Job) -> None:
+        if job.gone:
+            self.tally.outcomes["gone"] += 1
         with self._lock:
             self._count -= 1
 

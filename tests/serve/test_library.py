@@ -52,13 +52,13 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
 def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:
     """A long compile pauses for the steps of others, and a bad one is refused."""
     seen: list[int] = []
-    steps = own.scheduler.steps
+    steps = own.scheduler.tally.steps
     long = TEXT + "\n".join(f"- Rule {number}: the shipping of {number} is free." for number in range(150))
     with own.http.stream("POST", "/v1/notes/compile", json={"name": "long", "text": long}) as reply:
         lines = reply.iter_lines()
         next(lines)
         assert told(own.ask(splice=["returns"])) == "accepted"
-        seen.append(own.scheduler.steps)
+        seen.append(own.scheduler.tally.steps)
         rest = [json.loads(line[6:]) for line in lines if line]
     assert rest[-1]["skill"]["tokens"] > 1000 and rest[0]["done"] < rest[0]["total"] and seen[0] > steps
     for bad in (
@@ -90,9 +90,9 @@ def test_a_recompiled_skill_is_another_one(own: Served) -> None:
 def test_heat_and_explain(own: Served) -> None:
     """The probe's picture covers the text; what is explained is what is done then, and computes nothing."""
     asked = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"], "explain": True}}
-    decoded = own.scheduler.decoded
+    decoded = own.scheduler.tally.decoded
     before = own.http.post("/v1/notes/explain", json=asked).json()
-    assert own.scheduler.decoded == decoded
+    assert own.scheduler.tally.decoded == decoded
     assert own.http.post("/v1/chat/completions", json=asked).json()["notes"]["pieces"] == before["pieces"]
     again = own.http.post("/v1/notes/explain", json=asked).json()
     assert again["counts"]["decoded"] == 1 and again["pieces"][0]["how"] == "live"

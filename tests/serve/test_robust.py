@@ -1,0 +1,265 @@
+"""Nobody who misbehaves harms others: clients that vanish, stall, flood or send garbage, answers that fail."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.serve import answers
+from notes_cli.serve.app import Options
+from notes_cli.serve.scheduler import Limits
+
+from .conftest import QUESTION, Json, Served, started, told
+
+ASK = [{"role": "user", "content": QUESTION}]
+LONG: Json = {"prompt": [5, 6, 7], "max_tokens": 1500}
+
+
+def wait(holds: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token ends an answer."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+
+
+def held(served: Served) -> tuple[int, int, int]:
+    """Sequences that are held, those of idle prefixes, and requests."""
+    resting = served.at_context(lambda: len(list(served.scheduler.prefixes.resting())))
+    return served.at_context(lambda: served.scheduler.workspace.context.held), resting, served.scheduler.load
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_stops_its_answer(served: Served, endless: None, stream: bool) -> None:
+    """At the next step: tokens stop being written, and its sequence is given back or idle."""
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as client:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait(lambda: served.scheduler.load == 1)
+        before = served.scheduler.tally.steps
+        wait(lambda: served.scheduler.tally.steps > before + 20)
+    wait(lambda: served.scheduler.load == 0)
+    steps = served.scheduler.tally.steps
+    assert steps < before + 500, "it must not have come to its end"
+    sequences, resting, load = held(served)
+    assert sequences == resting and load == 0 and served.scheduler.tally.steps - steps < 3
+    assert told(served.ask(splice=["returns"])) == "accepted"
+
+
+def test_a_slow_reader_stops_nobody(served: Served, endless: None) -> None:
+    """One takes nothing of what is sent to it; others are answered, and its own answer comes to its end."""
+    asked = {**LONG, "stream": True, "logprobs": 20}
+    body = json.dumps(asked).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait(lambda: served.scheduler.load == 1)
+        reply = served.http.post("/v1/completions", json={"prompt": "May", "max_tokens": 5})
+        assert reply.json()["usage"]["completion_tokens"] == 5
+        wait(lambda: served.scheduler.load == 0, 30)
+
+
+def test_answers_go_on_while_a_long_prompt_is_read(library: Path, endless: None) -> None:
+    """Between two chunks of a prompt everybody who answers gets a token."""
+    with started(library, Limits(chunk=16), context=ContextOptions(n_threads=1)) as served:
+        tokens: list[int] = []
+        steps: list[int] = []
+
+        def answer() -> None:
+            with served.client.completions.create(model="", prompt="x", max_tokens=400, stream=True) as chunks:
+                for _ in chunks:
+                    tokens.append(served.scheduler.tally.steps)
+
+        one = threading.Thread(target=answer)
+        one.start()
+        wait(lambda: len(tokens) > 5)
+        steps.append(served.scheduler.tally.steps)
+        reply = served.http.post("/v1/completions", json={"prompt": [5, 6, 7] * 300, "max_tokens": 1})
+        steps.append(served.scheduler.tally.steps)
+        one.join()
+        assert reply.status_code == 200 and steps[1] - steps[0] >= 900 // 18
+        meanwhile = sum(steps[0] < step < steps[1] for step in tokens)
+        assert meanwhile >= 20, "they must not have waited"
+
+
+def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that are no numbers, a template that fails, a fault of ours: each is one request's own."""
+    real = Context.logits
+    bad: set[int] = set()
+
+    def logits(self: Context, index: int = -1) -> np.ndarray:
+        found = real(self, index)
+        if bad:
+            from notes_cli.errors import EngineError
+
+            bad.clear()
+            raise EngineError("these logits are not numbers")
+        return found
+
+    monkeypatch.setattr(Context, "logits", logits)
+    bad.add(1)
+    assert served.chat(ASK, 500, notes={"cache_salt": "bad"})["code"] == "engine_error"
+    assert told(served.ask(splice=["returns"])) == "accepted"
+    error = served.chat([{"role": "user", "content": "a"}, {"role": "user", "content": "b" * 200_000}], 400)
+    assert error["code"] == "context_length_exceeded"
+
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError("our own")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("notes_cli.serve.scheduler.writing", fault)
+        assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
+    with monkeypatch.context() as patch:
+        patch.setattr("notes_cli.serve.scheduler.lay", fault)
+        assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
+    assert told(served.ask(splice=["returns"])) == "accepted"
+    sequences, resting, load = held(served)
+    assert sequences == resting and load == 0
+
+
+GARBAGE: list[tuple[int, dict[str, Any]]] = [
+    (400, {"content": b"{", "headers": {"Content-Type": "application/json"}}),
+    (400, {"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}),
+    (400, {"content": b'{"messages": NaN}', "headers": {"Content-Type": "application/json"}}),
+    (400, {"content": b'{"messages": "\\ud800"}', "headers": {"Content-Type": "application/json"}}),
+    (400, {"content": b"\xff\xfe\x00", "headers": {"Content-Type": "application/json"}}),
+    (400, {"json": []}),
+    (400, {"json": {"messages": [1]}}),
+    (400, {"json": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}),
+    (400, {"json": {"messages": ASK, "n": 10**9}}),
+    (400, {"json": {"messages": ASK, "stop": [""]}}),
+    (400, {"json": {"messages": ASK, "seed": 1.5}}),
+    (400, {"json": {"messages": ASK, "temperature": 1e400}}),
+    (400, {"json": {"messages": ASK, "notes": {"errata": ["colour=red"], "splice": ["returns"]}}}),
+    (404, {"json": {"messages": ASK, "notes": {"splice": ["/etc/passwd"]}}}),
+    (404, {"json": {"messages": ASK, "notes": {"splice": ["../../x"]}}}),
+    (415, {"content": b"{}", "headers": {"Content-Type": "text/plain"}}),
+    (413, {"content": b" " * (17 << 20), "headers": {"Content-Type": "application/json"}}),
+]
+
+
+@pytest.mark.parametrize(("status", "given"), GARBAGE)
+def test_garbage_is_refused(served: Served, status: int, given: dict[str, Any]) -> None:
+    """With its status and a message in the API's shape; nothing of it reaches a log as a fault."""
+    try:
+        json.dumps(given.get("json"), allow_nan=False)
+    except ValueError:
+        given = {"content": json.dumps(given["json"]).encode(), "headers": {"Content-Type": "application/json"}}
+    reply = served.http.post("/v1/chat/completions", **given)
+    assert reply.status_code == status, reply.text
+    assert reply.json()["error"]["message"] and "fault" not in reply.text
+
+
+@pytest.fixture
+def guarded(library: Path) -> Iterator[Served]:
+    with started(library, options=Options(keys=("one", "two"), origins=("https://a.example",))) as found:
+        yield found
+
+
+def test_only_who_has_a_key_may_ask(guarded: Served) -> None:
+    """Each of the keys will do; health needs none; pages of other sites may not ask unless they are named."""
+    get = guarded.http.get
+    assert get("/health").status_code == 200 and get("/v1/models").status_code == 401
+    for key in ("one", "two"):
+        assert get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    for wrong in ("Bearer three", "Bearer", "one", "Basic one", "Bearer on\u00e9"):
+        assert get("/v1/models", headers={"Authorization": wrong.encode()}).status_code == 401
+    right = {"Authorization": "Bearer one"}
+    assert get("/v1/models", headers={**right, "Origin": "https://evil.example"}).status_code == 403
+    assert get("/v1/models", headers={**right, "Host": "evil.example"}).status_code == 403
+    named = get("/v1/models", headers={**right, "Origin": "https://a.example"})
+    assert named.headers["access-control-allow-origin"] == "https://a.example"
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    assert guarded.http.options("/v1/chat/completions", headers=preflight).status_code == 200
+
+
+def test_no_page_may_ask_unless_it_is_named(served: Served) -> None:
+    reply = served.http.get("/v1/models", headers={"Origin": "https://a.example"})
+    assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers
+
+
+def test_a_salt_keeps_rows_apart(served: Served) -> None:
+    """What one tenant has read is not gone on from by another, and what it sends is not looked up."""
+    text = served.http.get("/v1/notes/support").json()["text"]
+    talk = [{"role": "system", "content": text}, {"role": "user", "content": "What is the plan, for once?"}]
+
+    def cached(salt: str) -> int:
+        reply = served.chat(talk, notes={"cache_salt": salt} if salt else {})
+        found: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    assert cached("a") == cached("b") == 0
+    assert cached("a") > 100 and cached("") >= 124
+
+
+def test_metrics_count_what_was_done(served: Served) -> None:
+    """In the format that Prometheus reads; used cells and prompts are there."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    served.ask(splice=["returns"])
+    reply = served.http.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+    assert found["notes_requests_total", "answered"] >= 1 and found["notes_cells_used",] > 100
+    how = [found["notes_prompt_tokens_total", one] for one in ("decoded", "spliced", "live")]
+    assert sum(how) > 0 and found["notes_first_token_seconds_count",] >= 1
+
+
+def test_it_drains(library: Path, endless: None) -> None:
+    """Asked to end, it says so to balancers, refuses new questions, and lets those that were begun end."""
+    with started(library, context=ContextOptions(n_threads=1)) as served:
+        words: list[str] = []
+
+        def answer() -> None:
+            with served.client.completions.create(model="", prompt="x", max_tokens=900, stream=True) as chunks:
+                words.extend(chunk.choices[0].text for chunk in chunks if chunk.choices)
+
+        with httpx.Client(base_url=served.url) as other:
+            assert other.get("/health").json() == {"status": "ok"}
+            one = threading.Thread(target=answer)
+            one.start()
+            wait(lambda: len(words) > 5)
+            served.service.end()
+            wait(lambda: served.service.draining)
+            health = other.get("/health")
+            assert (health.status_code, health.json()) == (503, {"status": "draining"})
+            late = other.post("/v1/chat/completions", json={"messages": ASK})
+            assert late.status_code == 503 and late.headers["retry-after"]
+        one.join()
+        assert len(words) >= 890
+
+
+def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is said, a comment keeps the connection alive, and a client of OpenAI's does not mind."""
+    monkeypatch.setattr(answers, "PING", 0.05)
+    release = threading.Event()
+    future = served.scheduler.call(release.wait)
+    timer = threading.Timer(0.4, release.set)
+    timer.start()
+    extra = {"notes": {"splice": ["returns"]}}
+    stream = served.client.chat.completions.create(model="tiny", messages=ASK, stream=True, extra_body=extra)  # type: ignore[call-overload]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "accepted"
+    assert future.result(5)
