@@ -12,7 +12,7 @@ export CMAKE_ARGS := -DLLAMA_BUILD=OFF $(CMAKE_ARGS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint wheel train bench experiments zoo upstream sanitize faults faults-slice clean
+.PHONY: help setup demo test lint wheel train bench experiments zoo upstream sanitize faults faults-slice clients clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ faults: $(READY) ## Hostile files, kills, full disks and the like, by the thousa
 
 faults-slice: $(READY) ## Two minutes of the same
 	@$(BIN)/python -m bench.faults $(ONLY)
+
+clients: $(READY) ## 10,000 requests against notes serve, many of clients that vanish, stall or send garbage (docs/serving.md, 10 minutes)
+	@nice $(BIN)/python -m bench.clients --write docs/results/clients.json
 
 train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on two cores)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'

@@ -60,7 +60,7 @@ def test_a_client_that_goes_away_stops_its_answer(served: Served, endless: None,
     assert steps < before + 500, "it must not have come to its end"
     sequences, resting, load = held(served)
     assert sequences == resting and load == 0 and served.scheduler.tally.steps - steps < 3
-    assert told(served.ask(splice=["returns"])) == "accepted"
+    assert told(served.chat(ASK, max_tokens=1, notes={"splice": ["returns"]})) == "accepted"
 
 
 def test_a_slow_reader_stops_nobody(served: Served, endless: None) -> None:

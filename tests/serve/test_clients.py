@@ -1,0 +1,47 @@
+"""A slice of bench/clients.py: clients that vanish, stall, repeat and send garbage leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import clients
+from notes_cli.engine.context import ContextOptions
+from notes_cli.runtime.prefixes import Kept
+from notes_cli.serve.scheduler import Limits
+
+from .conftest import Served, started
+
+CONTEXT = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with started(tmp_path, Limits(parallel=8, queue=8), context=CONTEXT, fixed_size=True) as found:
+        clients.prepare(found.url)
+        yield found
+
+
+def test_misbehaving_clients_leave_nothing_behind(served: Served) -> None:
+    outcome = asyncio.run(clients.campaign(served.url, 200, seed=5, parallel=12))
+    assert outcome.wrong == [] and outcome.right > 60 and len(outcome.kinds) == 7
+
+
+def test_a_leak_is_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: one sequence that is not given back is what the campaign tells of."""
+    prefixes, kept = served.scheduler.prefixes, list[Kept]()
+    rest = prefixes.rest
+
+    def lose(one: Kept) -> None:
+        if kept or served.scheduler.tally.outcomes["answered"] < 26:
+            rest(one)
+        else:
+            prefixes.kept.remove(one)
+            kept.append(one)
+
+    monkeypatch.setattr(prefixes, "rest", lose)
+    outcome = asyncio.run(clients.campaign(served.url, 12, seed=5, parallel=4))
+    assert any("sequences" in one for one in outcome.wrong), outcome.wrong
