@@ -143,6 +143,10 @@ class TakenError(SegmentError):
     """A name, or a file, that holds a skill whose text came from elsewhere; it would be lost."""
 
 
+class CompilingError(SegmentError):
+    """A segment that another process is compiling at the moment."""
+
+
 class UnwritableError(SegmentError):
     """A segment that cannot be written: the disk is full, or the folder not ours to write in."""
 

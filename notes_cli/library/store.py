@@ -20,7 +20,17 @@ import numpy as np
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Tokens
-from notes_cli.errors import Help, NotesError, Notice, Remedy, Say, SegmentError, UnwritableError, reason
+from notes_cli.errors import (
+    CompilingError,
+    Help,
+    NotesError,
+    Notice,
+    Remedy,
+    Say,
+    SegmentError,
+    UnwritableError,
+    reason,
+)
 from notes_cli.library import private
 from notes_cli.library.atomic import sweep
 from notes_cli.library.container import SegmentInfo, peek
@@ -192,7 +202,7 @@ class Library:
                 held.enter_context(locked(self.folder / ".locks" / f"{path.name}.lock", wait, told))
             except HeldError as error:
                 what = f"another process is compiling {name}"
-                raise SegmentError(what, f"Wait for it, or end it: {error}") from None
+                raise CompilingError(what, f"Wait for it, or end it: {error}") from None
             except OSError as error:
                 raise UnwritableError(f"cannot write to the library {self.folder}: {reason(error)}") from error
             known = self.names()

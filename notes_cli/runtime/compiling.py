@@ -240,12 +240,14 @@ def compile_to_library(
     measure: Progress | None = None,
     blocks: Blocks | None = None,
     say: Say | None = None,
+    wait: float = -1,
 ) -> Compiled:
     """Compile the skill into the library (or to `output`) unless what is there is up to date.
 
-    `blocks`: 1 for one block; None for as many as there are, or one. `say` is told when another process is waited for.
-    Raise SegmentError if `output` is a file that is no segment, TakenError if what is there holds the text of another
-    source, unless `force` says to write over it; UnwritableError if the disk refuses.
+    `blocks`: 1 for one block; None for as many as there are, or one. `say` is told when another process is waited for,
+    for `wait` seconds, negative: for ever. Raise CompilingError where that takes longer, SegmentError if `output` is a
+    file that is no segment, TakenError if what is there holds the text of another source, unless `force` says to write
+    over it; UnwritableError if the disk refuses.
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
     if output is not None:
@@ -257,7 +259,7 @@ def compile_to_library(
     if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks):
         _move_along(workspace, skill, path)  # else nothing is written: the library may be read-only
         return _up_to_date(path)
-    with workspace.library.compiling(skill.name, workspace.identity, say=say):
+    with workspace.library.compiling(skill.name, workspace.identity, wait, say):
         why = None if force else taken(workspace, skill)
         if why:
             raise TakenError(why, Help.OTHER_NAME_OR_FORCE())

@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from notes_cli.errors import Help, Progress, SegmentError
+from notes_cli.errors import CompilingError, Help, Progress, SegmentError
 from notes_cli.explaining import entry_as_json
 from notes_cli.library.store import Library
 from notes_cli.runtime.asking import Listener
+from notes_cli.runtime.compiling import block_warnings, compile_to_library
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.scheduler import Scheduler
@@ -86,16 +87,34 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
     wanted: Blocks = blocks or 1
 
     def work() -> Json:
-        from notes_cli.api import Model
+        workspace = scheduler.workspace
+        notices = [*skill.warnings, *(block_warnings(workspace, skill, wanted) if wanted != 1 else ())]
 
-        notices = [*skill.warnings]
-        listener = Listener(
-            notice=lambda notice: notices.append(str(notice)),
-            watch=watching(scheduler, lambda label, done, total: told({"step": label, "done": done, "total": total})),
-        )
-        model = Model(scheduler.workspace)  # not closed: it is not ours
-        made = model.bring_up_to_date(skill, force=force, influence=influence, blocks=wanted, listener=listener)
-        return {**shown(scheduler, skill.name), "reasons": list(made.reasons), "notices": notices}
+        def step(label: str) -> Progress:
+            def update(done: int, total: int) -> None:
+                told({"step": label, "done": done, "total": total})
+                scheduler.between()
+
+            return update
+
+        cells = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
+        while True:
+            try:
+                with scheduler.room.reserved(cells):
+                    made = compile_to_library(
+                        *(workspace, skill),
+                        force=force,
+                        progress=step("compiling"),
+                        measure=step("measuring influence") if influence else None,
+                        blocks=wanted,
+                        say=lambda notice: notices.append(str(notice)),
+                        wait=0,
+                    )
+            except CompilingError:  # then it need not be done again
+                step("waiting for another process")(0, 1)
+                scheduler.rest()
+            else:
+                return {**shown(scheduler, skill.name), "reasons": list(made.reasons), "notices": notices}
 
     return work
 

@@ -7,7 +7,8 @@ the size of the context, it is made larger, for those who are being answered alo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from notes_cli.engine.notebook import Notebook
@@ -44,6 +45,7 @@ class Room:
     def __init__(self, workspace: Workspace, prefixes: Prefixes) -> None:
         self._workspace, self._prefixes = workspace, prefixes
         self.grants: list[Grant] = []
+        self._reserved = 0
         self._grows = workspace.grows
 
     @property
@@ -52,7 +54,7 @@ class Room:
 
     @property
     def promised(self) -> int:
-        return sum(grant.promised for grant in self.grants)
+        return self._reserved + sum(grant.promised for grant in self.grants)
 
     def has(self, cells: int, sequences: int) -> bool:
         """Whether so much is free beside what was promised."""
@@ -65,6 +67,16 @@ class Room:
             if not self._prefixes.evict():
                 return self._grow(cells, sequences)
         return True
+
+    @contextmanager
+    def reserved(self, cells: int) -> Iterator[None]:
+        """Keep so much room free for what is no answer, if it can be had now."""
+        cells = cells if self.make(cells, 1) else 0
+        self._reserved += cells
+        try:
+            yield
+        finally:
+            self._reserved -= cells
 
     def could(self, cells: int) -> bool:
         """Whether there may ever be so much, if nobody else needs any."""

@@ -263,6 +263,11 @@ class Scheduler:
             raise Refused(503, "the server ends", code="shutting_down")
         self._go_on()
 
+    def rest(self) -> None:
+        """For what waits for others than us: a moment, if nobody is answered meanwhile."""
+        if not self._loop.running:
+            time.sleep(0.02)
+
     def _go_on(self) -> None:
         self._drop()
         self._admit()

@@ -1,0 +1,85 @@
+"""Several servers over one library: nothing is compiled twice, and a session is opened by one at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notes_cli.engine.model import Model
+
+from .conftest import QUESTION, Json, Served, compile_into, started, told
+
+ASK = [{"role": "user", "content": QUESTION}]
+LONG = "# Rules\n\ndate: 2026-05-01\n\n" + "\n".join(f"- Rule {n}: the shipping of {n} is free." for n in range(120))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
+    compile_into(tmp_path, "returns")
+    with started(tmp_path) as first, started(tmp_path) as second:
+        yield first, second
+
+
+def test_a_text_is_compiled_once_for_all(two: tuple[Served, Served]) -> None:
+    """The second server waits for the first, and then has nothing to do; both have the skill."""
+    found: dict[int, list[Json]] = {}
+
+    def compile_at(number: int) -> None:
+        reply = two[number].http.post("/v1/notes/compile", json={"name": "rules", "text": LONG})
+        found[number] = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line]
+
+    threads = [threading.Thread(target=compile_at, args=(number,)) for number in (0, 1)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    reasons = sorted(len(found[number][-1]["skill"]["reasons"]) for number in found)
+    assert reasons == [0, 1], "one of them must have had nothing to do"
+    for one in two:
+        assert one.ask(splice=["rules"])["usage"]["prompt_tokens_details"]["cached_tokens"] > 1000
+
+
+def test_a_correction_at_one_is_heard_at_the_other(two: tuple[Served, Served]) -> None:
+    first, second = two
+    assert told(second.ask(splice=["returns"])) == "accepted"
+    first.http.post("/v1/notes/errata", json={"field": "date", "value": "2026-07-01"})
+    assert told(second.ask(splice=["returns"])) == "refused"
+
+
+def test_a_session_goes_from_one_to_the_other(two: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one answers in it, the other says 409 at once; afterwards it goes on there."""
+    first, second = two
+    notes = {"splice": ["returns"], "session": "mine"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "ends", lambda self, token: False)
+        asked = {"messages": ASK, "max_tokens": 300, "stream": True, "notes": notes}
+        with first.http.stream("POST", "/v1/chat/completions", json=asked) as reply:
+            lines = reply.iter_lines()
+            next(line for line in lines if "content" in line)
+            assert second.chat(ASK, 409, notes=notes)["code"] == "session_in_use"
+            list(lines)
+    follow = second.chat(ASK, notes={"session": "mine", "explain": True})
+    assert follow["usage"]["prompt_tokens"] > 400
+    assert follow["notes"]["pieces"][0]["reason"] == "restored_session"
+
+
+def test_what_a_user_sees(tmp_path: Path) -> None:
+    """The command says where it listens, ends with 0 when it is told to, and in one line why it cannot begin."""
+    environment = {"NOTES_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "NOTES_THREADS": "1"}
+    command = [sys.executable, "-m", "notes_cli", "serve", "--port"]
+    with subprocess.Popen([*command, "0"], stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr
+        line = next(line for line in process.stderr if "http://" in line)
+        port = line.rpartition(":")[2].strip()
+        taken = subprocess.run([*command, port], capture_output=True, text=True, env=environment)
+        assert taken.returncode == 1 and taken.stderr.count("\n") == 1 and "cannot listen" in taken.stderr
+        process.terminate()
+        assert process.wait(20) == 0 and "Traceback" not in process.stderr.read()
+    wrong = subprocess.run([*command, "0", "-m", "none.gguf"], capture_output=True, text=True, env=environment)
+    assert wrong.returncode == 1 and wrong.stderr.count("\n") == 1 and "none.gguf" in wrong.stderr, wrong.stderr
