@@ -19,7 +19,7 @@ from .refused import FLAG
 
 PACKAGE = Path(notes_cli.__file__).parent
 ROOT = PACKAGE.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/json.md", "docs/format.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/json.md", "docs/format.md", "docs/serving.md")
 
 # Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
 # "" is `notes_cli` itself, of which all may know the version.
@@ -47,6 +47,9 @@ ONLY = {
     "jinja2": {"text"},
     "matplotlib": {"commands"},
     "yaml": {"documents"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
+    "prometheus_client": {"serve"},
 }
 
 # The edge, and what names flags for another reason: pip's, and sentences that an earlier version wrote into sessions.

@@ -85,7 +85,7 @@ async def answer(request: Request, scheduler: Scheduler, every: Sequence[Asked],
     try:
         await while_there(request.receive, stream.begin())
     except BaseException:
-        heard.close()
+        stream.close()
         raise
     return stream
 
@@ -133,9 +133,13 @@ class Stream(Response):
         except (ClientDisconnect, TimeoutError):
             pass  # whoever has gone, or takes nothing, is not told
         finally:
-            self._heard.close()
-            if self._first is not None:
-                self._first.cancel()
+            self.close()
+
+    def close(self) -> None:
+        """Give up what nobody hears any more."""
+        self._heard.close()
+        if self._first is not None and not self._first.cancel() and not self._first.cancelled():
+            self._first.exception()  # which nobody is told any more
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -240,4 +244,5 @@ def closing(replies: Sequence[Reply]) -> Sequence[Json]:
 
 
 def event(data: Json) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False).encode("utf-8", "replace") + b"\n\n"
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"

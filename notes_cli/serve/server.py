@@ -51,6 +51,7 @@ async def _serve(service: Service, listening: socket.socket, told: Callable[[], 
     config = uvicorn.Config(
         service.app,
         log_config=None,
+        log_level="error",  # what clients do wrong is told them, not the log
         access_log=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE,

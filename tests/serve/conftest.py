@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,7 @@ def started(
     options: Options | None = None,
     context: ContextOptions | None = None,
     model: Path | None = None,
+    names: Sequence[str] = ("tiny",),
     **workspace: Any,
 ) -> Iterator[Served]:
     """A server in a thread of its own; it ends with the block."""
@@ -88,7 +89,7 @@ def started(
         given = context or ContextOptions(n_threads=1)
         return Workspace(model or config.shipped_model(), given, paths=Paths.under(home), **workspace)
 
-    scheduler = Scheduler(opened, limits, ["tiny"])
+    scheduler = Scheduler(opened, limits, names)
     service = Service(scheduler, options or Options())
     failed: list[BaseException] = []
 

@@ -1,0 +1,57 @@
+"""docs/serving.md: every example in it is run against a server, and gives what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import Served, compile_into, started
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(console|python)\n(.*?)```", DOCUMENT, re.S)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("document")
+    compile_into(home, "returns", "support")
+    with started(home, names=()) as found:
+        yield found
+
+
+def matches(shown: str, found: str) -> bool:
+    """Whether an output is as it is shown, where `...` is anything."""
+    pattern = ".*?".join(re.escape(part.strip("\n")) for part in shown.split("..."))
+    return re.fullmatch(rf"\s*{pattern}\s*", found, re.S) is not None
+
+
+def test_every_example(own: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In their order, as they build on each other."""
+    monkeypatch.chdir(ROOT)
+    seen = 0
+    for kind, block in BLOCKS:
+        block = block.replace("localhost:8080", own.url.removeprefix("http://"))
+        if kind == "python":
+            exec(block, {})
+            printed = re.findall(r"^print\(.*\n# (.*)", block, re.M)
+            assert capsys.readouterr().out.splitlines() == printed
+            seen += 1
+            continue
+        for example in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            lines = example.splitlines()
+            length = next(n for n in range(1, len(lines) + 1) if "\n".join(lines[:n]).count("'") % 2 == 0)
+            command, shown = "\n".join(lines[:length]), "\n".join(lines[length:])
+            found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60).stdout
+            assert matches(shown, found), f"{command}\n{found}"
+            seen += 1
+    assert seen >= 12
+
+
+def test_what_does_not_match() -> None:
+    """The control."""
+    assert matches('{"a":1,...}', '{"a":1,"b":2}') and not matches('{"a":1,...}', '{"a":2,"b":2}')
