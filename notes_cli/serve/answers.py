@@ -15,10 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from notes_cli.errors import NotesError
 from notes_cli.serve.answering import Words, Written
+from notes_cli.serve.jobs import Begun, Job
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.replies import Json, Reply, joined
-from notes_cli.serve.scheduler import Begun, Job, Scheduler
+from notes_cli.serve.scheduler import Scheduler
 
 Outcome = Begun | Words | Written | NotesError | None
 PING = 15.0  # seconds without a word after which a comment is sent, for those between us and the client

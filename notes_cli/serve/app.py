@@ -86,6 +86,8 @@ class Service:
             return JSONResponse({"status": "draining"}, 503)
         if not self.scheduler.ready.done():
             return JSONResponse({"status": "loading"}, 503)
+        if self.scheduler.over.done():
+            return JSONResponse({"status": "failed"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
@@ -139,7 +141,7 @@ class Service:
 
     async def explain(self, request: Request) -> Response:
         asked = parse_chat(await self._body(request))
-        return JSONResponse(await self._at_context(lambda: self.scheduler.explain(asked)))
+        return JSONResponse(await self._at_context(lambda: self.scheduler.turns.explain(asked)))
 
     async def errata(self, request: Request) -> Response:
         correction = errata.parse(await self._body(request))

@@ -11,8 +11,8 @@ from typing import Any
 from notes_cli.engine.notebook import Stopped
 from notes_cli.explaining import explanation
 from notes_cli.serve.answering import Token, Words, Written
+from notes_cli.serve.jobs import Begun
 from notes_cli.serve.parsing import Asked
-from notes_cli.serve.scheduler import Begun
 
 _REASONS: dict[Stopped, str] = {"end": "stop", "limit": "length", "context": "length"}
 Json = dict[str, Any]

@@ -11,88 +11,35 @@ import contextlib
 import queue
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from notes_cli import output
-from notes_cli.engine.loop import Loop, Running, Task, run
+from notes_cli.engine.loop import Loop
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.errors import EngineError, NotesError
-from notes_cli.explaining import explanation
 from notes_cli.library.standing import StandingErrata
 from notes_cli.library.store import Library
-from notes_cli.runtime.asking import Counts, Listener, Plan, Request
-from notes_cli.runtime.assembling import assembling
-from notes_cli.runtime.prefixes import Kept, Layout, Prefixes
+from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.answering import Words, Written, writing
 from notes_cli.serve.conversations import Conversations
-from notes_cli.serve.laying import Desk, Laid, lay, turn_of
-from notes_cli.serve.parsing import DRAWN, Asked
-from notes_cli.serve.refusals import Refused, ServerError
-from notes_cli.serve.room import GRANT, Grant, Room
+from notes_cli.serve.jobs import Job, Limits, Told
+from notes_cli.serve.laying import Desk, lay, turn_of
+from notes_cli.serve.parsing import Asked
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.room import GRANT, Room
 from notes_cli.serve.shelf import Shelf
 from notes_cli.serve.tally import Tally
+from notes_cli.serve.turns import IDLE, Turns, fault
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 
 T = TypeVar("T")
 
-CHUNK = 256  # tokens of prompts that are read at a step
 SOON = 16  # tokens of a prompt that others are reading, and that are worth waiting for
 SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
-IDLE = 32  # notebooks that are kept beside those that are being answered
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much at a time."""
-
-    parallel: int = 16  # sequences that answer or read at once
-    queue: int = 128  # requests that wait
-    tokens: int = 2048  # of an answer
-    chunk: int = CHUNK
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The prompt was read: its tokens, how many of them were there already, and its pieces."""
-
-    tokens: int
-    cached: int
-    counts: Counts
-    pieces: tuple[Piece, ...]
-    seconds: float  # since the request came
-    notices: tuple[str, ...] = ()
-
-
-Told = Begun | Words | Written | NotesError | None  # None: all is said
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request that is waiting or being answered. `tell` is called in the scheduler's thread, and must not block."""
-
-    asked: Asked
-    tell: Callable[[Told], object]
-    came: float = field(default_factory=time.perf_counter)
-    gone: bool = False  # nobody wants the answer any more
-    laid: Laid | None = None
-    running: Running[None] | None = None
-    grants: list[Grant] = field(default_factory=list)
-
-    @property
-    def sequences(self) -> int:
-        return self.asked.writing.choices
-
-    def leave(self) -> None:
-        """The client has gone: the answer ends at the next step."""
-        self.gone = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +47,6 @@ class _Work:
     """What takes long."""
 
     function: Callable[[], object]
-
-
-@dataclass(slots=True)
-class _Answer:
-    """The first answer to a request, as it is told."""
-
-    tell: Callable[[Told], object]
-    text: str = ""
-
-    def hear(self, words: Words) -> None:
-        if not words.index and not words.thought:
-            self.text += words.text
-        self.tell(words)
 
 
 class Scheduler:
@@ -127,6 +61,7 @@ class Scheduler:
         """`workspace` is opened in the thread that uses it. `names`: what clients may call its model, too."""
         self.limits = limits or Limits()
         self.ready: Future[Workspace] = Future()  # raises what went wrong where the model cannot be opened
+        self.over: Future[None] = Future()  # raises what it failed by
         self.names = tuple(names)
         self.started = int(time.time())
         self.tally = Tally()
@@ -159,6 +94,8 @@ class Scheduler:
 
     def submit(self, asked: Asked, tell: Callable[[Told], object]) -> Job:
         """Have a request answered. Raise Refused where too many wait already."""
+        if self.over.done():
+            raise Refused(503, "the server has failed", code="failed")
         with self._lock:
             if self._count >= self.limits.parallel + self.limits.queue:
                 self.tally.outcomes["refused"] += 1
@@ -199,33 +136,19 @@ class Scheduler:
             "prefixes_idle": resting,
         }
 
-    def explain(self, asked: Asked) -> dict[str, object]:
-        """What a prompt would be made of now, and how. Nothing is computed. Raise NotesError."""
-        laid = self._lay(asked)
-        layout = laid.layout
-        kept, length, _ = self.prefixes.find(layout, asked.notes.cache_salt)
-        live = length if kept else 0
-        notebook = self.prefixes.begin(kept, live, dry=True) if kept and live else self.workspace.notebook(dry=True)
-        run(self._reading(layout, notebook))
-        counts = replace(Counts.of(notebook), shared=live)
-        return explanation(notebook.pieces, asdict(counts), laid.notices)
-
-    def _lay(self, asked: Asked) -> Laid:
-        return lay(self.desk, asked)
-
     def _run(self) -> None:
         try:
             with self._open() as self.workspace:
                 self._begin()
                 self.ready.set_result(self.workspace)
-                while not self._closing:
-                    self._turn()
-                self._end()
+                try:
+                    while not self._closing:
+                        self._turn()
+                finally:
+                    self._end()
+            self.over.set_result(None)
         except BaseException as error:
-            if self.ready.done():
-                output.say(f"the scheduler failed: {traceback.format_exc()}")
-            else:
-                self.ready.set_exception(error)
+            (self.over if self.ready.done() else self.ready).set_exception(error)
 
     def _begin(self) -> None:
         workspace = self.workspace
@@ -237,11 +160,14 @@ class Scheduler:
             *(workspace, self.shelf, self.prefixes, Conversations(), errata, self.names, self.limits.tokens)
         )
         self.room = Room(workspace, self.prefixes)
+        self.turns = Turns(self.desk, self.room, self.tally)
         beside = 2 if workspace.model.recurrent else IDLE  # each state takes memory
         with contextlib.suppress(EngineError):  # fewer at a time, then
             workspace.make_way(0, self.limits.parallel + beside)
 
     def _end(self) -> None:
+        self._closing = True
+        self._arrive(wait=False)
         for job in [*self._waiting, *self._jobs]:
             job.tell(Refused(503, "the server ends", code="shutting_down"))
         for work in self._works:
@@ -313,9 +239,12 @@ class Scheduler:
                 self._waiting.remove(job)
                 self._fail(job, error)
                 continue
-            if begun is None:
+            if begun is None and self._jobs:
                 return
-            if begun:
+            if begun is None:
+                self._waiting.remove(job)
+                self._fail(job, Refused(503, "there is no room for this request", code="no_room", wait=1))
+            elif begun:
                 self._waiting.remove(job)
 
     @property
@@ -327,7 +256,7 @@ class Scheduler:
         if job.asked.notes.session is not None:
             return self._go_on_with_session(job, job.asked.notes.session)
         if job.laid is None:
-            job.laid = self._lay(job.asked)
+            job.laid = lay(self.desk, job.asked)
         laid, layout, salt = job.laid, job.laid.layout, job.asked.notes.cache_salt
         kept, length, coming = self.prefixes.find(layout, salt)
         if coming > length + SOON:
@@ -350,7 +279,7 @@ class Scheduler:
         job.grants = [self.room.grant(notebook, len(layout) + first, (job.sequences - 1) * first)]
         self._jobs.append(job)
         self.tally.queued.add(time.perf_counter() - job.came)
-        job.running = self._loop.begin(self._answer(job, laid, held, length, first))
+        job.running = self._loop.begin(self.turns.answer(job, laid, held, length, first))
         return True
 
     def _room_for(self, job: Job, prompt: int, first: int) -> int | None:
@@ -361,51 +290,21 @@ class Scheduler:
             return None
         return (self.room.cells - self.workspace.context.used - prompt) // job.sequences
 
-    def _answer(self, job: Job, laid: Laid, held: Kept, live: int, first: int) -> Task[None]:
-        """Read the prompt, write the answers, and leave the first one's notebook to others."""
-        layout, notebook = laid.layout, held.notebook
-        books: list[Notebook] = []
-        try:
-            yield from self._reading(layout, notebook)
-            yield [notebook]
-            counts = replace(Counts.of(notebook), shared=live)
-            self._tell_begun(job, counts, live, notebook.pieces, laid.notices)
-            books = [notebook.share() for _ in range(job.sequences - 1)]
-            job.grants[0].more = 0
-            for book in books:
-                book.bound = notebook.bound
-                job.grants.append(self.room.grant(book, len(layout) + first))
-            seed = laid.asked.writing.sampling.seed
-            seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
-            heard = _Answer(job.tell)
-            for written in (yield from writing(self.workspace, laid, [notebook, *books], seed, heard.hear)):
-                self._tell_written(job, written)
-            if laid.talk:
-                self.desk.conversations.keep(laid.asked, laid.talk, heard.text)
-        except Exception as error:
-            self.prefixes.drop(held)  # nobody should go on from what failed
-            if isinstance(error, NotesError):
-                raise
-            output.say(traceback.format_exc())
-            raise ServerError(f"a fault of the server: {type(error).__name__}") from error
-        finally:
-            for book in books:
-                book.close()
-            self._leave(held)
-
     def _go_on_with_session(self, job: Job, name: str) -> bool | None:
         """A turn of a session on disk, for all of which there is room (else None)."""
         held = contextlib.ExitStack()
         try:
             stored = held.enter_context(Sessions(self.workspace.paths.sessions).locked(name, new=True))
             request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=stored.header is not None)
-            told = sum(len(segment) for segment in request.splice if not isinstance(segment, str))
-            told += len(
-                self.workspace.model.tokenize(" ".join((request.question, request.system or "", *request.errata)))
-            )
-            cells = len(stored.state.tokens) + told + SPARE + request.limit
-            if not self.room.could(cells):
-                raise _too_long(cells, self.room.cells)
+            told = len(stored.state.tokens) + SPARE
+            told += sum(len(one) for one in request.splice if not isinstance(one, str))
+            words = (request.question, request.system or "", *request.errata)
+            told += sum(len(self.workspace.model.tokenize(text)) for text in words)
+            if not self.room.could(told + 1):
+                raise _too_long(told + 1, self.room.cells)
+            if not self.room.could(told + request.limit):
+                request = replace(request, limit=self.room.cells - told)
+            cells = told + request.limit
             if not self.room.make(cells, 1):
                 held.close()
                 return None
@@ -415,66 +314,8 @@ class Scheduler:
             raise
         self._jobs.append(job)
         self.tally.queued.add(time.perf_counter() - job.came)
-        job.running = self._loop.begin(self._session(job, session, request, cells, held))
+        job.running = self._loop.begin(self.turns.session(job, session, request, cells, held))
         return True
-
-    def _session(
-        self, job: Job, session: Session, request: Request, cells: int, held: contextlib.ExitStack
-    ) -> Task[None]:
-        def assembled(plan: Plan) -> None:
-            job.grants = [self.room.grant(plan.notebook, cells)]
-            live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
-            self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices)
-
-        def thought(text: str) -> None:
-            job.tell(Words(0, text, thought=True))
-
-        notices: list[str] = []
-        listener = Listener(
-            notice=lambda notice: notices.append(str(notice)),
-            answer=lambda text: job.tell(Words(0, text)),
-            thought=thought,
-        )
-        with held:
-            found = yield from session.answering(request, listener, assembled)
-            reasoning = found.thought.tokens if found.thought else 0
-            self._tell_written(job, Written(0, found.stopped or "end", found.tokens + reasoning, reasoning))
-
-    def _tell_begun(self, job: Job, counts: Counts, live: int, pieces: Sequence[Piece], notices: Sequence[str]) -> None:
-        """The prompt is there: say what it was made of. `live`: tokens whose rows were there already."""
-        seconds, cached = time.perf_counter() - job.came, counts.total - counts.decoded
-        self.tally.decoded += counts.decoded
-        self.tally.spliced += cached - live
-        self.tally.live += live
-        self.tally.first.add(seconds)
-        job.tell(Begun(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices)))
-
-    def _tell_written(self, job: Job, written: Written) -> None:
-        self.tally.written += written.tokens
-        job.tell(written)
-
-    def _reading(self, layout: Layout, notebook: Notebook) -> Task[None]:
-        if layout.prompt.conversation is None:
-            notebook.append(layout.tokens[len(notebook) :])
-            return
-        yield from assembling(
-            *(self.workspace, layout.prompt, layout.parts),
-            seam=layout.seam,
-            splice=layout.splice,
-            dry=notebook.dry,
-            begun=notebook,
-        )
-
-    def _leave(self, held: Kept) -> None:
-        """A notebook that nobody works on any more: others may go on from it, if it is sound."""
-        if held not in self.prefixes.kept:
-            return
-        try:
-            self.prefixes.rest(held)
-        except NotesError:
-            self.prefixes.drop(held)
-        while sum(1 for _ in self.prefixes.resting()) > IDLE:
-            self.prefixes.evict()
 
     def _step(self) -> None:
         self.tally.steps += 1
@@ -516,12 +357,9 @@ class Scheduler:
                 self._ended()
 
     def _fail(self, job: Job, error: Exception) -> None:
-        if not isinstance(error, NotesError):
-            output.say("".join(traceback.format_exception(error)))
-            error = ServerError(f"a fault of the server: {type(error).__name__}")
         self.tally.outcomes["failed"] += 1
         self._forget(job)
-        job.tell(error)
+        job.tell(fault(error))
 
     def _forget(self, job: Job) -> None:
         if job in self._jobs:

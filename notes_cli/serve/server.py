@@ -78,7 +78,8 @@ async def _serve(service: Service, listening: socket.socket, told: Callable[[], 
     ready = asyncio.wrap_future(scheduler.ready)
     ending = asyncio.ensure_future(asked.wait())
     try:
-        first: set[asyncio.Future[Any]] = {serving, ready, ending}
+        over = asyncio.wrap_future(scheduler.over)
+        first: set[asyncio.Future[Any]] = {serving, ready, ending, over}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
@@ -86,8 +87,10 @@ async def _serve(service: Service, listening: socket.socket, told: Callable[[], 
             await asyncio.wait(first - {ready}, return_when=asyncio.FIRST_COMPLETED)
         service.draining = True
         end_at = loop.time() + drain
-        while scheduler.load and loop.time() < end_at and not server.should_exit:
+        while scheduler.load and not over.done() and loop.time() < end_at and not server.should_exit:
             await asyncio.sleep(0.05)
+        if over.done():
+            over.result()
     finally:
         service.draining = server.should_exit = True
         ending.cancel()

@@ -20,7 +20,8 @@ from notes_cli.engine.context import ContextOptions
 from notes_cli.runtime.asking import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.app import Options, Service
-from notes_cli.serve.scheduler import Limits, Scheduler
+from notes_cli.serve.jobs import Limits
+from notes_cli.serve.scheduler import Scheduler
 from notes_cli.serve.server import listen, serve
 
 SKILLS = ("returns", "support")

@@ -11,7 +11,7 @@ import pytest
 from bench import clients
 from notes_cli.engine.context import ContextOptions
 from notes_cli.runtime.prefixes import Kept
-from notes_cli.serve.scheduler import Limits
+from notes_cli.serve.jobs import Limits
 
 from .conftest import Served, started
 

@@ -18,7 +18,8 @@ from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.serve import answers
 from notes_cli.serve.app import Options
-from notes_cli.serve.scheduler import Limits
+from notes_cli.serve.jobs import Limits
+from notes_cli.serve.scheduler import Scheduler
 
 from .conftest import QUESTION, Json, Served, started, told
 
@@ -126,7 +127,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
         raise ZeroDivisionError("our own")
 
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.serve.scheduler.writing", fault)
+        patch.setattr("notes_cli.serve.turns.writing", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.serve.scheduler.lay", fault)
@@ -263,3 +264,14 @@ def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = served.client.chat.completions.create(model="tiny", messages=ASK, stream=True, extra_body=extra)  # type: ignore[call-overload]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "accepted"
     assert future.result(5)
+
+
+def test_a_scheduler_that_fails_ends_the_server(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for ever: who was being answered is told, and the server ends with what went wrong."""
+
+    def fail(self: Scheduler) -> None:
+        raise ZeroDivisionError("our own")
+
+    with pytest.raises(AssertionError, match="ZeroDivisionError"), started(library) as served:
+        monkeypatch.setattr(Scheduler, "_drop", fail)
+        assert served.chat(ASK, 503)["code"] == "shutting_down"

@@ -14,7 +14,7 @@ import pytest
 from notes_cli.config import resource
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.serve.scheduler import Limits
+from notes_cli.serve.jobs import Limits
 
 from .conftest import Json, Served, compile_into, started, told
 

@@ -1,0 +1,64 @@
+"""A request on its way through the scheduler, and what is told of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from notes_cli.engine.loop import Running
+from notes_cli.engine.pieces import Piece
+from notes_cli.errors import NotesError
+from notes_cli.runtime.asking import Counts
+from notes_cli.serve.answering import Words, Written
+from notes_cli.serve.laying import Laid
+from notes_cli.serve.parsing import Asked
+from notes_cli.serve.room import Grant
+
+CHUNK = 256  # tokens of prompts that are read at a step
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much at a time."""
+
+    parallel: int = 16  # sequences that answer or read at once
+    queue: int = 128  # requests that wait
+    tokens: int = 2048  # of an answer
+    chunk: int = CHUNK
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The prompt was read: its tokens, how many of them were there already, and its pieces."""
+
+    tokens: int
+    cached: int
+    counts: Counts
+    pieces: tuple[Piece, ...]
+    seconds: float  # since the request came
+    notices: tuple[str, ...] = ()
+
+
+Told = Begun | Words | Written | NotesError | None  # None: all is said
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request that is waiting or being answered. `tell` is called in the scheduler's thread, and must not block."""
+
+    asked: Asked
+    tell: Callable[[Told], object]
+    came: float = field(default_factory=time.perf_counter)
+    gone: bool = False  # nobody wants the answer any more
+    laid: Laid | None = None
+    running: Running[None] | None = None
+    grants: list[Grant] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> int:
+        return self.asked.writing.choices
+
+    def leave(self) -> None:
+        """The client has gone: the answer ends at the next step."""
+        self.gone = True

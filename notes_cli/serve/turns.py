@@ -1,0 +1,159 @@
+"""Turns: a request's prompt read, and the answers to it written, as a task of the loop."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+
+from notes_cli import output
+from notes_cli.engine.loop import Task, run
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.errors import NotesError
+from notes_cli.explaining import explanation
+from notes_cli.runtime.asking import Counts, Listener, Plan, Request
+from notes_cli.runtime.assembling import assembling
+from notes_cli.runtime.prefixes import Kept, Layout
+from notes_cli.serve.answering import Words, Written, writing
+from notes_cli.serve.jobs import Begun, Job, Told
+from notes_cli.serve.laying import Desk, Laid, lay
+from notes_cli.serve.parsing import DRAWN, Asked
+from notes_cli.serve.refusals import ServerError
+from notes_cli.serve.room import Room
+from notes_cli.serve.tally import Tally
+from notes_cli.sessions.session import Session
+
+IDLE = 32  # notebooks that are kept beside those that are being answered
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The first answer to a request, as it is told."""
+
+    tell: Callable[[Told], object]
+    text: str = ""
+
+    def hear(self, words: Words) -> None:
+        if not words.index and not words.thought:
+            self.text += words.text
+        self.tell(words)
+
+
+class Turns:
+    """What requests need to be answered, in the thread that has the context."""
+
+    def __init__(self, desk: Desk, room: Room, tally: Tally) -> None:
+        self._desk, self._room, self._tally = desk, room, tally
+        self._workspace, self._prefixes = desk.workspace, desk.prefixes
+
+    def explain(self, asked: Asked) -> dict[str, object]:
+        """What a prompt would be made of now, and how. Nothing is computed. Raise NotesError."""
+        laid = lay(self._desk, asked)
+        layout = laid.layout
+        kept, length, _ = self._prefixes.find(layout, asked.notes.cache_salt)
+        live = length if kept else 0
+        notebook = self._prefixes.begin(kept, live, dry=True) if kept and live else self._workspace.notebook(dry=True)
+        run(self._reading(layout, notebook))
+        counts = replace(Counts.of(notebook), shared=live)
+        return explanation(notebook.pieces, asdict(counts), laid.notices)
+
+    def answer(self, job: Job, laid: Laid, held: Kept, live: int, first: int) -> Task[None]:
+        """Read the prompt, write the answers, and leave the first one's notebook to others."""
+        layout, notebook = laid.layout, held.notebook
+        books: list[Notebook] = []
+        try:
+            yield from self._reading(layout, notebook)
+            yield [notebook]
+            counts = replace(Counts.of(notebook), shared=live)
+            self._tell_begun(job, counts, live, notebook.pieces, laid.notices)
+            books = [notebook.share() for _ in range(job.sequences - 1)]
+            job.grants[0].more = 0
+            for book in books:
+                book.bound = notebook.bound
+                job.grants.append(self._room.grant(book, len(layout) + first))
+            seed = laid.asked.writing.sampling.seed
+            seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
+            heard = _Answer(job.tell)
+            for written in (yield from writing(self._workspace, laid, [notebook, *books], seed, heard.hear)):
+                self._tell_written(job, written)
+            if laid.talk:
+                self._desk.conversations.keep(laid.asked, laid.talk, heard.text)
+        except Exception as error:
+            self._prefixes.drop(held)  # nobody should go on from what failed
+            raise fault(error) from error
+        finally:
+            for book in books:
+                book.close()
+            self._leave(held)
+
+    def session(self, job: Job, session: Session, request: Request, cells: int, held: ExitStack) -> Task[None]:
+        """The next turn of a session, in `cells` that were seen to; `held` gives the session up."""
+
+        def assembled(plan: Plan) -> None:
+            job.grants = [self._room.grant(plan.notebook, cells)]
+            live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
+            self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices)
+
+        def thought(text: str) -> None:
+            job.tell(Words(0, text, thought=True))
+
+        notices: list[str] = []
+        listener = Listener(
+            notice=lambda notice: notices.append(str(notice)),
+            answer=lambda text: job.tell(Words(0, text)),
+            thought=thought,
+        )
+        with held:
+            try:
+                found = yield from session.answering(request, listener, assembled)
+            except Exception as error:
+                raise fault(error) from error
+            reasoning = found.thought.tokens if found.thought else 0
+            self._tell_written(job, Written(0, found.stopped or "end", found.tokens + reasoning, reasoning))
+
+    def _tell_begun(self, job: Job, counts: Counts, live: int, pieces: Sequence[Piece], notices: Sequence[str]) -> None:
+        """The prompt is there: say what it was made of. `live`: tokens whose rows were there already."""
+        seconds, cached = time.perf_counter() - job.came, counts.total - counts.decoded
+        self._tally.decoded += counts.decoded
+        self._tally.spliced += cached - live
+        self._tally.live += live
+        self._tally.first.add(seconds)
+        job.tell(Begun(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices)))
+
+    def _tell_written(self, job: Job, written: Written) -> None:
+        self._tally.written += written.tokens
+        job.tell(written)
+
+    def _reading(self, layout: Layout, notebook: Notebook) -> Task[None]:
+        if layout.prompt.conversation is None:
+            notebook.append(layout.tokens[len(notebook) :])
+            return
+        yield from assembling(
+            *(self._workspace, layout.prompt, layout.parts),
+            seam=layout.seam,
+            splice=layout.splice,
+            dry=notebook.dry,
+            begun=notebook,
+        )
+
+    def _leave(self, held: Kept) -> None:
+        """A notebook that nobody works on any more: others may go on from it, if it is sound."""
+        if held not in self._prefixes.kept:
+            return
+        try:
+            self._prefixes.rest(held)
+        except NotesError:
+            self._prefixes.drop(held)
+        while sum(1 for _ in self._prefixes.resting()) > IDLE:
+            self._prefixes.evict()
+
+
+def fault(error: Exception) -> NotesError:
+    """What a client is told of an error; one that should not have been is written down for whoever runs the server."""
+    if isinstance(error, NotesError):
+        return error
+    output.say("".join(traceback.format_exception(error)))
+    return ServerError(f"a fault of the server: {type(error).__name__}")
