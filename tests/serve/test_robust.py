@@ -66,7 +66,7 @@ def test_a_client_that_goes_away_stops_its_answer(served: Served, endless: None,
 
 def test_a_slow_reader_stops_nobody(served: Served, endless: None) -> None:
     """One takes nothing of what is sent to it; others are answered, and its own answer comes to its end."""
-    asked = {**LONG, "stream": True, "logprobs": 20}
+    asked = {**LONG, "max_tokens": 500, "stream": True, "logprobs": 20}
     body = json.dumps(asked).encode()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -235,7 +235,7 @@ def test_it_drains(library: Path, endless: None) -> None:
         words: list[str] = []
 
         def answer() -> None:
-            with served.client.completions.create(model="", prompt="x", max_tokens=900, stream=True) as chunks:
+            with served.client.completions.create(model="", prompt="x", max_tokens=400, stream=True) as chunks:
                 words.extend(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
         with httpx.Client(base_url=served.url) as other:
@@ -250,7 +250,7 @@ def test_it_drains(library: Path, endless: None) -> None:
             late = other.post("/v1/chat/completions", json={"messages": ASK})
             assert late.status_code == 503 and late.headers["retry-after"]
         one.join()
-        assert len(words) >= 890
+        assert len(words) >= 390
 
 
 def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

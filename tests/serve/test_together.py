@@ -42,7 +42,7 @@ def requests() -> list[Json]:
     return [
         {
             "messages": [{"role": "user", "content": f"{QUESTIONS[n % 4]}{' Really?' * (n // 16)}"}],
-            "max_tokens": 24,
+            "max_tokens": 16,
             "notes": {"splice": [NAMES[n // 4 % 4]], "explain": True},
         }
         for n in range(64)
@@ -131,7 +131,7 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
     """Answers that together outgrow the context come to their ends: some wait, and none is lost."""
     context = ContextOptions(n_ctx=512, n_threads=1, type_k="f32", type_v="f32")
     with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True) as served:
-        every = [{"prompt": [5, 6, 7 + number], "max_tokens": 300} for number in range(4)]
+        every = [{"prompt": [5, 6, 7 + number], "max_tokens": 250} for number in range(4)]
         every[0]["max_tokens"] = 9999  # as many as there is room for
         every = [{**one, "notes": {"cache_salt": str(number)}} for number, one in enumerate(every)]
 
@@ -143,7 +143,7 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
             before = served.scheduler.tally.aside
             replies = at_once_(every)
         written = [one["usage"]["completion_tokens"] for one in replies]
-        assert written == [one["usage"]["completion_tokens"] for one in alone] == [509, 300, 300, 300]
+        assert written == [one["usage"]["completion_tokens"] for one in alone] == [509, 250, 250, 250]
         for found, wanted in zip(replies, alone, strict=True):  # sums of several tokens round in another order
             assert found["choices"][0]["text"][:400] == wanted["choices"][0]["text"][:400]
         assert served.scheduler.tally.aside > before == 0, "some must have made room for others"
