@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from notes_cli.config import Paths, shipped_model
 from notes_cli.editing.methods import Method
@@ -64,6 +64,8 @@ class Asking(TypedDict, total=False):
     think: bool  # reason first
     max_think: int  # tokens to reason with at most
     choices: Sequence[str] | None  # decide among these answers, at least two
+    json_schema: Any  # the answer is JSON that is valid by this schema (JSON, read already)
+    grammar: str | None  # what the answer is held to instead, in GBNF
     limit: int  # tokens to answer with at most
     sampling: SamplerOptions  # greedy by default
     seam: int | None  # tokens to recompute where a skill follows another context than at compile time

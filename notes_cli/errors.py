@@ -167,6 +167,10 @@ class UnsupportedError(EngineError):
     """This model or context cannot do the operation; `what` holds the reason."""
 
 
+class GrammarError(NotesError):
+    """A grammar, or a JSON schema, that answers cannot be held to."""
+
+
 class OutdatedError(NotesError):
     """A profile that an older version wrote, by a rule that is not followed any more."""
 

@@ -38,7 +38,7 @@ class Scripted:
         self._left = iter([int(token) for token in model.tokenize(text, special=True)])
         self._end = None if interrupted else model.end_tokens[0]
 
-    def __call__(self, options: object) -> Scripted:
+    def __call__(self, options: object, grammar: object = None) -> Scripted:
         return self
 
     def __enter__(self) -> Scripted:
@@ -52,3 +52,6 @@ class Scripted:
         if token is None:
             raise KeyboardInterrupt
         return token
+
+    def likeliest(self, logits: Any) -> int:
+        return int(logits.argmax())

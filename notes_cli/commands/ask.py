@@ -69,6 +69,12 @@ if TYPE_CHECKING:
 )
 @click.option("--choices", metavar="A,B,...", help="Decide among these answers.")
 @click.option(
+    *("-j", "--json-schema", "json_schema"),
+    metavar="FILE",
+    help="Answer with JSON that is valid by this schema: a file, or the schema itself.",
+)
+@click.option("--grammar", metavar="FILE", help="Hold the answer to a grammar (GBNF): a file, or the grammar itself.")
+@click.option(
     *("-n", "--predict", "--n-predict", "limit"),
     type=Number(1, special=-1),
     default=256,
@@ -138,6 +144,7 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
       notes ask "May I return this?" --splice returns --think
       notes ask "And a week later?" --session mine
       echo "May I return this?" | notes ask --splice returns --choices yes,no
+      notes ask "Which date counts?" --splice returns --json-schema answer.schema.json
       notes ask --batch questions.jsonl --splice returns > answers.jsonl
     """
     batch, parallel = given.pop("batch"), given.pop("parallel")

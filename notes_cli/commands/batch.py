@@ -18,7 +18,7 @@ from notes_cli import output
 from notes_cli.commands.answering import as_json, watch
 from notes_cli.commands.options import answers_of, named, open_model
 from notes_cli.commands.remedies import tell, worded
-from notes_cli.commands.request import request_of
+from notes_cli.commands.request import held_to, request_of
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ _PARAMETERS = {"splice": "splices", "n": "limit"}
 _LISTS, _FLAGS = ("splice", "errata"), ("think", "strict", "no_splice")
 _TEXTS = ("method", "system", "place", "wording")
 _NUMBERS = ("max_think", "n", "temp", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "seam")
-_NONE = ("choices", *_TEXTS, "seed", "seam")  # which may be null
-KEYS = ("question", "id", "choices", "fields", *_LISTS, *_TEXTS, *_FLAGS, *_NUMBERS)
+_HELD = ("choices", "json_schema", "grammar")
+_NONE = (*_HELD, *_TEXTS, "seed", "seam")  # which may be null
+KEYS = ("question", "id", *_HELD, "fields", *_LISTS, *_TEXTS, *_FLAGS, *_NUMBERS)
 _ALONE = {
     "question": "QUESTION",
     "prompt": "--prompt",
@@ -51,7 +52,8 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
         if named(parameter):
             raise click.UsageError(f"{word} does not go with --batch, whose lines hold the questions")
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]  # one for all lines
-    given = {**given, "seed": seed, "choices": answers_of(given["choices"]), "session": None}
+    held = {"choices": answers_of(given["choices"]), **held_to(given)}  # read once
+    given = {**given, "seed": seed, **held, "session": None}
     with ExitStack() as stack:
         lines = _Lines(stack.enter_context(_opened(source)), given)
         model = stack.enter_context(open_model(quiet=given["json_"], **given))
@@ -186,6 +188,9 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
         raise NotesError("the method says how new values of fields come in, and there are none", 'Give it "fields"')
     choices = own.pop("choices") if "choices" in own else given["choices"]
     own.pop("id", None)
+    if any(line.get(key) is not None for key in _HELD):  # what the line is held to is its own
+        choices = choices if "choices" in line else None
+        own = {**dict.fromkeys(_HELD[1:]), **own}
     try:
         return request_of(
             question, choices, {**given, **{_PARAMETERS.get(key, key): value for key, value in own.items()}}
@@ -213,8 +218,12 @@ def _value(key: str, value: Any) -> Any:
     if key in _NUMBERS:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return _converted(key, value) if number else _wrong(key, value, "a number")
+    if key == "json_schema":  # a text would be read as that of a file, or of a schema
+        return value if isinstance(value, (dict, bool)) else _wrong(key, value, "an object, or true")
     if not isinstance(value, str):
         _wrong(key, value, "a string")
+    if key == "grammar" and "::=" not in value:
+        raise NotesError("grammar must be a grammar, not the name of a file", 'Write rules: root ::= "yes" | "no"')
     return value if key == "question" else _converted(key, value)
 
 

@@ -97,7 +97,24 @@ def request_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, An
         wording=given["wording"],
         recompute=given["no_splice"],
         strict=given["strict"],
+        **held_to(given),
     )
+
+
+def held_to(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the answer is held to, read: each option has a file or the text itself, a line of a batch has JSON."""
+    from notes_cli.text.schema import read_schema
+
+    schema, grammar = given["json_schema"], given["grammar"]
+    return {
+        "json_schema": read_schema(_text_of(schema, "{")) if isinstance(schema, str) else schema,
+        "grammar": None if grammar is None else _text_of(grammar, "::="),
+    }
+
+
+def _text_of(given: str, sign: str) -> str:
+    """What the option holds itself, if it has this sign, else the text of the file that it names."""
+    return given if sign in given else _read(Path(given))
 
 
 def _typed(*names: str) -> bool:

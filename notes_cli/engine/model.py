@@ -46,7 +46,7 @@ class Model:
         self.sources = open_sources(path)  # all files of the model
         try:
             self._load(gpu_layers, main_gpu, mmap, loading)
-            self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
+            self.n_vocab = int(llama.llama_vocab_n_tokens(self.vocab))
             self._check_tokenizer()
         except BaseException:
             self.close()
@@ -81,7 +81,7 @@ class Model:
 
     def _check_tokenizer(self) -> None:
         """llama.cpp's greedy tokenizer (RWKV) never ends at a byte that begins tokens and is none itself."""
-        if llama.llama_vocab_type(self._vocab) == llama.LLAMA_VOCAB_TYPE_RWKV:
+        if llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_RWKV:
             pieces = {self.token_bytes(token, special=True) for token in range(self.n_vocab)}
             if any(piece[:1] not in pieces for piece in pieces if piece):
                 raise ModelError(f"{self.path}: its tokenizer is damaged (no token for some single bytes)")
@@ -93,7 +93,7 @@ class Model:
         return self._handle
 
     @property
-    def _vocab(self) -> Any:
+    def vocab(self) -> Any:
         return llama.llama_model_get_vocab(self.handle)
 
     def close(self) -> None:
@@ -134,13 +134,13 @@ class Model:
 
     def special_text(self, which: str) -> str:
         """Text of the `bos` or `eos` token as a chat template wants it, "" if the model has none."""
-        token = {"bos": llama.llama_vocab_bos, "eos": llama.llama_vocab_eos}[which](self._vocab)
+        token = {"bos": llama.llama_vocab_bos, "eos": llama.llama_vocab_eos}[which](self.vocab)
         return self.token_bytes(token, special=True).decode(errors="replace") if token >= 0 else ""
 
     @property
     def bos(self) -> int | None:
         """The token that must open every prompt, None where the model wants none."""
-        return int(llama.llama_vocab_bos(self._vocab)) if llama.llama_vocab_get_add_bos(self._vocab) else None
+        return int(llama.llama_vocab_bos(self.vocab)) if llama.llama_vocab_get_add_bos(self.vocab) else None
 
     def tokenize(self, text: str, *, special: bool = False) -> Tokens:
         """Token ids of `text` alone: no BOS is added. `special`: parse control tokens such as <|im_end|> in it.
@@ -169,7 +169,7 @@ class Model:
         if len(data) + 8 not in native.INTS:
             raise ModelError(f"a text of {len(data):,} bytes is more than llama.cpp can read")
         buffer = (ctypes.c_int32 * (len(data) + 8))()
-        count = llama.llama_tokenize(self._vocab, data, len(data), buffer, len(buffer), False, special)
+        count = llama.llama_tokenize(self.vocab, data, len(data), buffer, len(buffer), False, special)
         if count < 0:
             raise ModelError(f"the tokenizer of {self.name} cannot encode this text ({len(data)} bytes)")
         return np.array(buffer[:count], np.int32)
@@ -208,7 +208,7 @@ class Model:
         Other user-defined tokens are ordinary added words: runs of blanks, letters. Whether this model's template makes
         use of a mark is not asked: what a text is in tokens should depend on the vocabulary alone.
         """
-        kind = llama.llama_vocab_get_attr(self._vocab, token)
+        kind = llama.llama_vocab_get_attr(self.vocab, token)
         if kind & llama.LLAMA_TOKEN_ATTR_USER_DEFINED:
             return _is_markup(self._spelt(token))
         return bool(kind & llama.LLAMA_TOKEN_ATTR_CONTROL)
@@ -225,10 +225,10 @@ class Model:
         """The bytes of a token; they may be part of a UTF-8 character."""
         self._check_token(token)
         buffer = ctypes.create_string_buffer(256)
-        size = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        size = llama.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
         if size < 0:
             buffer = ctypes.create_string_buffer(-size)
-            size = llama.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+            size = llama.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
         return buffer.raw[:size]
 
     def text(self, tokens: Iterable[int]) -> str:
@@ -242,7 +242,7 @@ class Model:
     def ends(self, token: int) -> bool:
         """Whether the token ends an answer (end of turn, end of text)."""
         self._check_token(token)
-        return bool(llama.llama_vocab_is_eog(self._vocab, token))
+        return bool(llama.llama_vocab_is_eog(self.vocab, token))
 
     def unknown(self, tokens: Iterable[int]) -> int | None:
         """The first of these tokens that is outside the vocabulary; None if all are known."""

@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import native
+from notes_cli.engine.grammar import CANDIDATE, Grammar
 from notes_cli.engine.native import llama
 from notes_cli.errors import EngineError
-
-# struct llama_token_data
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +35,16 @@ class SamplerOptions:
 
 
 class Sampler:
-    """A chain in the order of llama.cpp's command line: penalties, top-k, top-p, min-p, temperature, draw."""
+    """A chain in the order of llama.cpp's command line: penalties, top-k, top-p, min-p, temperature, draw.
 
-    def __init__(self, options: SamplerOptions) -> None:
+    With a grammar the chain is asked first, and again among what the grammar allows only where its choice is not: most
+    are, and to ask the grammar about a whole vocabulary takes longer than all the rest.
+    """
+
+    def __init__(self, options: SamplerOptions, grammar: Grammar | None = None) -> None:
+        """It takes the grammar over, and closes it."""
         self.options = options
+        self._grammar = grammar
         native.fits(options.top_k, "top_k")
         self._chain: Any = None
         self._closed = False
@@ -68,24 +72,49 @@ class Sampler:
         return chain
 
     def next(self, logits: NDArray[np.float32]) -> int:
-        """Draw a token from its logits, [n_vocab], and remember it for the penalties."""
+        """Draw a token from its logits, [n_vocab], and remember it for the penalties and the grammar. Raise EngineError
+        where the grammar allows none."""
         if self._closed:
             raise EngineError("this sampler is closed")
-        if self.options.temperature <= 0 and not self.options.penalizes:
-            return int(logits.argmax())  # what the chain would choose
+        plain = self.options.temperature <= 0 and not self.options.penalizes
+        token = int(logits.argmax()) if plain else self._drawn(logits)  # plain: what the chain would choose
+        if self._grammar and not self._grammar.allows(token):
+            token = self._grammar.choose(logits) if plain else self._allowed(self._grammar, logits)
+        if self._grammar:
+            self._grammar.accept(token)
+        if not plain:
+            llama.llama_sampler_accept(self._chain, token)
+        return token
+
+    def likeliest(self, logits: NDArray[np.float32]) -> int:
+        """The token that comes next if nothing is drawn. Nothing is remembered."""
+        return self._grammar.choose(logits) if self._grammar else int(logits.argmax())
+
+    def _allowed(self, grammar: Grammar, logits: NDArray[np.float32]) -> int:
+        """Draw among what the grammar allows."""
+        left = grammar.among(logits)
+        while np.isfinite(left.max()):
+            token = self._drawn(left)
+            if grammar.allows(token):
+                return token
+            left[token] = -np.inf
+        return grammar.choose(logits)  # raises
+
+    def _drawn(self, logits: NDArray[np.float32]) -> int:
+        """What the chain chooses."""
         self._chain = self._chain or self._made(len(logits))
-        candidates = np.zeros(len(logits), _CANDIDATE)
+        candidates = np.zeros(len(logits), CANDIDATE)
         candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
         data = candidates.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
         array = llama.llama_token_data_array(data, len(logits), -1, False)
         llama.llama_sampler_apply(self._chain, ctypes.byref(array))
-        token = int(array.data[array.selected].id)
-        llama.llama_sampler_accept(self._chain, token)
-        return token
+        return int(array.data[array.selected].id)
 
     def close(self) -> None:
         if self._chain is not None:
             llama.llama_sampler_free(self._chain)
+        if self._grammar is not None:
+            self._grammar.close()
         self._chain, self._closed = None, True
 
     def __enter__(self) -> Sampler:

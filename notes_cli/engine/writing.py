@@ -30,7 +30,7 @@ class Writer:
         book, ends = self.notebook, self.notebook.context.model.ends
         if self.count == self.limit:  # has it said all?
             self.goes_on = False
-            if ends(int(logits.argmax())):
+            if ends(self.sampler.likeliest(logits)):
                 book.stopped = "end"
             return None
         token = self.sampler.next(logits)

@@ -9,15 +9,17 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from notes_cli.editing.methods import RECOMPUTE, Method
 from notes_cli.engine.decision import Decision, deciding
+from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.loop import Task, run, steps
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Notice
+from notes_cli.errors import GrammarError, Notice
 from notes_cli.runtime.assembling import (
     Fielded,
     Prompt,
@@ -36,6 +38,8 @@ from notes_cli.runtime.settings import UNMEASURED, defaults
 from notes_cli.runtime.thinking import ROOM, THINK, Thought, deciding_after, replying, thinking
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
+from notes_cli.text.grammar import check_grammar
+from notes_cli.text.schema import schema_grammar
 
 ENDLESS = 2**31 - 1  # tokens: no limit but the context's
 ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer without a limit
@@ -48,6 +52,7 @@ class Request:
     `splice`: names of compiled skills, segment files or texts, or segments. `errata`: `field=value` or free words.
     `values`: new values of fields, brought in by `method`. `max_think`, `limit`: tokens. `recompute`: decode the very
     same tokens instead of splicing. `strict`: refuse a skill that cannot be spliced, instead of decoding it.
+    `json_schema` (JSON, read), `grammar` (GBNF): what the answer is held to, one of them, and not with choices.
     """
 
     question: str
@@ -66,6 +71,8 @@ class Request:
     wording: str | None = None
     recompute: bool = False
     strict: bool = False
+    json_schema: Any = None
+    grammar: str | None = None
 
     @property
     def room(self) -> int:
@@ -125,6 +132,7 @@ class Plan:
     settings: Settings
     counts: Counts
     opened: float
+    grammar: str | None = None  # what the answer is held to
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +197,7 @@ def explain(workspace: Workspace, request: Request, listener: Listener = SILENT)
 
 def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Plan:
     """Open the skills, settle what holds and assemble the prompt, with room for what will be written."""
+    grammar = held_to(workspace, request)
     segments = opened(workspace, request.splice, listener, dry=dry)
     at = time.perf_counter()
     settings = settle(workspace, request, segments, listener)
@@ -202,7 +211,21 @@ def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: 
         room=room_for(workspace, request, settings),
         strict=request.strict,
     )
-    return Plan(notebook, settings, Counts.of(notebook), at)
+    return Plan(notebook, settings, Counts.of(notebook), at, grammar)
+
+
+def held_to(workspace: Workspace, request: Request) -> str | None:
+    """The grammar that the answer is held to; None without one. Raise GrammarError for one that cannot be used."""
+    if request.json_schema is None and request.grammar is None:
+        return None
+    given = [request.json_schema is not None, request.grammar is not None, request.choices is not None]
+    if sum(given) > 1:
+        raise GrammarError("an answer can be held to one of: a JSON schema, a grammar, choices", "Leave the others out")
+    grammar = request.grammar if request.json_schema is None else schema_grammar(request.json_schema)
+    assert grammar is not None
+    check_grammar(grammar)
+    with Grammar(workspace.model, grammar):
+        return grammar
 
 
 def opened(
@@ -351,6 +374,7 @@ def answering(workspace: Workspace, request: Request, plan: Plan, listener: List
             max_think=request.max_think,
             say=hear,
             thought=thought,
+            grammar=plan.grammar,
         )
         if thought is None and reply.thought:  # one that nobody had asked for
             listener.thought_ended(reply.thought, False)

@@ -27,6 +27,7 @@ from notes_cli.runtime.asking import (
     Request,
     Settings,
     answering,
+    held_to,
     opened,
     prompt_of,
     room_for,
@@ -41,7 +42,16 @@ PARALLEL = 16  # questions at once (bench/batch.py)
 AT_MOST = 64
 STEMS = 4  # that are kept
 WAITING = 16  # answers for each of the parallel ones that may wait for an earlier one
-_OWN = {"question", "choices", "limit", "sampling", "max_think"}  # what requests of one stem may differ in
+# What requests of one stem may differ in.
+_OWN = {
+    "question",
+    "choices",
+    "limit",
+    "sampling",
+    "max_think",
+    "json_schema",
+    "grammar",
+}  # what requests of one stem may differ in
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +113,7 @@ class _Place:
     before: int  # tokens of the stem
     parts: Parts | None  # of the whole prompt, where the stem is not there yet
     meanwhile: int  # cells that it takes to put the stem together
+    grammar: str | None
     notebook: Notebook | None = None
 
     @property
@@ -202,7 +213,7 @@ class _Batch:
                 else:
                     notebook.append(place.question, "question")
                 counts = replace(Counts.of(notebook), shared=shared)
-                plan = Plan(notebook, stem.settings, counts, place.begun)
+                plan = Plan(notebook, stem.settings, counts, place.begun, place.grammar)
                 return (yield from answering(self._workspace, place.request, plan))
         finally:
             self._places.remove(place)
@@ -210,6 +221,7 @@ class _Batch:
     def _place(self, request: Request) -> _Place:
         """What is needed for the request. Raise NotesError where it cannot be answered at all."""
         begun, workspace = time.perf_counter(), self._workspace
+        grammar = held_to(workspace, request)
         stem = self._stem(request)
         prompt = replace(stem.prompt, question=request.question)
         chunks = at_question(chunks_of(workspace, prompt))
@@ -230,6 +242,7 @@ class _Batch:
             before=before,
             parts=parts,
             meanwhile=meanwhile,
+            grammar=grammar,
         )
 
     def _seen_to(self, place: _Place) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from notes_cli.engine.decision import Decision, deciding
+from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.loop import Logits, Task
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Reason
@@ -193,13 +194,21 @@ def replying(
     thought: Thought | None = None,
     stops: Sequence[str] = (),
     chosen: Chosen | None = None,
+    grammar: str | None = None,
 ) -> Task[Reply]:
     """Write the answer, of at most `limit` tokens; `say` gets its text as it comes.
 
     `thought`: the chain that precedes it. A model that begins one unasked has at most `max_think` tokens for it.
     `stops`: texts before which the answer ends. `chosen` gets each token of it, with the logits that it was chosen
     from, before `say` gets its text.
+    `grammar`: what the answer is held to, and the chain is not; then it is not stripped either.
     """
+    if grammar is not None:
+        if thought is None:
+            thought = yield from _unasked(workspace, notebook, options, max_think, say_thought)
+        elif thought.answer or thought.rest.strip():
+            thought = _without_answer(workspace, notebook, thought)
+        return (yield from _held(workspace, notebook, options, limit, grammar, say, thought, stops, chosen))
     if thought and thought.answer:
         if say:
             say(thought.answer)
@@ -228,6 +237,63 @@ def replying(
     return Reply("".join(parts).strip(), len(notebook) - start, thought, stopped)
 
 
+def _unasked(
+    workspace: Workspace, notebook: Notebook, options: SamplerOptions, limit: int, say: Say | None
+) -> Task[Thought | None]:
+    """The chain that a model begins before an answer which nobody asked it to think about; None if it does not."""
+    marks = workspace.model.tokenize(workspace.reasoning.open.strip(), special=True)
+    if not len(marks):
+        return None
+    (logits,) = yield [notebook]
+    if int(logits.argmax()) != marks[0]:
+        return None
+    start = len(notebook)
+    notebook.append(marks, "answer")
+    thought = yield from thinking(workspace, notebook, options, limit, say)
+    return replace(thought, tokens=len(notebook) - start)
+
+
+def _without_answer(workspace: Workspace, notebook: Notebook, thought: Thought) -> Thought:
+    """Take back what the model has begun to answer in its chain, or in one token with its closing mark."""
+    if thought.answer:
+        notebook.truncate(_position_of(workspace, notebook, thought))
+        return replace(thought, text=thought.text.rpartition(thought.answer)[0].rstrip(), answer="")
+    last = workspace.model.token_bytes(int(notebook.tokens[-1]), special=True)
+    notebook.truncate(len(notebook) - 1)
+    mark = last.removesuffix(thought.rest.encode()).decode(errors="replace")
+    notebook.append(workspace.model.tokenize(mark, special=True), "answer", reason=Reason.THOUGHT_END)
+    return replace(thought, rest="")
+
+
+def _held(
+    workspace: Workspace,
+    notebook: Notebook,
+    options: SamplerOptions,
+    limit: int,
+    grammar: str,
+    say: Say | None,
+    thought: Thought | None,
+    stops: Sequence[str],
+    chosen: Chosen | None,
+) -> Task[Reply]:
+    """Write an answer that is held to a grammar."""
+    start, parts, end = len(notebook), [""], Until("", stops)
+
+    def hear(text: str) -> bool:
+        text = end.feed(text)
+        parts.append(text)
+        if say and text:
+            say(text)
+        return end.found
+
+    yield from _writing(workspace, notebook, options, limit, hear, chosen, grammar)
+    if held := end.flush():
+        parts.append(held)
+        if say:
+            say(held)
+    return Reply("".join(parts), len(notebook) - start, thought, "end" if end.found else notebook.stopped)
+
+
 def _writing(
     workspace: Workspace,
     notebook: Notebook,
@@ -235,13 +301,14 @@ def _writing(
     limit: int,
     hear: Callable[[str], bool],
     chosen: Chosen | None = None,
+    grammar: str | None = None,
 ) -> Task[None]:
     """Write at most `limit` tokens. `hear` gets the text as it comes, in whole characters, and says whether that is
     enough. Of special tokens only marks have a text."""
     model, reasoning = workspace.model, workspace.reasoning
     marks = (reasoning.open + reasoning.close + reasoning.end).encode()
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    with Sampler(options) as sampler:
+    with Sampler(options, None if grammar is None else Grammar(model, grammar)) as sampler:
         writer = Writer(notebook, sampler, limit)
         while writer.goes_on:
             (logits,) = yield [notebook]

@@ -28,6 +28,7 @@ from notes_cli.runtime.asking import (
     Stream,
     answer,
     answering,
+    held_to,
     opened,
     prompt_of,
     room_for,
@@ -115,6 +116,7 @@ class Session:
                 f"session {self.stored.name} has begun: system text, place and recompute belong to its first turn, and "
                 "fields are changed by edits"
             )
+        grammar = held_to(self.workspace, request)
         segments = opened(self.workspace, request.splice, listener)
         at = perf_counter()
         request = self._corrected(request, segments, listener)
@@ -139,7 +141,7 @@ class Session:
                 strict=request.strict,
             )
             self.begin(prompt, notebook)
-        return Plan(notebook, settings, Counts.of(notebook), at)
+        return Plan(notebook, settings, Counts.of(notebook), at, grammar)
 
     def _corrected(self, request: Request, segments: Sequence[Segment], listener: Listener) -> Request:
         """The request with what everybody is told of the skills that come with it, unless it says something itself."""

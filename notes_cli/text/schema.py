@@ -1,0 +1,610 @@
+"""JSON schemas as grammars (GBNF): each text that the grammar lets through is JSON, and valid.
+
+The other way round not all that is valid can be written: properties come in the order of the schema, one that it does
+not name only where it says what such a one is, and each value in one form. A keyword that restricts a value and has no
+rule here is a GrammarError that names it, never passed over. (The converter that comes with llama.cpp's binding passes
+over most of them, and its patterns let quotes through: docs/LOG.md.)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from notes_cli.errors import GrammarError
+from notes_cli.text.grammar import ROOT, times
+from notes_cli.text.pattern import PLAIN, pattern_rule, set_rule, text_rule, without
+
+MAX_DEPTH = 64  # schemas in schemas, and $ref by $ref
+DIGITS = 15  # of a whole number, unless its bounds have more
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+
+# Keywords that restrict nothing, and those that a type is told by.
+_NOTES = {"$schema", "$id", "id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"}
+_NOTES |= {"example", "deprecated", "readOnly", "writeOnly", "discriminator"}
+_OF_TYPE: dict[str, tuple[str, ...]] = {
+    "object": ("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
+    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_OF_TYPE["integer"] = _OF_TYPE["number"]
+_GENERAL = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
+_KNOWN = _NOTES | _GENERAL | {keyword for keywords in _OF_TYPE.values() for keyword in keywords}
+
+_DAYS = '("0" [1-9] | "1" [0-9] | "2" [0-8])'  # that each month has
+_DATE = (
+    f'[1-9] [0-9]{{3}} "-" (("0" [1-9] | "1" [0-2]) "-" {_DAYS} | ("0" [13-9] | "1" [0-2]) "-" ("29" | "30")'
+    ' | ("0" [13578] | "1" [02]) "-31")'
+)
+_HOUR = '([01] [0-9] | "2" [0-3])'
+_TIME = f'{_HOUR} ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{{1,6}})? ("Z" | [+-] {_HOUR} ":" [0-5] [0-9])'
+_BYTE = '("25" [0-5] | "2" [0-4] [0-9] | "1" [0-9] [0-9] | [1-9]? [0-9])'
+_WORD = "[A-Za-z0-9]{1,20}"
+_HOST = f'({_WORD} ("-" {_WORD}){{0,2}} "."){{1,4}} [A-Za-z]{{2,10}}'
+_PATH = "[A-Za-z0-9._~-]*"
+_HEX = "[0-9a-fA-F]"
+FORMATS = {  # what is between the quotes
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f'{_DATE} "T" {_TIME}',
+    "uuid": f'{_HEX}{{8}} "-" {_HEX}{{4}} "-" {_HEX}{{4}} "-" {_HEX}{{4}} "-" {_HEX}{{12}}',
+    "ipv4": f'{_BYTE} "." {_BYTE} "." {_BYTE} "." {_BYTE}',
+    "hostname": _HOST,
+    "email": f'{_WORD} ([._+-] {_WORD}){{0,4}} "@" {_HOST}',
+    "uri": f'"http" "s"? "://" {_HOST} ("/" {_PATH}){{0,8}} ("?" [A-Za-z0-9._~=&-]*)? ("#" {_PATH})?',
+}
+_CHAR = (  # one character of a string; half of a surrogate pair is none
+    f"{set_rule(PLAIN)} | " + r'"\\" (["\\/bfnrt] | "u" ([0-9A-Ca-cE-Fe-f] [0-9A-Fa-f]{3} | [Dd] [0-7] [0-9A-Fa-f]{2}))'
+)
+_BASICS = {
+    "ws": r'| " " | "\n" [ \t]{0,20}',  # between the parts of an object or an array
+    "char": _CHAR,
+    "string": r'"\"" char* "\""',
+    "whole": '"-"? ("0" | [1-9] [0-9]{0,14})',
+    "number": 'whole ("." [0-9]{1,16})? ([eE] [+-]? [0-9]{1,2})?',
+    "value": 'object | array | string | number | "true" | "false" | "null"',
+    "object": '"{" ws (string ":" ws value ("," ws string ":" ws value)* ws)? "}"',
+    "array": '"[" ws (value ("," ws value)* ws)? "]"',
+}
+_ANY = {"object": "object", "array": "array", "string": "string", "number": "number", "integer": "whole"}
+_ANY |= {"boolean": '("true" | "false")', "null": '"null"'}
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+def schema_grammar(schema: Any) -> str:
+    """The grammar of the JSON texts that are valid by a schema (JSON, read already). Raise GrammarError for what is no
+    schema, or has no rule here."""
+    return _Converter(schema).grammar()
+
+
+def read_schema(text: str) -> Any:
+    """A schema from its text. Raise GrammarError if that is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+
+
+class _Converter:
+    """The rules of one schema, as they are needed."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._rules: dict[str, str] = dict(_BASICS)
+        self._named: dict[str, str] = {}  # rules by what they say
+        self._referred: dict[str, str] = {}  # rules by $ref
+        self._resolving: list[str] = []
+
+    def grammar(self) -> str:
+        try:
+            root = self._visit(self._schema, "", 0)
+        except RecursionError:
+            raise GrammarError("the JSON schema is nested too deeply") from None
+        needed = self._needed(root)
+        rules = {name: rule for name, rule in self._rules.items() if name in needed}
+        return "\n".join([f"{ROOT} ::= {root}", *(f"{name} ::= {rule}" for name, rule in rules.items())]) + "\n"
+
+    def _needed(self, root: str) -> set[str]:
+        """The rules that a rule leads to."""
+        found: set[str] = set()
+        waiting = [root]
+        while waiting:
+            words = re.sub(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', " ", waiting.pop())
+            for name in set(re.findall(r"[A-Za-z][A-Za-z0-9-]*", words)) & self._rules.keys() - found:
+                found.add(name)
+                waiting.append(self._rules[name])
+        return found
+
+    def _rule(self, body: str, at: str) -> str:
+        """The name of a rule that says this, called after its place in the schema."""
+        if body not in self._named:
+            place = "-".join(re.findall(r"[A-Za-z0-9]+", at.replace("/properties/", "/")))[-40:].strip("-")
+            self._named[body] = name = f"r{len(self._rules)}-{place}".rstrip("-")
+            self._rules[name] = body
+        return self._named[body]
+
+    def _visit(self, schema: Any, at: str, depth: int) -> str:
+        """A symbol for the values that a schema allows. `at`: where it is."""
+        if depth > MAX_DEPTH:
+            raise _wrong(at, f"is nested more than {MAX_DEPTH} levels deep")
+        if schema is True or schema == {}:
+            return "value"
+        if not isinstance(schema, dict):
+            raise _wrong(at, "allows no value" if schema is False else "is neither an object nor true")
+        if at and "$id" in schema:
+            raise _wrong(at, "uses '$id' below its head, which is not supported")
+        for keyword in schema:
+            if keyword not in _KNOWN and not keyword.startswith("x-"):
+                raise _wrong(at, f"uses {keyword!r}, which is not supported")
+        if "$ref" in schema:
+            return self._ref(schema, at, depth)
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            if keyword in schema:
+                return self._combined(schema, keyword, at, depth)
+        types = self._types(schema, at)
+        if "const" in schema or "enum" in schema:
+            return self._constants(schema, types, at)
+        if types is None:
+            return "value"
+        ways: Mapping[str, Callable[[dict[str, Any], str, int], str]] = {
+            "object": self._object,
+            "array": self._array,
+            "string": self._string,
+            "number": self._number,
+            "integer": self._whole,
+        }
+        found = []
+        for kind in types:
+            used = [keyword for keyword in _OF_TYPE.get(kind, ()) if keyword in schema]
+            found.append(ways[kind](schema, at, depth) if used else _ANY[kind])
+        return found[0] if len(found) == 1 else self._rule(" | ".join(found), at)
+
+    def _types(self, schema: Mapping[str, Any], at: str) -> list[str] | None:
+        """The types that a value may have; None for any."""
+        if "type" not in schema:
+            told = [
+                kind for kind in TYPES if kind != "integer" and any(key in schema for key in _OF_TYPE.get(kind, ()))
+            ]
+            return told or None
+        given = schema["type"]
+        types = given if isinstance(given, list) else [given]
+        for kind in types:
+            if kind not in TYPES:
+                raise _wrong(at, f"has the type {kind!r}, which is none")
+        if not types:
+            raise _wrong(at, "allows no value")
+        return [kind for kind in dict.fromkeys(types) if not (kind == "integer" and "number" in types)]
+
+    def _alone(self, schema: Mapping[str, Any], keyword: str, at: str, also: Iterable[str] = ()) -> None:
+        """Raise GrammarError if something beside a keyword restricts the value, too."""
+        beside = [key for key in schema if key in _KNOWN - _NOTES and key != keyword and key not in also]
+        if beside:
+            raise _wrong(at, f"uses {beside[0]!r} beside {keyword!r}, which is not supported")
+
+    # References and combinations.
+
+    def _ref(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
+        self._alone(schema, "$ref", at)
+        ref = schema["$ref"]
+        target = self._resolved(ref, at)
+        if ref not in self._referred:
+            name = self._referred[ref] = f"r{len(self._rules)}-ref"
+            self._rules[name] = ""  # it may refer to itself
+            self._rules[name] = self._visit(target, str(ref).lstrip("#") or "/", depth + 1)
+        return self._referred[ref]
+
+    def _resolved(self, ref: Any, at: str) -> Any:
+        """What a reference inside of the schema means."""
+        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+            raise _wrong(at, f"refers to {ref!r}: only #/... is supported, a place in this schema")
+        target = self._schema
+        for part in ref.split("/")[1:]:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(target, dict) and key in target:
+                target = target[key]
+            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            else:
+                raise _wrong(at, f"refers to {ref!r}, which is not there")
+        return target
+
+    def _followed(self, schema: Any, at: str) -> Any:
+        """A schema without a reference at its head."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(schema, dict) or "$ref" not in schema:
+                return schema
+            self._alone(schema, "$ref", at)
+            schema = self._resolved(schema["$ref"], at)
+        raise _wrong(at, "refers to itself")
+
+    def _combined(self, schema: Mapping[str, Any], keyword: str, at: str, depth: int) -> str:
+        parts = schema[keyword]
+        if not isinstance(parts, list) or not parts:
+            raise _wrong(at, f"needs a list of schemas for {keyword!r}")
+        if keyword == "allOf":
+            return self._all(schema, parts, at, depth)
+        beside = {key: schema[key] for key in schema if key in _KNOWN - _NOTES and key not in (keyword, "type")}
+        if beside:
+            raise _wrong(at, f"uses {next(iter(beside))!r} beside {keyword!r}, which is not supported")
+        if "type" in schema:
+            parts = [self._typed(part, schema["type"], f"{at}/{keyword}/{i}") for i, part in enumerate(parts)]
+        if keyword == "oneOf":
+            self._check_apart(parts, at)
+        found = [self._visit(part, f"{at}/{keyword}/{i}", depth + 1) for i, part in enumerate(parts)]
+        return found[0] if len(found) == 1 else self._rule(" | ".join(dict.fromkeys(found)), at)
+
+    def _typed(self, part: Any, given: Any, at: str) -> Any:
+        """An alternative of a schema that has a type of its own."""
+        part = self._followed(part, at)
+        if isinstance(part, bool):
+            return {"type": given} if part else part
+        if not isinstance(part, dict) or part.get("type", given) != given or {*part} & {"anyOf", "oneOf", "allOf"}:
+            raise _wrong(at, f"is an alternative of the type {given!r} and combines others, which is not supported")
+        return {**part, "type": given}
+
+    def _all(self, schema: Mapping[str, Any], parts: Sequence[Any], at: str, depth: int) -> str:
+        """One schema, or objects that have different properties."""
+        if len(parts) == 1 and not any(key in schema for key in _KNOWN - _NOTES - {"allOf"}):
+            return self._visit(parts[0], f"{at}/allOf/0", depth + 1)
+        kept = ("type", "properties", "required")
+        beside = {key: value for key, value in schema.items() if key != "allOf"}
+        merged: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
+        for number, part in enumerate([beside, *parts]):
+            where = at if number == 0 else f"{at}/allOf/{number - 1}"
+            part = self._followed(part, where)
+            if not isinstance(part, dict) or part.get("type", "object") != "object":
+                raise _wrong(where, "is no object, and only objects are supported as several of 'allOf'")
+            for key in part:
+                if key not in kept and key not in _NOTES and not key.startswith("x-"):
+                    raise _wrong(where, f"uses {key!r} in 'allOf', which is not supported")
+            for name, value in part.get("properties", {}).items():
+                if merged["properties"].get(name, value) != value:
+                    raise _wrong(where, f"has another schema of {name!r} than the rest of 'allOf'")
+                merged["properties"][name] = value
+            merged["required"] += part.get("required", [])
+        return self._object(merged, at, depth)
+
+    def _check_apart(self, parts: Sequence[Any], at: str) -> None:
+        """Raise GrammarError unless no value fits two of the alternatives, as oneOf demands."""
+        heads = [self._followed(part, f"{at}/oneOf/{number}") for number, part in enumerate(parts)]
+        for number, head in enumerate(heads):
+            if any(not self._apart(head, other) for other in heads[:number]):
+                raise _wrong(at, "uses 'oneOf' with alternatives that a value could fit two of: write 'anyOf'")
+
+    def _apart(self, one: Any, other: Any) -> bool:
+        """Whether it is plain that no value fits both."""
+        if not isinstance(one, dict) or not isinstance(other, dict):
+            return False
+        kinds = [self._types(schema, "") for schema in (one, other)]
+        if kinds[0] and kinds[1]:
+            wide = [{"number" if kind == "integer" else kind for kind in types or ()} for types in kinds]
+            if not wide[0] & wide[1]:
+                return True
+        values = [_constants(schema) for schema in (one, other)]
+        if values[0] is not None and values[1] is not None:
+            return not any(_same(a, b) for a in values[0] for b in values[1])
+        shared = {*_list(one.get("required"))} & {*_list(other.get("required"))}
+        tags = [(one.get("properties", {}).get(key), other.get("properties", {}).get(key)) for key in shared]
+        return kinds[0] == kinds[1] == ["object"] and any(self._apart(a, b) for a, b in tags if a and b)
+
+    # Values.
+
+    def _constants(self, schema: Mapping[str, Any], types: Sequence[str] | None, at: str) -> str:
+        keyword = "const" if "const" in schema else "enum"
+        self._alone(schema, keyword, at, ("type",))
+        values = _constants(schema)
+        if not values:
+            raise _wrong(at, f"allows no value: 'enum' is {schema.get('enum')!r}")
+        fitting = [value for value in values if "type" not in schema or _kinds(value) & {*(types or ())}]
+        if not fitting:
+            raise _wrong(at, f"allows no value: {keyword!r} has none of the type {schema['type']!r}")
+        try:
+            texts = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in fitting]
+            "".join(texts).encode()
+        except (ValueError, UnicodeEncodeError) as error:
+            raise _wrong(at, f"has a value for {keyword!r} that is not JSON: {error}") from error
+        return self._rule(" | ".join(map(text_rule, dict.fromkeys(texts))), at)
+
+    def _object(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict):
+            raise _wrong(at, "needs an object for 'properties'")
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise _wrong(at, "needs a list of names for 'required'")
+        more = schema.get("additionalProperties")
+        if more is None and not properties and not required:
+            more = True
+        properties = dict(properties)
+        for name in required:
+            if name not in properties:
+                if more is False:
+                    raise _wrong(at, f"requires {name!r}, which it does not allow")
+                properties[name] = more if isinstance(more, dict) else True
+        members = []
+        for name, value in properties.items():
+            if value is False and name not in required:
+                continue
+            rule = self._visit(value, f"{at}/properties/{name}", depth + 1)
+            members.append((f"{text_rule(_quoted(name, at) + ':')} ws {rule}", name in required))
+        others = self._others(properties, more, at, depth)
+        self._check_counts(schema, len(required), None if others else len(members), at)
+        return self._rule(self._members(members, others, at), at)
+
+    def _others(self, properties: Iterable[str], more: Any, at: str, depth: int) -> str:
+        """A member of another name than these; empty if there may be none."""
+        if more in (None, False):
+            return ""
+        value = self._visit(more, f"{at}/additionalProperties", depth + 1)
+        key = self._other_names(list(properties), at)
+        return self._rule(f'"\\"" {key} "\\":" ws {value}', f"{at}/more")
+
+    def _other_names(self, names: Sequence[str], at: str) -> str:
+        """The names but these, without escapes: with them one could be spelled in another way."""
+        plain = self._rule(set_rule(PLAIN), "plain")
+        following: dict[str, list[str]] = {}
+        for name in names:
+            if name:
+                following.setdefault(name[0], []).append(name[1:])
+        ways = [f"{text_rule(first)} {self._other_names(rest, at)}" for first, rest in following.items()]
+        rest = without(PLAIN, [(ord(first), ord(first)) for first in following])
+        ways += [f"{set_rule(rest)} {plain}*", *([] if "" in names else ['""'])]
+        return f"({' | '.join(ways)})"
+
+    def _members(self, members: Sequence[tuple[str, bool]], others: str, at: str) -> str:
+        """An object with these members in their order, each required or not, then any number of others."""
+        comma = '"," ws'
+        first = f"({others} ({comma} {others})*)?" if others else '""'
+        after = f"({comma} {others})*" if others else '""'
+        for member, required in reversed(members):
+            further = self._rule(after, f"{at}/rest")
+            first, after = (
+                f"{member} {further}" if required else f"{member} {further} | {self._rule(first, f'{at}/rest')}",
+                f"{comma} {member} {further}" if required else f"({comma} {member})? {further}",
+            )
+        return f'"{{" ws {self._rule(first, f"{at}/rest")} ws "}}"'
+
+    def _check_counts(self, schema: Mapping[str, Any], least: int, most: int | None, at: str) -> None:
+        """Raise GrammarError for bounds of how many members there are, unless they hold in any case."""
+        low, high = self._bounds(schema, "minProperties", "maxProperties", at)
+        if low > least or (high is not None and (most is None or high < most)):
+            raise _wrong(at, "uses 'minProperties' or 'maxProperties', which is not supported")
+
+    def _bounds(self, schema: Mapping[str, Any], low: str, high: str, at: str) -> tuple[int, int | None]:
+        least, most = schema.get(low, 0), schema.get(high)
+        for keyword, value in ((low, least), (high, most)):
+            if value is not None and (not _is_whole(value) or value < 0):
+                raise _wrong(at, f"needs a whole number for {keyword!r}, not {value!r}")
+        if most is not None and most < least:
+            raise _wrong(at, f"allows no value: {low!r} is {least} and {high!r} is {most}")
+        return int(least), None if most is None else int(most)
+
+    def _array(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
+        items, first = schema.get("items", True), schema.get("prefixItems", [])
+        if isinstance(items, list):  # as drafts before 2020 have it
+            first, items = items, schema.get("additionalItems", True)
+        elif "additionalItems" in schema:
+            raise _wrong(at, "uses 'additionalItems' without a list of 'items', which is not supported")
+        if not isinstance(first, list):
+            raise _wrong(at, "needs a list of schemas for 'prefixItems'")
+        least, most = self._bounds(schema, "minItems", "maxItems", at)
+        most = most if items is not False else min(len(first), len(first) if most is None else most)
+        if schema.get("uniqueItems") and (most is None or most > 1):
+            raise _wrong(at, "uses 'uniqueItems', which is not supported")
+        if most is not None and most < least:
+            raise _wrong(at, f"allows no value: it has at most {most} items, and 'minItems' is {least}")
+        fixed = [self._visit(one, f"{at}/prefixItems/{i}", depth + 1) for i, one in enumerate(first[:most])]
+        more_least, more_most = max(0, least - len(fixed)), None if most is None else most - len(fixed)
+        if first and "items" not in schema and "minItems" not in schema:
+            more_most = 0  # no more than those that are described
+        item = self._visit(items, f"{at}/items", depth + 1) if more_most != 0 else ""
+        further = f'("," ws {item})'
+        head = ' "," ws '.join(fixed)
+        if not item:
+            body = head
+        elif fixed:
+            body = f"{head} {times(further, more_least, more_most)}"
+        else:
+            rest = times(further, max(0, more_least - 1), None if more_most is None else more_most - 1)
+            body = f"{item} {rest}" if more_least else f"({item} {rest})?"
+        return self._rule(f'"[" ws {body} ws "]"', at)
+
+    def _string(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
+        least, most = self._bounds(schema, "minLength", "maxLength", at)
+        used = [key for key in ("pattern", "format") if key in schema]
+        if len(used) == 2 or (used and (least or most is not None)):
+            raise _wrong(at, f"uses {used[0]!r} beside another bound of a string, which is not supported")
+        if "pattern" in schema:
+            if not isinstance(schema["pattern"], str):
+                raise _wrong(at, "needs a text for 'pattern'")
+            try:
+                body = f"({pattern_rule(schema['pattern'])})"
+            except GrammarError as error:
+                raise _wrong(at, f"has {error.what}") from error
+        elif "format" in schema:
+            if schema["format"] not in FORMATS:
+                known = ", ".join(FORMATS)
+                raise _wrong(at, f"uses the format {schema['format']!r}, which is not supported (known: {known})")
+            body = FORMATS[schema["format"]]
+        else:
+            body = times("char", least, most)
+        return self._rule(f'"\\"" {body} "\\""', at)
+
+    def _whole(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
+        if schema.get("multipleOf", 1) != 1:
+            raise _wrong(at, "uses 'multipleOf', which is not supported")
+        low, high = None, None
+        for keyword, rounded, strict in (
+            ("minimum", math.ceil, 0),
+            ("exclusiveMinimum", math.floor, 1),
+        ):
+            if keyword in schema:
+                bound = rounded(_number(schema, keyword, at)) + strict
+                low = bound if low is None else max(low, bound)
+        for keyword, rounded, strict in (("maximum", math.floor, 0), ("exclusiveMaximum", math.ceil, -1)):
+            if keyword in schema:
+                bound = rounded(_number(schema, keyword, at)) + strict
+                high = bound if high is None else min(high, bound)
+        if low is not None and high is not None and low > high:
+            raise _wrong(at, "allows no value: its bounds leave none")
+        if low is None and high is None:
+            return "whole"
+        return self._rule(" | ".join(_whole_between(low, high)), at)
+
+    def _number(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
+        """A number between whole ones; it has no exponent then."""
+        if "multipleOf" in schema:
+            if schema["multipleOf"] == 1:
+                return self._whole(schema, at, depth)
+            raise _wrong(at, "uses 'multipleOf', which is not supported")
+        low = _tighter(schema, "minimum", "exclusiveMinimum", max, at)
+        high = _tighter(schema, "maximum", "exclusiveMaximum", min, at)
+        if low is None and high is None:
+            return "number"
+        found = [*_positive(low, high, ""), *_positive(_mirrored(high), _mirrored(low), "-")]
+        if not found:
+            raise _wrong(at, "allows no value: its bounds leave none")
+        return self._rule(" | ".join(found), at)
+
+
+_Bound = tuple[int, bool]  # a whole number, and whether it is excluded
+
+
+def _number(schema: Mapping[str, Any], keyword: str, at: str) -> int | float:
+    value = schema[keyword]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise _wrong(at, f"needs a number for {keyword!r}, not {value!r}")
+    return value
+
+
+def _tighter(
+    schema: Mapping[str, Any], keyword: str, strict: str, best: Callable[[int, int], int], at: str
+) -> _Bound | None:
+    """The bound of two that excludes more."""
+    found: list[_Bound] = []
+    for key in (keyword, strict):
+        if key in schema:
+            value = _number(schema, key, at)
+            if value != int(value):
+                raise _wrong(at, f"has {value!r} for {key!r}: of numbers only whole bounds are supported")
+            found.append((int(value), key == strict))
+    if not found:
+        return None
+    value = found[0][0] if len(found) == 1 else best(found[0][0], found[1][0])
+    return value, (value, True) in found
+
+
+def _mirrored(bound: _Bound | None) -> _Bound | None:
+    return None if bound is None else (-bound[0], bound[1])
+
+
+def _positive(low: _Bound | None, high: _Bound | None, sign: str) -> list[str]:
+    """Numbers of one sign between two bounds; with the minus, zero is left to the others."""
+    first, open_low = low if low is not None and low[0] >= 0 else (0, False)
+    open_low = open_low or (sign == "-" and first == 0)
+    last, open_high = high if high is not None else (10 ** max(DIGITS, len(str(first)) + 1), True)
+    if last < first or (last == first and (open_low or open_high)):
+        return []
+    sign = f'"{sign}" ' if sign else ""
+    fraction = '("." [0-9]{1,16})?'
+    found = []
+    if open_low and last > first:
+        found.append(f'{sign}"{first}." [0-9]{{0,15}} [1-9]')
+    if first + open_low <= last - 1:
+        found += [f"{sign}{way} {fraction}" for way in _digits_between(first + open_low, last - 1)]
+    if not open_high and not (open_low and last == first):
+        found.append(f'{sign}"{last}"')
+    return found
+
+
+def _whole_between(low: int | None, high: int | None) -> list[str]:
+    """Whole numbers between two bounds, both included."""
+    most = 10 ** max(DIGITS, *(len(str(abs(bound))) + 1 for bound in (low, high) if bound is not None)) - 1
+    low, high = -most if low is None else low, most if high is None else high
+    found = [f'"-" {way}' for way in _digits_between(max(1, -high), -low)] if low < 0 else []
+    return found + (_digits_between(max(0, low), high) if high >= 0 else [])
+
+
+def _digits_between(low: int, high: int) -> list[str]:
+    """The digits of whole numbers from 0 on."""
+    found: list[str] = []
+    if low > high:
+        return found
+    for length in range(len(str(low)), len(str(high)) + 1):
+        first, last = (10 ** (length - 1) if length > 1 else 0), 10**length - 1
+        found += _same_length(str(max(low, first)), str(min(high, last)))
+    return found
+
+
+def _same_length(low: str, high: str) -> list[str]:
+    """The digits between two of the same length."""
+    if not low:
+        return [""]
+    if low == "0" * len(low) and high == "9" * len(low):
+        return [times("[0-9]", len(low), len(low))]
+    if low[0] == high[0]:
+        return [f'"{low[0]}" {rest}'.rstrip() for rest in _same_length(low[1:], high[1:])]
+    zeros, nines = "0" * (len(low) - 1), "9" * (len(low) - 1)
+    first, last = int(low[0]), int(high[0])
+    found = []
+    if low[1:] != zeros:
+        found += [f'"{first}" {rest}'.rstrip() for rest in _same_length(low[1:], nines)]
+        first += 1
+    ends: list[str] = []
+    if high[1:] != nines:
+        ends = [f'"{last}" {rest}'.rstrip() for rest in _same_length(zeros, high[1:])]
+        last -= 1
+    if first <= last:
+        digit = f'"{first}"' if first == last else f"[{first}-{last}]"
+        found.append(f"{digit} {times('[0-9]', len(zeros), len(zeros)) if zeros else ''}".rstrip())
+    return found + ends
+
+
+def _constants(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values that are listed; None if none are."""
+    if "const" in schema:
+        const = schema["const"]
+        return [const] if "enum" not in schema or any(_same(const, one) for one in _list(schema["enum"])) else []
+    return _list(schema["enum"]) if "enum" in schema else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal: true is not 1."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True) or (
+        one == other and not isinstance(one, bool) and not isinstance(other, bool) and isinstance(one, (int, float))
+    )
+
+
+def _kinds(value: Any) -> set[str]:
+    """The types of a JSON value."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, (int, float)):
+        return {"number", "integer"} if value == int(value) else {"number"}
+    names: dict[type, str] = {str: "string", dict: "object", list: "array", type(None): "null"}
+    return {names[type(value)]}
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
+
+
+def _quoted(name: str, at: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise _wrong(at, f"has a property {name!a}, which is half of a UTF-16 surrogate pair") from None
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _wrong(at: str, what: str) -> GrammarError:
+    return GrammarError(f"the JSON schema {what} (at {at or '/'})")
