@@ -1,0 +1,157 @@
+"""Calls of tools: what a template prints of them is read back, for each that is there; what is no call stays text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from notes_cli.errors import NotesError
+from notes_cli.text.messages import Conversation, Message, TextPart, ToolCall, user_message
+from notes_cli.text.prompt import build
+from notes_cli.text.tools import calls_in, form_of, may_call
+
+from .test_tools import FAIL, KNOWS, NO_CALLS, NO_TOOLS, SOURCES, template_of
+
+_TEXTS = {"city": "string", "code": "string", "days": "integer", "on": "boolean", "deep": "object"}
+TOOLS = (
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    name: {"type": kind, "description": "It.", "additionalProperties": True}
+                    for name, kind in _TEXTS.items()
+                },
+                "required": ["city"],
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "get_time",
+            "description": "The time.",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    },
+)
+DEEP = {"a": [1, {"b": "c, d: e"}], "z": "it's"}
+GIVEN = {"city": 'São <b>Paulo</b> "x"\n[1]', "days": 3, "deep": DEEP, "on": True, "code": "12"}
+FIRST, SECOND = ToolCall("abcdefgh1", "get_weather", GIVEN), ToolCall("abcdefgh2", "get_time")
+
+
+def shown(name: str, calls: Sequence[ToolCall]) -> str:
+    """What a template prints between the question and the first result: the calls, and its own words around them."""
+    results = [Message("tool", (TextPart("R!"),), tool_call_id=call.id) for call in calls]
+    talk = (user_message("Q?"), Message("assistant", (), tuple(calls)), *results)
+    text = "".join(chunk.text for chunk in build(template_of(name), Conversation(talk, TOOLS)))
+    return re.split(r"R!", text.partition("Q?")[2])[0]
+
+
+def written(name: str, calls: Sequence[ToolCall]) -> str:
+    """What the model wrote of it: from where the calls begin."""
+    text, form = shown(name, calls), form_of(SOURCES[name])
+    assert form
+    if form.bare and (match := re.search(form.bare, text)):
+        return text[match.start() :]
+    return text[text.index(form.begin) :]
+
+
+@pytest.mark.parametrize("name", KNOWS)
+def test_what_a_template_shows_is_read_back(name: str) -> None:
+    """Two calls, or one where the template has no more: their names and arguments, whatever characters are in them."""
+    calls: tuple[ToolCall, ...] = (FIRST, SECOND)
+    try:
+        text = written(name, calls)
+    except NotesError:
+        calls = calls[:1]
+        text = written(name, calls)
+    said = calls_in(text, form_of(SOURCES[name]), TOOLS)
+    assert [(call.name, call.arguments) for call in said.calls] == [(call.name, call.arguments) for call in calls]
+    assert len({call.id for call in said.calls}) == len(calls)
+    assert not said.text
+
+
+@pytest.mark.parametrize("name", KNOWS)
+def test_an_answer_without_calls_is_a_text(name: str) -> None:
+    """Also one that begins with a brace, that is cut short, or calls what there is not."""
+    form = form_of(SOURCES[name])
+    assert form
+    cut = written(name, [FIRST]).partition("Paulo")[0]
+    for text in ("It is warm.", "{1, 2} is a set.", f"{form.begin}", f"{form.begin}x", cut):
+        said = calls_in(text, form, TOOLS)
+        assert said.calls == () and (said.text == text or form.drop), text
+    other = [{"type": "function", "function": {"name": "other"}}]
+    assert calls_in(written(name, [SECOND]), form, other).calls == ()
+    assert calls_in(written(name, [SECOND]), form, []).calls == ()
+
+
+@pytest.mark.parametrize("name", KNOWS)
+def test_a_stream_shows_no_part_of_a_call(name: str) -> None:
+    """What is certainly text is known before the end of it, and grows only."""
+    form = form_of(SOURCES[name])
+    assert form
+    text = ("" if form.bare else "I'll look. ") + written(name, [FIRST])
+    sure = [may_call(text[:count], form) for count in range(len(text) + 1)]
+    assert sure == sorted(sure) and sure[-1] <= text.index(written(name, [FIRST]))
+    plain = "It is warm, and the rest of the week, too."
+    assert may_call(plain, form) == len(plain)
+
+
+def test_the_beginning_of_a_text_is_kept() -> None:
+    """It stands beside the calls."""
+    said = calls_in("I'll look.\n" + written("Qwen-Qwen3-0.6B", [SECOND]), form_of(SOURCES["Qwen-Qwen3-0.6B"]), TOOLS)
+    assert said.text == "I'll look." and [call.name for call in said.calls] == ["get_time"]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "text"),
+    [
+        ("openai-gpt-oss-120b", "<|channel|>final<|message|>It is warm.", "It is warm."),
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "<|START_RESPONSE|>Warm.", "Warm."),
+        ("upstage-Solar-Open-100B", "<|content|>Warm.", "Warm."),
+        ("meetkai-functionary-medium-v3.2", "all\nWarm.", "Warm."),
+        ("Qwen-Qwen3-0.6B", "Warm.", "Warm."),
+    ],
+)
+def test_a_form_has_words_around_a_text(name: str, answer: str, text: str) -> None:
+    """They are no part of it."""
+    assert calls_in(answer, form_of(SOURCES[name]), TOOLS).text == text
+
+
+def test_other_spellings_of_models() -> None:
+    """As they write what no template shows."""
+    qwen, llama, oss = (
+        form_of(SOURCES[name])
+        for name in ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b")
+    )
+    for form, text in (
+        (qwen, '<tool_call>{"name": "get_time", "arguments": "{}"}</tool_call>'),
+        (qwen, '<tool_call>\n{"arguments": {}, "name": "get_time"}'),
+        (llama, '<|python_tag|>{"name": "get_time", "parameters": {}}'),
+        (llama, '{"type": "function", "name": "get_time", "parameters": {}}'),
+        (llama, '{"name": "get_time", "parameters": {}}; {"name": "get_time", "parameters": {}}'),
+        (oss, "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}"),
+    ):
+        found = calls_in(text, form, TOOLS).calls
+        assert found and {call.name for call in found} == {"get_time"} and found[0].arguments == {}, text
+
+
+def test_the_documents_list_them() -> None:
+    """docs/answers.md says which templates are read and which are not."""
+    text = (Path(__file__).parents[2] / "docs" / "answers.md").read_text()
+    listed = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", text.partition("| form |")[2], re.M))
+    found: dict[str, set[str]] = {}
+    for name in KNOWS:
+        form = form_of(SOURCES[name])
+        assert form
+        found.setdefault(form.name, set()).add(name)
+    assert {form: {*names.split(", ")} for form, names in listed.items() if form != "---"} == found
+    for name in NO_TOOLS | NO_CALLS | FAIL:
+        assert f"`{name}`" in text, name
