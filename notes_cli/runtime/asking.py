@@ -224,8 +224,13 @@ def held_to(workspace: Workspace, request: Request) -> str | None:
     grammar = request.grammar if request.json_schema is None else schema_grammar(request.json_schema)
     assert grammar is not None
     check_grammar(grammar)
-    with Grammar(workspace.model, grammar):
-        return grammar
+    check_usable(workspace, grammar)
+    return grammar
+
+
+def check_usable(workspace: Workspace, grammar: str) -> None:
+    """Raise GrammarError for a grammar that was read and cannot be used: a rule begins with itself."""
+    Grammar(workspace.model, grammar).close()
 
 
 def opened(

@@ -64,13 +64,14 @@ def thinking(
     say: Say | None = None,
     *,
     begun: str = "",
+    calls: bool = False,
 ) -> Task[Thought]:
     """Write a chain of at most `limit` tokens; the notebook is left where the answer begins.
 
-    `say` gets the text as it comes; `begun` is the chain's text that is there already. Raise EngineError where the
-    context has no room for a chain and its end.
+    `say` gets the text as it comes; `begun` is the chain's text that is there already. `calls`: the answer may call
+    tools. Raise EngineError where the context has no room for a chain and its end.
     """
-    reasoning, start = workspace.reasoning, len(notebook)
+    reasoning, start = workspace.reasoning.calling if calls else workspace.reasoning, len(notebook)
     chain = Until(reasoning.close)
     parts: list[str] = []
 
@@ -195,13 +196,14 @@ def replying(
     stops: Sequence[str] = (),
     chosen: Chosen | None = None,
     grammar: str | None = None,
+    marks: str = "",
 ) -> Task[Reply]:
     """Write the answer, of at most `limit` tokens; `say` gets its text as it comes.
 
     `thought`: the chain that precedes it. A model that begins one unasked has at most `max_think` tokens for it.
     `stops`: texts before which the answer ends. `chosen` gets each token of it, with the logits that it was chosen
-    from, before `say` gets its text.
-    `grammar`: what the answer is held to, and the chain is not; then it is not stripped either.
+    from, before `say` gets its text. `grammar`: what the answer is held to, and the chain is not; then it is not
+    stripped either. `marks`: control tokens that are part of its text, one after the other: it may call tools.
     """
     if grammar is not None:
         if thought is None:
@@ -226,11 +228,13 @@ def replying(
         return begins.found or end.found
 
     add(thought.rest if thought else "")
-    yield from _writing(workspace, notebook, options, limit, lambda text: add(begins.feed(text)), chosen)
+    yield from _writing(workspace, notebook, options, limit, lambda text: add(begins.feed(text)), chosen, marks=marks)
     if begins.found:
-        thought = yield from thinking(workspace, notebook, options, max_think, say_thought, begun=begins.rest)
+        thought = yield from thinking(
+            *(workspace, notebook, options, max_think, say_thought), begun=begins.rest, calls=bool(marks)
+        )
         thought = replace(thought, tokens=len(notebook) - start)
-        rest = {"say": say, "thought": thought, "stops": stops, "chosen": chosen}
+        rest = {"say": say, "thought": thought, "stops": stops, "chosen": chosen, "marks": marks}
         return (yield from replying(workspace, notebook, options, limit, **rest))  # type: ignore[arg-type]
     add(begins.flush() + end.flush())
     stopped = "end" if end.found else notebook.stopped
@@ -302,11 +306,12 @@ def _writing(
     hear: Callable[[str], bool],
     chosen: Chosen | None = None,
     grammar: str | None = None,
+    marks: str = "",
 ) -> Task[None]:
     """Write at most `limit` tokens. `hear` gets the text as it comes, in whole characters, and says whether that is
-    enough. Of special tokens only marks have a text."""
+    enough. Of special tokens only marks have a text, `marks` among them."""
     model, reasoning = workspace.model, workspace.reasoning
-    marks = (reasoning.open + reasoning.close + reasoning.end).encode()
+    shown = (reasoning.open + reasoning.close + reasoning.end + marks).encode()
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with Sampler(options, None if grammar is None else Grammar(model, grammar)) as sampler:
         writer = Writer(notebook, sampler, limit)
@@ -317,6 +322,6 @@ def _writing(
                 if chosen:
                     chosen(token, logits)
                 special = model.token_bytes(token, special=True)
-                if hear(decoder.decode(special if special in marks else model.token_bytes(token))):
+                if hear(decoder.decode(special if special in shown else model.token_bytes(token))):
                     return
     hear(decoder.decode(b"", final=True))

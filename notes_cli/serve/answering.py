@@ -15,6 +15,8 @@ from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.runtime.thinking import replying, thinking
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.laying import Laid
+from notes_cli.text.messages import ToolCall
+from notes_cli.text.tools import FORCED, Form, Listening, form_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Written:
     tokens: int  # all that were written
     reasoning: int = 0  # of them, of a chain of thought
     rest: tuple[Token, ...] = ()  # that no words were told with
+    calls: tuple[ToolCall, ...] = ()
 
 
 Hear = Callable[[Words], object]
@@ -86,16 +89,20 @@ def _chat(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed
     wanted, start = laid.asked.writing, len(notebook)
     sampling = replace(wanted.sampling, seed=seed & 0xFFFFFFFF)
     told = _Probabilities(workspace.model, wanted.likely)
+    form = _form(workspace, laid)
+    listening = Listening(form, laid.asked.tools) if form else None
 
     def say(text: str) -> None:
-        hear(Words(index, text, tokens=told.take()))
+        text = listening.feed(text) if listening else text
+        if text:
+            hear(Words(index, text, tokens=told.take()))
 
     def say_thought(text: str) -> None:
         hear(Words(index, text, thought=True))
 
     thought = None
     if laid.think:
-        thought = yield from thinking(workspace, notebook, sampling, wanted.max_think, say_thought)
+        thought = yield from thinking(workspace, notebook, sampling, wanted.max_think, say_thought, calls=bool(form))
     reply = yield from replying(
         *(workspace, notebook, sampling, laid.limit),
         max_think=wanted.max_think,
@@ -104,12 +111,27 @@ def _chat(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed
         thought=thought,
         stops=wanted.stops,
         chosen=told.chosen,
+        grammar=wanted.grammar,
+        marks=form.marks if form else "",
     )
+    calls: tuple[ToolCall, ...] = ()
+    if listening:
+        rest, calls = listening.end()
+        if rest:
+            hear(Words(index, rest, tokens=told.take()))
     reasoning = reply.thought.tokens if reply.thought else 0
-    return Written(index, reply.stopped, len(notebook) - start, reasoning, told.take())
+    return Written(index, reply.stopped, len(notebook) - start, reasoning, told.take(), calls)
+
+
+def _form(workspace: Workspace, laid: Laid) -> Form | None:
+    """The form that calls of tools have in the answer; None where there are no tools, or it is not known."""
+    if not laid.asked.tools:
+        return None
+    return FORCED if laid.asked.writing.must_call else form_of(workspace.model.chat_template or "")
 
 
 def _text(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed: int, hear: Hear) -> Task[Written]:
+    from notes_cli.engine.grammar import Grammar
     from notes_cli.engine.sampler import Sampler
     from notes_cli.engine.writing import Writer
     from notes_cli.text.reasoning import Until
@@ -122,7 +144,8 @@ def _text(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed
         if text:
             hear(Words(index, text, tokens=told.take()))
 
-    with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF)) as sampler:
+    grammar = None if wanted.grammar is None else Grammar(model, wanted.grammar)
+    with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF), grammar) as sampler:
         writer = Writer(notebook, sampler, laid.limit)
         while writer.goes_on and not end.found:
             (logits,) = yield [notebook]

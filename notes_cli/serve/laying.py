@@ -11,7 +11,7 @@ import numpy as np
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.standing import StandingErrata
-from notes_cli.runtime.asking import Request
+from notes_cli.runtime.asking import Request, check_usable
 from notes_cli.runtime.assembling import Prompt, parts_of
 from notes_cli.runtime.prefixes import Layout, Prefixes
 from notes_cli.runtime.settings import UNMEASURED, defaults
@@ -166,6 +166,8 @@ def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Laid:
     """With how much may be written."""
     workspace, writing, most = desk.workspace, asked.writing, desk.most
     workspace.check_length(len(layout) + 1)
+    if writing.grammar is not None:
+        check_usable(workspace, writing.grammar)
     limit = most if writing.limit is None else min(writing.limit, most)
     thinks = asked.prompt is None and (think or workspace.reasoning.open)
     room = limit + (writing.max_think + ROOM if thinks else 0)

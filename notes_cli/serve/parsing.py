@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.errors import GrammarError
 from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
-from notes_cli.text.messages import Message, TextPart, ToolCall
+from notes_cli.text.grammar import check_grammar
+from notes_cli.text.messages import Message, TextPart, ToolCall, checked_tools
+from notes_cli.text.schema import ANY_OBJECT, schema_grammar
+from notes_cli.text.tools import call_schema
 
 T = TypeVar("T")
 
@@ -54,6 +58,8 @@ class Writing:
     )
     think: bool = False
     max_think: int = THINK
+    grammar: str | None = None  # what the answer is held to
+    must_call: bool = False  # a tool, in the form that the grammar has
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +152,14 @@ def parse_chat(data: Any) -> Asked:
     given = Reader(data)
     model, stream, usage = given.text("model"), given.flag("stream"), _usage(given)
     messages = _messages(given.any("messages"))
-    tools = _tools(given)
+    tools, forced = _tools(given)
     writing = _writing(given, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(given))
     notes = _notes(given.any("notes"))
-    _format(given)
+    grammar = _grammar(given)
+    if grammar is not None and tools:
+        what = "response_format and grammar do not go with tools: send tool_choice none"
+        raise Refused(400, what, param="tools", code="unsupported_value")
+    writing = replace(writing, grammar=forced or grammar, must_call=forced is not None)
     given.ignore(IGNORED)
     given.end()
     return Asked(model, messages, tools, writing=writing, notes=notes, stream=stream, usage=usage)
@@ -166,6 +176,7 @@ def parse_completion(data: Any) -> list[Asked]:
         raise given.wrong("best_of", "as many as n", best)
     if given.any("suffix"):
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
+    writing = replace(writing, grammar=_grammar(given))
     notes = _notes(given.any("notes"))
     if notes.splice or notes.errata or notes.session:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
@@ -236,10 +247,47 @@ def _positive(given: Reader, key: str, default: float) -> float:
     return number
 
 
-def _format(given: Reader) -> None:
-    wanted = given.any("response_format")
-    if wanted is not None and (not isinstance(wanted, dict) or wanted.get("type") != "text"):
-        raise Refused(400, "response_format must be text", param="response_format", code="unsupported_value")
+def _grammar(given: Reader) -> str | None:
+    """What `response_format` or `grammar` hold the answer to. Raise Refused."""
+    wanted, grammar = given.any("response_format"), given.text("grammar") or None
+    schema = given.any("json_schema")
+    if wanted is not None:
+        form = Reader(wanted, "response_format")
+        kind = form.text("type")
+        if kind not in ("text", "json_object", "json_schema"):
+            raise form.wrong("type", "text, json_object or json_schema", kind)
+        if kind == "json_schema":
+            inner = Reader(form.any("json_schema"), "response_format.json_schema")
+            schema = _schema(inner, "schema")
+            inner.ignore({"name", "description", "strict"})
+            inner.end()
+        elif kind == "json_object":
+            schema = _schema(form, "schema", ANY_OBJECT)
+        form.end()
+    if schema is not None and grammar is not None:
+        raise Refused(400, "an answer can be held to a JSON schema or to a grammar, not to both", param="grammar")
+    return _read("grammar", lambda: grammar or "") if schema is None and grammar else _held(schema)
+
+
+def _schema(given: Reader, key: str, default: Any = None) -> Any:
+    found = given.any(key)
+    if found is None and default is None:
+        raise Refused(400, f"{given.name(key)} is missing", param=given.name(key), code="invalid_value")
+    return default if found is None else found
+
+
+def _held(schema: Any) -> str | None:
+    return None if schema is None else _read("response_format", lambda: schema_grammar(schema))
+
+
+def _read(param: str, made: Callable[[], str]) -> str:
+    """A grammar that can be read. Raise Refused."""
+    try:
+        grammar = made()
+        check_grammar(grammar)
+    except GrammarError as error:
+        raise Refused(400, str(error), param=param, code="invalid_value") from error
+    return grammar
 
 
 def _notes(data: Any) -> Noted:
@@ -264,15 +312,24 @@ def _notes(data: Any) -> Noted:
     return found
 
 
-def _tools(given: Reader) -> tuple[Mapping[str, Any], ...]:
+def _tools(given: Reader) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    """The tools by their names, so that their order costs nothing, and the grammar of a call that must be made."""
     none: list[Any] = []
-    tools = given.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
+    listed = given.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
+    tools = tuple(sorted(checked_tools(listed), key=lambda tool: str(tool["function"]["name"])))
     choice = given.any("tool_choice")
     if choice == "none":
-        return ()
-    if choice not in (None, "auto"):
-        raise Refused(400, "tool_choice must be none or auto", param="tool_choice", code="unsupported_value")
-    return tuple(tools)
+        return (), None
+    if choice in (None, "auto"):
+        return tools, None
+    name = ""
+    if choice != "required":
+        named = Reader(choice if isinstance(choice, dict) else {"type": choice}, "tool_choice")
+        if named.any("type") != "function":
+            wanted = "none, auto, required, or a function with its name"
+            raise Refused(400, f"tool_choice must be {wanted}", param="tool_choice", code="invalid_value")
+        name = Reader(named.any("function"), "tool_choice.function").text("name")
+    return tools, _read("tool_choice", lambda: schema_grammar(call_schema(tools, name)))
 
 
 def _prompts(given: Any) -> list[str | tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -61,10 +62,12 @@ class Reply:
         words, written = self._words.get(index, []), self.written[index]
         text = "".join(one.text for one in words if not one.thought)
         tokens = [token for one in words for token in one.tokens] + list(written.rest)
-        shared = {"index": self.first + index, "finish_reason": _REASONS[written.stopped]}
+        shared = {"index": self.first + index, "finish_reason": reason(written)}
         if not self.chat:
             return {**shared, "text": self.echo + text, "logprobs": self._completed(index, tokens)}
         message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if written.calls:
+            message |= {"content": text or None, "tool_calls": calls(written)}
         if thought := "".join(one.text for one in words if one.thought):
             message["reasoning_content"] = thought
         return {**shared, "message": message, "logprobs": self._logprobs(tokens)}
@@ -82,7 +85,10 @@ class Reply:
     def chunks(self, told: Begun | Words | Written) -> Iterable[Json]:
         """What comes of an answer at a time, and its end."""
         if isinstance(told, Written):
-            yield self._chunk(told.index, {} if self.chat else "", told.rest, _REASONS[told.stopped])
+            if told.calls:
+                listed = [{"index": number, **call} for number, call in enumerate(calls(told))]
+                yield self._chunk(told.index, {"tool_calls": listed})
+            yield self._chunk(told.index, {} if self.chat else "", told.rest, reason(told))
         elif isinstance(told, Words) and self.chat:
             key = "reasoning_content" if told.thought else "content"
             yield self._chunk(told.index, {key: told.text}, told.tokens)
@@ -144,6 +150,23 @@ class Reply:
             "top_logprobs": [{text: logprob for text, _, logprob in one.likely} for one in tokens],
             "text_offset": offsets,
         }
+
+
+def reason(written: Written) -> str:
+    """Why an answer ends."""
+    return "tool_calls" if written.calls and written.stopped == "end" else _REASONS[written.stopped]
+
+
+def calls(written: Written) -> list[Json]:
+    """The tools that an answer calls."""
+    return [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        }
+        for call in written.calls
+    ]
 
 
 def usage(replies: Sequence[Reply]) -> Json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,18 @@ class Reasoning:
         """
         template = template.with_options(self.thinking if think else self.otherwise)
         opened = self.opened(generation_prompt(template))
-        answered = template.with_words(self.closing if opened else self.direct)
+        free = self.calling
+        answered = template.with_words(
+            self.closing if opened else self.direct, calling=free.closing if opened else free.direct
+        )
         if not think:
             return answered
         return template.with_words("" if opened else self.open, self.cue, answered)
+
+    @property
+    def calling(self) -> Reasoning:
+        """The same where the answer may be a call of a tool, so that the model itself writes what opens it."""
+        return replace(self, answer="" if self.answer.strip() else self.answer, direct="") if self.open else self
 
     @property
     def closing(self) -> str:

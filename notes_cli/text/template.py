@@ -66,6 +66,7 @@ class ChatTemplate:
         }
         self.cue = ""  # follows the question
         self.reply = ""  # opens the answer, after the template's own words
+        self.calling: str | None = None  # opens it where it may be a call of a tool, if that is something else
         self.earlier = self  # the template for earlier turns, whose answers are opened in another way
         self._tools: Sequence[object] = []  # as they were given
 
@@ -77,11 +78,13 @@ class ChatTemplate:
         other.earlier = other
         return other
 
-    def with_words(self, reply: str, cue: str = "", earlier: ChatTemplate | None = None) -> ChatTemplate:
-        """The same template with our words after the question and before the answer; `earlier` is that of earlier
-        turns."""
+    def with_words(
+        self, reply: str, cue: str = "", earlier: ChatTemplate | None = None, calling: str | None = None
+    ) -> ChatTemplate:
+        """The same template with our words after the question and before the answer (`calling`: one that may call a
+        tool); `earlier` is that of earlier turns."""
         other = copy.copy(self)
-        other.cue, other.reply = cue, reply
+        other.cue, other.reply, other.calling = cue, reply, calling
         other.earlier = earlier or other
         return other
 
@@ -106,6 +109,7 @@ class ChatTemplate:
                 "Describe them in the system text, or use a model that was trained to call tools",
             )
         other = self._with_tools(given)
+        other.reply = self.reply if self.calling is None else self.calling
         if self.earlier is not self:
             other.earlier = self.earlier._with_tools(given)
         return other

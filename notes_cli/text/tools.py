@@ -9,16 +9,19 @@ from __future__ import annotations
 import ast
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from notes_cli.text.messages import NAME, ToolCall
+from notes_cli.errors import NotesError
+from notes_cli.text.messages import NAME, ToolCall, checked_tools
 
 Found = tuple[str, Mapping[str, Any], str]  # the name, the arguments, and an id, if the model gives one
 Schemas = Mapping[str, Mapping[str, Any]]  # the parameters of each tool, by its name
 Reader = Callable[[str, Schemas], Iterator[Found]]
 
+ANY = {"type": "object"}  # arguments of a tool that says nothing of them
 _M3 = "]<]minimax[>["
 _SPACE = re.compile(r"\s*")
 
@@ -64,22 +67,57 @@ def calls_in(answer: str, form: Form | None, tools: Sequence[Mapping[str, Any]])
     schemas = {function["name"]: function.get("parameters") or {} for function in functions}
     place = _place(answer, form)
     if place < 0:
-        return Said(re.sub(form.drop, "", answer, count=1) if form.drop else answer)
+        return Said(_bare_text(answer, form))
     try:
         found = [*form.read((form.prefix if place == 0 else "") + answer[place:], schemas)]
     except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, RecursionError):
         return Said(answer)
     if not found or any(name not in schemas or not isinstance(given, Mapping) for name, given, _ in found):
         return Said(answer)
-    text = answer[:place].strip()
-    calls = tuple(
-        ToolCall(key if NAME.fullmatch(key) else f"call{number:05d}", name, given)
-        for number, (name, given, key) in enumerate(found)
-    )
-    ids = [call.id for call in calls]
-    if len({*ids}) < len(ids):
-        calls = tuple(ToolCall(f"call{number:05d}", call.name, call.arguments) for number, call in enumerate(calls))
-    return Said(re.sub(form.drop, "", text, count=1) if form.drop else text, calls)
+    ids = [key for _, _, key in found if NAME.fullmatch(key)]
+    if len({*ids}) < len(found):  # nine letters and digits are an id for every template
+        ids = [secrets.token_hex(5)[:9] for _ in found]
+    calls = tuple(ToolCall(key, name, given) for key, (name, given, _) in zip(ids, found, strict=True))
+    return Said(_bare_text(answer[:place], form).strip(), calls)
+
+
+def _bare_text(text: str, form: Form) -> str:
+    """A text without the words that the form has around it."""
+    return re.sub(form.drop, "", text) if form.drop else text
+
+
+class Listening:
+    """An answer that may call tools, as it comes."""
+
+    def __init__(self, form: Form, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._form, self._tools = form, tools
+        self._answer = ""
+        self._told = 0  # characters
+
+    def feed(self, text: str) -> str:
+        """What is certainly text, and new."""
+        self._answer += text
+        return self._new(_bare_text(self._answer[: may_call(self._answer, self._form)], self._form).rstrip())
+
+    def end(self) -> tuple[str, tuple[ToolCall, ...]]:
+        """What of the text was held back, and the calls."""
+        said = calls_in(self._answer, self._form, self._tools)
+        return self._new(said.text), said.calls
+
+    def _new(self, text: str) -> str:
+        new = text[self._told :]
+        self._told += len(new)
+        return new
+
+
+def call_schema(tools: Sequence[Mapping[str, Any]], name: str = "") -> Any:
+    """A JSON schema of calls, of one tool if it is named, in the form FORCED. Raise NotesError if it is not there."""
+    functions = [tool["function"] for tool in checked_tools(tools) if name in ("", tool["function"]["name"])]
+    if not functions:
+        raise NotesError(f"there is no tool {name!r} to call" if name else "there is no tool to call")
+    kept = [{"name": {"const": one["name"]}, "arguments": one.get("parameters") or ANY} for one in functions]
+    calls = [{"type": "object", "properties": one, "required": ["name", "arguments"]} for one in kept]
+    return {"anyOf": calls} if len(calls) > 1 else calls[0]
 
 
 def may_call(answer: str, form: Form) -> int:
@@ -133,8 +171,8 @@ def _object(one: Any) -> Found:
         if name in one:
             given = next((one[key] for key in ("arguments", "parameters") if key in one), {})
             return one[name], json.loads(given) if isinstance(given, str) else given, str(one.get("id", ""))
-    ((name, given),) = one.items()
-    return name, given, ""
+    (only,) = one.items()
+    return only[0], only[1], ""
 
 
 def _named(pattern: str, strip: str = "") -> Reader:
@@ -398,3 +436,6 @@ FORMS: tuple[Form, ...] = (
         waits=r'\s*(?:\{\s*(?:"\w{0,4}(?:"\s*)?)?)?',
     ),
 )
+
+# An answer that must be a call is written in this form, whatever the template's is.
+FORCED = Form("JSON", (), "{", _objects(), waits=".*")

@@ -1,0 +1,196 @@
+"""Answers in a form, by OpenAI's client: JSON schemas, grammars, calls of tools and results, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from notes_cli.engine.context import ContextOptions
+from notes_cli.runtime import thinking
+
+from ..conftest import MakeModel
+from ..text.test_tools import SOURCES
+from ..thinkers import Scripted
+from .conftest import Json, Served, started
+
+ASKED: list[Any] = [{"role": "user", "content": "Who?"}]
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ann", "Bob"]}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, **properties: Json) -> Json:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": "It does.", "parameters": parameters}}
+
+
+TOOLS: list[Any] = [
+    tool("get_weather", city={"enum": ["Paris", "Rome"]}),
+    tool("get_time", zone={"enum": ["UTC"]}),
+    tool("add", a={"type": "integer", "minimum": 0, "maximum": 9}, b={"type": "integer", "minimum": 0, "maximum": 9}),
+]
+MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+Script = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server over a random model with the template of Qwen3 and its marks."""
+    path = make_model("llama", template=SOURCES["Qwen-Qwen3-0.6B"], added=MARKS, trained=8192)
+    home: Path = tmp_path_factory.mktemp("tools")
+    with started(home, context=ContextOptions(n_ctx=8192, n_threads=1), model=path) as found:
+        yield found
+
+
+@pytest.fixture
+def script(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """What the model writes, whatever it would have said itself."""
+
+    def write(text: str) -> None:
+        model = qwen.scheduler.workspace.model
+        made = lambda options, grammar=None: Scripted(model, text)  # noqa: E731
+        monkeypatch.setattr(thinking, "Sampler", made)
+
+    return write
+
+
+def create(served: Served, **given: Any) -> Any:
+    return served.client.chat.completions.create(**{"model": "tiny", "messages": ASKED, "max_tokens": 300, **given})
+
+
+def held(schema: Any) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
+
+
+def test_a_json_schema(served: Served) -> None:
+    """Valid, whole and streamed, greedy and drawn, and several at once."""
+    found = create(served, response_format=held(SCHEMA), n=2, temperature=1, seed=3)
+    for choice in found.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+    whole = create(served, response_format=held(SCHEMA)).choices[0].message.content
+    chunks = create(served, response_format=held(SCHEMA), stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
+
+
+def test_any_json_object(served: Served) -> None:
+    """An object, or it was cut, which is said."""
+    found = create(served, response_format={"type": "json_object"}, temperature=1, seed=2).choices[0]
+    assert found.message.content.startswith("{")
+    assert found.finish_reason == "length" or isinstance(json.loads(found.message.content), dict)
+
+
+def test_a_grammar(served: Served) -> None:
+    """In both endpoints."""
+    grammar = {"grammar": 'root ::= "yes" | "no"'}
+    assert create(served, extra_body=grammar).choices[0].message.content in ("yes", "no")
+    raw = served.client.completions.create(model="tiny", prompt="Is it?", max_tokens=9, extra_body=grammar)
+    assert raw.choices[0].text in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"response_format": held({"not": {}})}, "uses 'not', which is not supported"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "schema is missing"),
+        ({"response_format": {"type": "xml"}}, "must be text, json_object or json_schema"),
+        ({"extra_body": {"grammar": "root ::= x"}}, "there is no rule x"),
+        ({"extra_body": {"grammar": 'root ::= root "a" | "b"'}}, "a rule begins with itself"),
+        ({"extra_body": {"grammar": "x"}, "response_format": {"type": "json_object"}}, "not to both"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "do not go with tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "there is no tool 'fly'"),
+        ({"tools": TOOLS, "tool_choice": "often"}, "tool_choice must be none, auto, required"),
+        ({"tool_choice": "required"}, "there is no tool to call"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "two tools of the name get_weather"),
+        ({"tools": [{"type": "function", "function": {}}]}, "is not a function with a name"),
+    ],
+)
+def test_refused(qwen: Served, given: Json, says: str) -> None:
+    """A 400 in one line, and the server goes on."""
+    with pytest.raises(openai.BadRequestError, match=says):
+        create(qwen, **given)
+    assert qwen.http.get("/health").json() == {"status": "ok"}
+
+
+def test_a_template_without_tools(served: Served) -> None:
+    """The model would not know of them."""
+    with pytest.raises(openai.BadRequestError, match="does not tell the model of tools"):
+        create(served, tools=TOOLS)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_and_its_result(qwen: Served, script: Script, stream: bool) -> None:
+    """The client gets the call; the answer goes on from the result."""
+    script('I\'ll look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
+    text, calls, reason = told(create(qwen, tools=TOOLS, stream=stream), stream)
+    assert (text, reason) == ("I'll look.", "tool_calls")
+    assert [(name, json.loads(arguments)) for _, name, arguments in calls] == [("get_weather", {"city": "Paris"})]
+    script("It is warm.")
+    call = {"id": calls[0][0], "type": "function", "function": {"name": calls[0][1], "arguments": calls[0][2]}}
+    talk: list[Any] = [
+        *ASKED,
+        {"role": "assistant", "content": text, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": calls[0][0], "content": "21 degrees"},
+    ]
+    assert told(create(qwen, messages=talk, tools=TOOLS, stream=stream), stream) == ("It is warm.", [], "stop")
+
+
+def told(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]], str]:
+    """The text, the calls and the reason, whole or put together from chunks."""
+    if not stream:
+        choice = reply.choices[0]
+        calls = [(one.id, one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()]
+        return choice.message.content or "", calls, choice.finish_reason
+    text, reason, found = "", "", {}
+    for chunk in reply:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reason = choice.finish_reason or reason
+            for one in choice.delta.tool_calls or ():
+                assert one.type == "function"
+                found[one.index] = (one.id, one.function.name, one.function.arguments)
+    return text, [found[index] for index in sorted(found)], reason
+
+
+@pytest.mark.parametrize("text", ["No <tool_call> here.", '<tool_call>{"name": "fly", "arguments": {}}</tool_call>'])
+def test_what_is_no_call_is_text(qwen: Served, script: Script, text: str) -> None:
+    """Nothing is lost of it."""
+    script(text)
+    for stream in (False, True):
+        assert told(create(qwen, tools=TOOLS, stream=stream), stream) == (text, [], "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
+    """Of any tool, or of one that is named, with arguments that are valid."""
+    schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
+    for choice, names in (
+        ("required", set(schemas)),
+        ({"type": "function", "function": {"name": "add"}}, {"add"}),
+    ):
+        text, calls, reason = told(create(qwen, tools=TOOLS, tool_choice=choice, stream=stream), stream)
+        assert (text, reason, len(calls)) == ("", "tool_calls", 1) and calls[0][1] in names
+        jsonschema.validate(json.loads(calls[0][2]), schemas[calls[0][1]])
+
+
+def test_tools_cost_nothing_the_second_time(qwen: Served) -> None:
+    """In any order; tools that nobody may call are not there at all."""
+    first, *others = (
+        create(qwen, tools=list(order), max_tokens=1, messages=[{"role": "user", "content": f"Q{number}?"}]).usage
+        for number, order in enumerate(permutations(TOOLS))
+    )
+    assert first.prompt_tokens > 500
+    for one in others:
+        assert one.prompt_tokens == first.prompt_tokens
+        assert one.prompt_tokens_details.cached_tokens > first.prompt_tokens - 40
+    assert create(qwen, tools=TOOLS, tool_choice="none", max_tokens=1).usage.prompt_tokens < 100
