@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.runtime.compiling import Compiled
     from notes_cli.text.skill import Skill
+    from notes_cli.text.toolset import ToolSet
 
 MOST_BLOCKS = 64
 
@@ -81,6 +82,9 @@ def command(
     are `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to stdout. A
     skill that has not changed is not compiled again.
 
+    A SOURCE named *.json is a set of tools (OpenAI's form): what the model's chat template tells of them is compiled,
+    for requests to `notes serve` that have the same tools in any order.
+
     Of several sources, or a folder of such folders, each is compiled; one that fails does not stop the rest, and the
     exit status is 1 then.
 
@@ -99,6 +103,7 @@ def command(
       notes compile skills/                          each skill in it
       cat policy.md | notes compile - --name policy
       notes compile manual.md --blocks headings
+      notes compile tools.json -m model.gguf
       notes compile --from returns -m other.gguf     its text, for another model
     """
     from notes_cli.runtime.compiling import again
@@ -119,7 +124,7 @@ def command(
         why = failed[word] = worded(error)
         output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
 
-    skills: list[tuple[str, Skill]] = []
+    skills: list[tuple[str, Skill | ToolSet]] = []
     if segment is not None:
         info = library().latest(segment)
         blocks = blocks or len(info.blocks) or None
@@ -145,9 +150,12 @@ def command(
     return 1 if failed else 0
 
 
-def _read(source: str, name: str | None) -> Skill:
+def _read(source: str, name: str | None) -> Skill | ToolSet:
     from notes_cli.text.skill import load_skill
+    from notes_cli.text.toolset import SUFFIX, load_tools
 
+    if source.lower().endswith(SUFFIX):
+        return load_tools(source, name)
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
         output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
     skill = load_skill(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
@@ -157,12 +165,15 @@ def _read(source: str, name: str | None) -> Skill:
 
 
 def _compile(
-    model: Model, skill: Skill, target: Path | None, force: bool, influence: bool, blocks: Any, quiet: bool
+    model: Model, skill: Skill | ToolSet, target: Path | None, force: bool, influence: bool, blocks: Any, quiet: bool
 ) -> dict[str, Any]:
     """Compile one skill, say what was done, and return the facts of it."""
-    from notes_cli.runtime.compiling import allowed
+    from notes_cli.runtime.compiling import allowed, skill_of
     from notes_cli.text.keys import listed
+    from notes_cli.text.skill import Skill
 
+    if not isinstance(skill, Skill):
+        skill = skill_of(model.workspace, skill)
     compiled = model.bring_up_to_date(
         skill, output=target, force=force, influence=influence, blocks=blocks, listener=listening(quiet)
     )

@@ -154,6 +154,8 @@ class Segment:
     moves: tuple[int, ...] = ()
     # Where the text came from: the absolute path of a file, "-" for standard input; empty: it is not known.
     source: str = ""
+    # Whether the text is what a chat template tells of tools: control tokens in it are such.
+    tools: bool = False
 
     @property
     def first(self) -> int:

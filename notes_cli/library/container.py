@@ -110,6 +110,7 @@ def open_stored(path: Path) -> Segment:
             blocks=info.blocks,
             moves=info.moves,
             source=info.source,
+            tools=info.tools,
         )
         opened.pop_all()  # the file is its rows' now
         return segment

@@ -46,6 +46,7 @@ class SegmentInfo:
     created: str  # UTC, ISO 8601
     writer: str  # the program that wrote it, with its version
     source: str = ""  # where the text came from: a path, "-" for standard input; "" of a file that does not say
+    tools: bool = False  # the text is what a chat template tells of tools
 
 
 def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
@@ -63,6 +64,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         **({"blocks": json.dumps(segment.blocks)} if segment.blocks else {}),
         **({"moves": json.dumps(segment.moves)} if any(segment.moves) else {}),
         **({"source": segment.source} if segment.source else {}),
+        **({"tools": 1} if segment.tools else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -112,6 +114,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         created=text("created"),
         writer=text("writer"),
         source=text("source") if "notes.source" in head.metadata else "",
+        tools=bool(head.metadata.get("notes.tools")),
     )
 
 

@@ -38,6 +38,7 @@ from notes_cli.text.messages import Conversation, SkillPart, asking
 from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.references import ALL, Known, Reference
 from notes_cli.text.skill import load_skill
+from notes_cli.text.toolset import with_splice
 
 _OPENING = Chunk("text")  # BOS
 
@@ -256,6 +257,22 @@ def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | Non
     if chunks[0].kind != "splice":
         tokens[0], opening = workspace.opened(tokens[0]), opening[:0]
     return Parts(tuple(chunks), tuple(tokens), opening, changes)
+
+
+def with_tools(workspace: Workspace, prompt: Prompt, known: Iterable[Segment]) -> tuple[Prompt, list[Chunk]]:
+    """The prompt with a compiled set of tools in the place where its template tells of the very same ones, token by
+    token, and its chunks; both as they are where none is known."""
+    chunks = chunks_of(workspace, prompt)
+    taken = {segment.name for segment in prompt.segments}
+    if prompt.conversation and prompt.conversation.tools:
+        for segment in known:
+            found = with_splice(chunks, segment.text, segment.name) if segment.tools else None
+            if found is None or segment.name in taken:
+                continue
+            cut, runs = found
+            if np.array_equal(workspace.model.tokenize_runs(runs), segment.tokens):
+                return replace(prompt, segments=[*prompt.segments, segment]), cut
+    return prompt, chunks
 
 
 def assemble(

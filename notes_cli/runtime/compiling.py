@@ -32,6 +32,7 @@ from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.skill import Field, Skill
+from notes_cli.text.toolset import ToolSet, tools_skill
 
 MOVES = 8  # times that the rows of a block are moved, each a rounding, before it is computed again (docs/LOG.md)
 
@@ -64,11 +65,11 @@ def compile_skill(
     are taken from there. Raise UnsupportedError where this model's rows cannot be kept, EngineError for more tokens
     than it was trained for.
     """
-    workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
+    workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     if workspace.context.supports("read") is None:
         workspace.measure_rotation()
     if measure is not None:  # another value may be longer
-        tokens = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
+        tokens = len(workspace.left_context) + len(workspace.tokens_of(skill))
         workspace.make_room(tokens + 8 * len(skill.fields))
     segment = plan(workspace, skill, blocks)
     longest = len(segment.context) + len(segment) + 8 * len(skill.fields)  # another value may be longer
@@ -154,7 +155,7 @@ def _influence(notebook: Notebook, segment: Segment, measure: Progress) -> dict[
 
 def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Segment:
     """What compiling the skill would give, without its rows: enough for a dry run."""
-    tokens, left = workspace.model.tokenize(skill.text), workspace.left_context
+    tokens, left = workspace.tokens_of(skill), workspace.left_context
     workspace.make_room(len(left) + len(tokens))
     check_support(workspace, skill.name)
     fields = field_spans(workspace.model, skill, tokens)
@@ -163,6 +164,7 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Se
         layers=(),
         pinned=_pinned(workspace),
         source=origin(skill),
+        tools=bool(skill.runs),
     )
     return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
 
@@ -230,6 +232,11 @@ def check_support(workspace: Workspace, name: str) -> None:
             raise UnsupportedError(f"{name} cannot be compiled for {workspace.model.name}: {reason}")
 
 
+def skill_of(workspace: Workspace, found: ToolSet) -> Skill:
+    """What this model is told of some tools, as a text to be compiled."""
+    return tools_skill(workspace.template, found)
+
+
 def compile_to_library(
     workspace: Workspace,
     skill: Skill,
@@ -249,7 +256,7 @@ def compile_to_library(
     file that is no segment, TakenError if what is there holds the text of another source, unless `force` says to write
     over it; UnwritableError if the disk refuses.
     """
-    workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
+    workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     if output is not None:
         if output.exists() and not force:
             _check_output(skill, output)
@@ -302,7 +309,10 @@ def _known(path: Path) -> Segment | None:
 
 
 def again(info: SegmentInfo, name: str | None = None) -> Skill:
-    """The skill that a segment was compiled from, by the text and the fields that it holds."""
+    """The skill that a segment was compiled from, by the text and the fields that it holds. Raise SkillError for tools:
+    another model's template tells of them in another way."""
+    if info.tools:
+        raise SkillError(f"{info.name} holds tools as one model's template tells of them", "Compile their file again")
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
     return Skill(name or info.name, info.description, info.text, fields, info.source)
 
@@ -374,7 +384,7 @@ def stale(
     return changes(
         info,
         text=skill.text,
-        tokens=workspace.model.tokenize(skill.text),
+        tokens=workspace.tokens_of(skill),
         description=skill.description,
         fields=skill.fields,
         identity=workspace.identity,

@@ -32,6 +32,7 @@ from notes_cli.library.store import Library, Store
 from notes_cli.text.prompt import Chunk, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
 from notes_cli.text.rendering import start_rendering
+from notes_cli.text.skill import Skill
 from notes_cli.text.template import ChatTemplate
 
 DEFAULT_CONTEXT = 4096
@@ -307,6 +308,10 @@ class Workspace:
     def tokenize(self, chunk: Chunk) -> Tokens:
         """Tokens of a chunk, apart from its neighbours."""
         return self.model.tokenize_runs(chunk.runs)
+
+    def tokens_of(self, skill: Skill) -> Tokens:
+        """Tokens of a skill that is to be compiled."""
+        return self.model.tokenize_runs(skill.runs) if skill.runs else self.model.tokenize(skill.text)
 
     def opened(self, tokens: Tokens) -> Tokens:
         """The first tokens of a prompt, after the BOS that the model wants unless its template has put it there."""

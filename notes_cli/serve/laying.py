@@ -12,7 +12,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.standing import StandingErrata
 from notes_cli.runtime.asking import Request, check_usable
-from notes_cli.runtime.assembling import Prompt, parts_of
+from notes_cli.runtime.assembling import Prompt, parts_of, with_tools
 from notes_cli.runtime.prefixes import Layout, Prefixes
 from notes_cli.runtime.settings import UNMEASURED, defaults
 from notes_cli.runtime.thinking import ROOM
@@ -102,6 +102,7 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         max_think=wanted.max_think,
         limit=most if wanted.limit is None else min(wanted.limit, most),
         sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
+        grammar=wanted.grammar,
     )
 
 
@@ -127,7 +128,9 @@ def _laid(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segment]
     try:
         conversation = Conversation(tuple(messages), asked.tools)
         prompt = Prompt("", list(found.values()), think=think, conversation=conversation)
-        parts = parts_of(workspace, prompt)
+        sets = desk.shelf.all() if asked.notes.match and not asked.notes.cache_salt else ()
+        prompt, chunks = with_tools(workspace, prompt, sets)
+        parts = parts_of(workspace, prompt, chunks)
     except ModelError:
         if len(found) == len(named):
             raise

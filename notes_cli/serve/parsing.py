@@ -16,9 +16,10 @@ from notes_cli.errors import GrammarError
 from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
 from notes_cli.text.grammar import check_grammar
-from notes_cli.text.messages import Message, TextPart, ToolCall, checked_tools
+from notes_cli.text.messages import Message, TextPart, ToolCall
 from notes_cli.text.schema import ANY_OBJECT, schema_grammar
 from notes_cli.text.tools import call_schema
+from notes_cli.text.toolset import in_order
 
 T = TypeVar("T")
 
@@ -316,7 +317,7 @@ def _tools(given: Reader) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
     """The tools by their names, so that their order costs nothing, and the grammar of a call that must be made."""
     none: list[Any] = []
     listed = given.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
-    tools = tuple(sorted(checked_tools(listed), key=lambda tool: str(tool["function"]["name"])))
+    tools = in_order(listed)
     choice = given.any("tool_choice")
     if choice == "none":
         return (), None

@@ -89,7 +89,7 @@ def matched(parts: tuple[Part, ...], skills: dict[str, Segment], known: Sequence
     skills the longest counts, and of those of one name the first.
     """
     for segment in sorted(known, key=lambda one: -len(one.text)):
-        if segment.name in skills or len(segment.text) < SHORTEST:
+        if segment.name in skills or segment.tools or len(segment.text) < SHORTEST:
             continue
         for number, part in enumerate(parts):
             if isinstance(part, TextPart) and (cut := _cut(part.text, segment.text)):

@@ -44,6 +44,8 @@ class Skill:
     fields: tuple[Field, ...]
     source: str  # the file it was read from, "-" for standard input
     warnings: tuple[str, ...] = field(default=(), compare=False)
+    # What a template tells of tools: the text in runs, each with whether control tokens in it are such (prompt.Run).
+    runs: tuple[tuple[str, bool], ...] = ()
 
     @property
     def values(self) -> dict[str, str]:

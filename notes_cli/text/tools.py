@@ -169,7 +169,7 @@ def _object(one: Any) -> Found:
     """A call as an object: with names of its keys that differ, or the name as the only key."""
     for name in ("name", "tool_name"):
         if name in one:
-            given = next((one[key] for key in ("arguments", "parameters") if key in one), {})
+            given: Any = next((one[key] for key in ("arguments", "parameters") if key in one), {})
             return one[name], json.loads(given) if isinstance(given, str) else given, str(one.get("id", ""))
     (only,) = one.items()
     return only[0], only[1], ""

@@ -15,10 +15,11 @@ import pytest
 from notes_cli.engine.context import ContextOptions
 from notes_cli.runtime import thinking
 
+from ..commands.conftest import run_here
 from ..conftest import MakeModel
 from ..text.test_tools import SOURCES
 from ..thinkers import Scripted
-from .conftest import Json, Served, started
+from .conftest import Json, Served, pieces, started
 
 ASKED: list[Any] = [{"role": "user", "content": "Who?"}]
 SCHEMA: Json = {
@@ -194,3 +195,30 @@ def test_tools_cost_nothing_the_second_time(qwen: Served) -> None:
         assert one.prompt_tokens == first.prompt_tokens
         assert one.prompt_tokens_details.cached_tokens > first.prompt_tokens - 40
     assert create(qwen, tools=TOOLS, tool_choice="none", max_tokens=1).usage.prompt_tokens < 100
+
+
+def test_a_compiled_set_of_tools(qwen: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`notes compile tools.json`: none of its tokens is decoded, in any order, and the answer is that of decoding them
+    all; other tools, and a user who writes the same text, get nothing of it."""
+    others = [tool("look", where={"type": "string", "description": "a place <in> [brackets]"}), *TOOLS]
+    (tmp_path / "agent.json").write_text(json.dumps(others))
+    monkeypatch.setenv("NOTES_HOME", str(qwen.home))
+    made = run_here("compile", tmp_path / "agent.json", "-m", qwen.scheduler.workspace.model.path, "--json")
+    assert made.code == 0, made.err
+    count = made.json["compiled"][0]["tokens"]
+    again = run_here("compile", tmp_path / "agent.json", "-m", qwen.scheduler.workspace.model.path)
+    assert "up to date" in again.err
+    for number, order in enumerate((others, others[::-1])):
+        for notes in ({}, {"recompute": True}):
+            talk = [{"role": "system", "content": f"S{number} {notes}"}, {"role": "user", "content": "Go."}]
+            reply = qwen.chat(talk, tools=order, max_tokens=1, notes={"explain": True, **notes})
+            spliced = [one for one in pieces(reply) if one[1] == "spliced"]
+            assert spliced == ([] if notes else [("splice", "spliced", count - 1)])
+            assert sum(tokens for _, _, tokens in pieces(reply)) == reply["usage"]["prompt_tokens"]
+    other = qwen.chat([{"role": "user", "content": "Go!"}], tools=TOOLS, max_tokens=1, notes={"explain": True})
+    assert not any(how == "spliced" for _, how, _ in pieces(other))
+    text = qwen.http.get("/v1/notes/agent").json()["text"]
+    said = qwen.chat([{"role": "user", "content": f"{text}"}], max_tokens=1, notes={"explain": True})
+    assert not any(how == "spliced" for _, how, _ in pieces(said))
+    refused = run_here("compile", "--from", "agent", "-m", qwen.scheduler.workspace.model.path)
+    assert refused.code == 1 and "Compile their file again" in refused.err

@@ -1,0 +1,91 @@
+"""Sets of tools as texts: the block that each template has of them, found again in prompts that have it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.errors import ModelError, NotesError, SkillError
+from notes_cli.text.messages import Conversation, Message, TextPart, user_message
+from notes_cli.text.prompt import Chunk, build
+from notes_cli.text.toolset import ToolSet, in_order, load_tools, tools_skill, with_splice
+
+from .test_tools import KNOWS, NO_TOOLS, TOOLS, template_of
+
+SET = ToolSet("mine", in_order(TOOLS), "tools.json")
+ALWAYS = {  # templates that cannot do without tools, so that their models have no prompt to compile after
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+}
+
+
+@pytest.mark.parametrize("name", sorted({*KNOWS} - ALWAYS))
+def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
+    """With a system message or without, whatever is asked; put together again the prompt is the same."""
+    template = template_of(name)
+    skill = tools_skill(template, SET)
+    assert "".join(text for text, _ in skill.runs) == skill.text and "get_weather" in skill.text
+    for system in ("You are brief.", "Other words <|im_end|>."):
+        talk = (Message("system", (TextPart(system),)), user_message(f"Q? {skill.text}"))
+        chunks = build(template, Conversation(talk, SET.tools))
+        found = with_splice(chunks, skill.text, "mine")
+        assert found, name
+        cut, runs = found
+        assert [(run.text, run.special) for run in runs] == [*skill.runs]
+        assert not any(system in text for text, _ in skill.runs)
+        assert [chunk.name for chunk in cut if chunk.kind == "splice"] == ["mine"]
+        assert "".join(skill.text if one.kind == "splice" else one.text for one in cut) == text_of(chunks)
+        plain = build(template, Conversation(talk))
+        assert with_splice(plain, skill.text, "mine") is None  # what a user says is not what the template tells
+
+
+def text_of(chunks: list[Chunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+def test_the_order_of_tools_is_not_the_clients() -> None:
+    """By name."""
+    assert in_order(TOOLS) == in_order(TOOLS[::-1])
+    with pytest.raises(NotesError, match="two tools of the name"):
+        in_order([*TOOLS, TOOLS[0]])
+
+
+@pytest.mark.parametrize("name", sorted(ALWAYS))
+def test_a_template_that_fails_without_tools(name: str) -> None:
+    """Its own error, in one line."""
+    with pytest.raises(ModelError, match=f"^{name} failed"):
+        tools_skill(template_of(name), SET)
+
+
+@pytest.mark.parametrize("name", sorted(NO_TOOLS))
+def test_a_template_without_tools(name: str) -> None:
+    """Refused."""
+    with pytest.raises(ModelError, match="does not tell the model of tools"):
+        tools_skill(template_of(name), SET)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "is not JSON"), ("[]", "holds no tools"), ('{"a": 1}', "holds no tools"), ("[1]", "is not a function")],
+)
+def test_files_that_hold_no_tools(tmp_path: Path, text: str, says: str) -> None:
+    """One line each."""
+    (tmp_path / "tools.json").write_text(text)
+    with pytest.raises(NotesError, match=says):
+        load_tools(tmp_path / "tools.json")
+    with pytest.raises(SkillError, match="cannot read"):
+        load_tools(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("wrap", [lambda tools: tools, lambda tools: {"tools": tools}])
+def test_a_file_of_tools(tmp_path: Path, wrap: Any) -> None:
+    """A list, or an object with one; functions with their outer object or without."""
+    bare: list[Mapping[str, Any]] = [tool["function"] for tool in TOOLS]  # type: ignore[misc]
+    (tmp_path / "My tools.json").write_text(json.dumps(wrap(bare)))
+    found = load_tools(tmp_path / "My tools.json")
+    assert (found.name, found.tools) == ("my-tools", SET.tools)
