@@ -44,12 +44,12 @@ class Vocabulary(Model):
         assert self._handle
         self.sources = []
         self.path, self.name = path, path.stem
-        self.n_vocab = int(llama.llama_vocab_n_tokens(self._vocab))
+        self.n_vocab = int(llama.llama_vocab_n_tokens(self.vocab))
 
     def marks(self) -> list[str]:
         """The texts of all tokens that are structure, by the types in the file."""
         kinds = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
-        special = [t for t in range(self.n_vocab) if llama.llama_vocab_get_attr(self._vocab, t) & kinds]
+        special = [t for t in range(self.n_vocab) if llama.llama_vocab_get_attr(self.vocab, t) & kinds]
         return [spelt for token in special if self._structural(token) and (spelt := self._spelt(token))]
 
 

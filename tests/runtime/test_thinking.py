@@ -270,3 +270,27 @@ def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
         said[bool(values)] = run_thinking(shipped, notebook, GREEDY, 200)
     assert said[False].answer == "accepted" and said[True].answer == "refused"
     assert "2026-07-01" in said[True].text
+
+
+@pytest.mark.parametrize("template", [SWITCH, UNAWARE])
+def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace, template: str) -> None:
+    """A model that begins with the mark may think; the answer alone is held to the grammar."""
+    workspace = make_workspace("llama", template=template, added=("<think>", "</think>"))
+    mark = int(workspace.model.tokenize("<think>", special=True)[0])
+    for thinks in (True, False):
+        with assemble(workspace, Prompt("Why?")) as notebook:
+            task = replying(workspace, notebook, GREEDY, 20, max_think=4, grammar='root ::= "yes" | "no"')
+            wishes, first = next(task), True
+            while True:
+                (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]
+                logits[mark] = 99.0 if thinks and first else -99.0
+                first = False
+                try:
+                    wishes = task.send([logits])
+                except StopIteration as done:
+                    reply = done.value
+                    break
+            assert reply.text in ("yes", "no") and reply.stopped == "end"
+            assert (reply.thought is not None) == thinks
+            written = b"".join(workspace.model.token_bytes(int(one), special=True) for one in notebook.tokens)
+            assert written.endswith(("</think>\n\n" if thinks else "").encode() + reply.text.encode())

@@ -99,6 +99,16 @@ def test_a_grammar(served: Served) -> None:
     assert raw.choices[0].text in ("yes", "no")
 
 
+def test_a_session(served: Served) -> None:
+    """A turn of a session has a form, too; tools do not go with one."""
+    session = {"notes": {"session": "held"}}
+    for word in ("one", "two"):
+        found = create(served, response_format=held({"const": word}), extra_body=session)
+        assert json.loads(found.choices[0].message.content) == word
+    with pytest.raises(openai.BadRequestError, match="a session keeps what was said"):
+        create(served, tools=TOOLS, extra_body=session)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
