@@ -52,6 +52,7 @@ def command(
       notes probe returns --field tier=silver --plot out.png
     """
     from notes_cli.commands.plot import check_plot, write_plot
+    from notes_cli.measure.picture import as_json
     from notes_cli.measure.probing import Probing
 
     if plot:
@@ -73,45 +74,9 @@ def command(
             write_plot(plot, report)
     finally:  # what was measured is not lost with the picture
         if json_:
-            output.as_json(_as_json(report))
+            output.as_json({"version": 1, **as_json(report)})
         else:
             _print(report)
-
-
-def _as_json(report: Probe) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {
-        "version": 1,
-        "skill": report.skill,
-        "field": report.field,
-        "old": report.values[0],
-        "new": report.values[1],
-        "question": report.question,
-        "decision": dict(zip(("stale", "fresh"), report.decisions, strict=True)),
-        "score": dict(zip(("stale", "fresh"), report.scores, strict=True)),
-        "tokens": {
-            "field": report.field_tokens,
-            "behind": report.after_tokens,
-            "to_50": report.reach(0.5),
-            "to_90": report.reach(0.9),
-        },
-        "field_only": report.field_only,
-        "behind_only": report.after_only,
-        "check": {
-            "field": report.by_field,
-            "field_difference": _less(report.by_field, report.field_only),
-            "suffix": report.by_suffix,
-            "suffix_difference": _less(report.by_suffix, report.windows[0].suffix),
-        },
-        "best": None if report.best is None else report.windows.index(report.best),
-        "window": report.window,
-        "windows": [asdict(window) for window in report.windows],
-    }
-
-
-def _less(found: float | None, expected: float) -> float | None:
-    return None if found is None else found - expected
 
 
 def _print(report: Probe) -> None:

@@ -110,11 +110,15 @@ class Mixes:
         others = [replace(other, fields=()) for other in before]  # of this field it is the probed skill's that changes
         self._prompt = Prompt(self.question, [*others, self.stale], system=system)
         self.notebook = workspace.notebook()
-        self._assemble(self._prompt)
-        self.decisions = self._decide(lambda: decide(self.notebook, choices).choice if choices else self._said())
-        self.scores = self._score_of(False), self._score_of(True)
-        if not self.scores[0] < self.scores[1]:
-            raise self._alike(self.decisions[0])
+        try:
+            self._assemble(self._prompt)
+            self.decisions = self._decide(lambda: decide(self.notebook, choices).choice if choices else self._said())
+            self.scores = self._score_of(False), self._score_of(True)
+            if not self.scores[0] < self.scores[1]:
+                raise self._alike(self.decisions[0])
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Give back what its notebook takes of the context."""

@@ -177,10 +177,13 @@ def test_both_texts_are_compiled_alike(reader: Workspace, returns: Segment, chan
 
 
 def test_alike(reader: Workspace, returns: Segment) -> None:
-    """A value that changes no decision is refused with what to do, whether there are choices or not."""
+    """A value that changes no decision is refused with what to do, with choices and without, and takes no room then."""
+    free, used = reader.context.free, reader.context.used
     for choices in (CHOICES, None):
-        with pytest.raises(AlikeError, match="decides the same with date=2026-05-01 and date=2026-02-01: 'accepted'"):
+        why = "decides the same with date=2026-05-01 and date=2026-02-01: 'accepted'"
+        with pytest.raises(AlikeError, match=why) as raised:
             Mixes(reader, returns, "date", "2026-02-01", question=QUESTION, choices=choices)
+        assert (reader.context.free, reader.context.used) == (free, used), f"{raised.value} holds room"
 
 
 def test_refusals(reader: Workspace, returns: Segment) -> None:
