@@ -88,6 +88,7 @@ def test_a_client_corrects_its_own(own: Served) -> None:
     live = sum(tokens for _, how, tokens in pieces(third) if how == "live")
     assert live >= second["usage"]["prompt_tokens"]
     assert told(turn(own, talk, ASK, errata={"date": "2026-05-02"})) == "accepted"
+    assert told(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused", "given again after another value"
 
 
 def test_sessions_are_told_too(
