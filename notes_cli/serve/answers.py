@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
@@ -21,6 +21,7 @@ from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.replies import Json, Reply, joined
 from notes_cli.serve.scheduler import Scheduler
 
+T = TypeVar("T")
 Outcome = Begun | Words | Written | NotesError | None
 PING = 15.0  # seconds without a word after which a comment is sent, for those between us and the client
 STALLED = 60.0  # seconds that a client has to take what is sent to it
@@ -91,7 +92,7 @@ async def answer(request: Request, scheduler: Scheduler, every: Sequence[Asked],
     return stream
 
 
-async def while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def while_there(receive: Receive, work: Awaitable[T]) -> T:
     """Do some work, for as long as the client is there. Raise ClientDisconnect when it has gone."""
     doing = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))
@@ -99,7 +100,7 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None
         await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
             raise ClientDisconnect
-        await doing
+        return await doing
     finally:
         for task in (doing, watching):
             task.cancel()
@@ -194,10 +195,11 @@ class Told:
 class Events(Response):
     """Progress as server-sent events, then what came of it."""
 
-    def __init__(self, told: Told, result: asyncio.Future[Json]) -> None:
+    def __init__(self, told: Told, result: asyncio.Future[Json], name: str = "skill") -> None:
+        """`name`: the key that the result has."""
         self.background = None
         self.status_code = 200
-        self._told, self._result = told, result
+        self._told, self._result, self._name = told, result, name
         self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -226,7 +228,7 @@ class Events(Response):
         finally:
             following.cancel()
         try:
-            found = {"skill": self._result.result()}
+            found = {self._name: self._result.result()}
         except NotesError as error:
             found = body(refused(error))
         await _put(send, event(found))

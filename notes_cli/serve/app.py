@@ -18,13 +18,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from notes_cli.errors import NotesError
-from notes_cli.serve import errata, library
-from notes_cli.serve.answers import Events, Told, answer
+from notes_cli.serve import errata, heat, library
+from notes_cli.serve.answers import Events, Told, answer, while_there
 from notes_cli.serve.metrics import KIND, exposed
 from notes_cli.serve.parsing import Reader, parse_chat, parse_completion
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.serve.security import Guard
+from notes_cli.serve.webpage import page_routes
 
 BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
@@ -38,6 +39,7 @@ class Options:
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()  # pages of other sites that may ask
     body: int = BODY
+    page: bool = True  # to look at, at /
 
 
 class Service:
@@ -51,7 +53,8 @@ class Service:
     @property
     def app(self) -> Starlette:
         """For a server of ASGI."""
-        guard = Middleware(Guard, self.options.keys, self.options.host, self.options.origins, ())
+        routes = self.routes()
+        guard = Middleware(Guard, self.options.keys, self.options.host, self.options.origins, pages_of(routes))
         cors = Middleware(CORSMiddleware, allow_origins=self.options.origins, allow_methods=["*"], allow_headers=["*"])
         handlers: dict[Any, Any] = {
             NotesError: _told,
@@ -60,7 +63,7 @@ class Service:
             Exception: _fault,
         }
         middleware = [guard, *([cors] if self.options.origins else [])]
-        return Starlette(routes=self.routes(), middleware=middleware, exception_handlers=handlers)
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     def routes(self) -> list[Route]:
         return [
@@ -77,6 +80,7 @@ class Service:
             Route("/v1/notes/errata", self.errata, methods=["POST"]),
             Route("/v1/notes/sessions", self.sessions),
             Route("/v1/notes/{name}", self.skill, methods=["GET", "DELETE"]),
+            *(page_routes() if self.options.page else ()),
         ]
 
     # What a server is asked.
@@ -136,8 +140,15 @@ class Service:
         return Events(told, asyncio.wrap_future(self.scheduler.call(work, long=True)))
 
     async def heat(self, request: Request) -> Response:
-        work = library.heat(self.scheduler, await self._body(request))
-        return JSONResponse(await asyncio.wrap_future(self.scheduler.call(work, long=True)))
+        wanted, stream = heat.parse(await self._body(request))
+        told = Told()
+        found = asyncio.wrap_future(self.scheduler.call(heat.probing(self.scheduler, wanted, told.add), long=True))
+        if stream:
+            return Events(told, found, "heat")
+        try:
+            return JSONResponse(await while_there(request.receive, found))
+        finally:
+            told.gone = True
 
     async def explain(self, request: Request) -> Response:
         asked = parse_chat(await self._body(request))

@@ -1,16 +1,15 @@
-"""The library over HTTP: what is compiled, compiling a text, removing, and the probe's picture of a skill."""
+"""The library over HTTP: what is compiled, compiling a text, and removing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from notes_cli.errors import CompilingError, Help, Progress, SegmentError
 from notes_cli.explaining import entry_as_json
+from notes_cli.library.standing import holding
 from notes_cli.library.store import Library
-from notes_cli.runtime.asking import Listener
 from notes_cli.runtime.compiling import block_warnings, compile_to_library
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
@@ -25,14 +24,17 @@ Json = dict[str, Any]
 
 
 def listed(scheduler: Scheduler) -> list[Json]:
-    """All compiled skills, as `notes ls` has them; `model_matches`: whether they are for this model."""
+    """All compiled skills, as `notes ls` has them; `model_matches`: whether they are for this model, `standing`: the
+    values of fields that everybody is told instead."""
     workspace = scheduler.workspace
     identity = workspace.identity
+    errata = scheduler.desk.errata.all() if scheduler.desk.errata else ()
     found = []
     for entry in workspace.library.entries():
         facts = entry_as_json(entry, str(entry.problem) if entry.problem else None)
         matches = entry.info is not None and entry.info.identity == identity
-        found.append({**facts, "model_matches": matches})
+        instead = holding(errata, entry.name, facts.get("fields", {}))
+        found.append({**facts, "model_matches": matches, "standing": instead})
     return found
 
 
@@ -117,55 +119,6 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
                 return {**shown(scheduler, skill.name), "reasons": list(made.reasons), "notices": notices}
 
     return work
-
-
-def heat(scheduler: Scheduler, data: Any) -> Callable[[], Json]:
-    """What probes on which tokens of a skill a decision rests, as `notes probe` does. Raise Refused."""
-    from notes_cli.measure.probing import Probing, probe_skill
-
-    given = Reader(data)
-    skill, name = given.text("skill"), given.text("field")
-    value, question = given.text("value") or None, given.text("question") or None
-    choices = given.texts("choices", 64) or None
-    given.end()
-    if not skill or not name:
-        raise Refused(400, "skill and field are needed", param="field" if skill else "skill")
-
-    def work() -> Json:
-        scheduler.shelf.segment(skill)  # a client names skills, no files of this machine
-        notices: list[str] = []
-        listener = Listener(
-            notice=lambda notice: notices.append(str(notice)), watch=watching(scheduler, lambda *_: None)
-        )
-        report = probe_skill(scheduler.workspace, Probing(skill, name, value, question, choices), listener)
-        windows = [asdict(window) for window in report.windows]
-        return {
-            "skill": report.skill,
-            "field": report.field,
-            "old": report.values[0],
-            "new": report.values[1],
-            "question": report.question,
-            "decision": dict(zip(("stale", "fresh"), report.decisions, strict=True)),
-            "field_only": report.field_only,
-            "behind_only": report.after_only,
-            "text": report.text,
-            "windows": windows,
-            "tokens": _tokens(report.text, windows),
-            "notices": notices,
-        }
-
-    return work
-
-
-def _tokens(text: str, windows: list[Json]) -> list[Json]:
-    """The text in pieces, each with what its rows alone would recover: 0 where nothing was measured."""
-    found, place = [], 0
-    for window in windows:
-        if window["start"] > place:
-            found.append({"text": text[place : window["start"]], "value": 0.0})
-        found.append({"text": text[window["start"] : window["end"]], "value": float(window["alone"])})
-        place = window["end"]
-    return [*found, {"text": text[place:], "value": 0.0}] if place < len(text) else found
 
 
 def watching(scheduler: Scheduler, told: Callable[[str, int, int], object]) -> Any:

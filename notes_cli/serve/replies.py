@@ -120,7 +120,8 @@ class Reply:
         """The key `notes`, where it was asked for."""
         if not (self.asked.notes.explain and self.begun):
             return {}
-        return {"notes": explanation(self.begun.pieces, asdict(self.begun.counts), self.begun.notices)}
+        told = explanation(self.begun.pieces, asdict(self.begun.counts), self.begun.notices)
+        return {"notes": {**told, "ms": {"prompt": round(1000 * self.begun.seconds, 3)}}}
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if self.asked.writing.likely is None:

@@ -37,6 +37,11 @@ def turn(served: Served, talk: list[Json], question: Json, **notes: Any) -> Json
     return reply
 
 
+def standing_of(served: Served) -> Json:
+    """What everybody is told of each skill, as the list has it."""
+    return {one["name"]: one["standing"] for one in served.http.get("/v1/notes").json()["skills"]}
+
+
 def errata(reply: Json) -> int:
     return sum(kind == "erratum" for kind, _, _ in pieces(reply))
 
@@ -50,6 +55,7 @@ def test_said_to_live_conversations_once(own: Served) -> None:
     turn(own, other, {"role": "user", "content": "What is the plan?"}, splice=["support"])
     done = own.http.post("/v1/notes/errata", json=LATE).json()
     assert (done["told"], done["errata"][0]["skill"], done["errata"][0]["was"]) == (1, "returns", "2026-05-01")
+    assert standing_of(own) == {"returns": {"date": "2026-07-01"}, "support": {}}
     second = turn(own, talk, ASK)
     assert told(second) == "refused" and errata(second) == 1
     live = sum(tokens for _, how, tokens in pieces(second) if how == "live")
@@ -62,6 +68,7 @@ def test_said_to_live_conversations_once(own: Served) -> None:
     new = own.chat([ASK], notes=NOTES)
     assert told(new) == "refused" and errata(new) == 1
     assert own.http.post("/v1/notes/errata", json={"field": "date", "value": "2026-05-01"}).json()["told"] == 2
+    assert standing_of(own)["returns"] == {}
     assert told(turn(own, talk, ASK)) == "accepted"
     assert (told(again := own.chat([ASK], notes=NOTES)), errata(again)) == ("accepted", 0)
 

@@ -87,8 +87,8 @@ def test_a_recompiled_skill_is_another_one(own: Served) -> None:
     own.chat([{"role": "user", "content": "What is the amount?"}], 404, notes=extra)
 
 
-def test_heat_and_explain(own: Served) -> None:
-    """The probe's picture covers the text; what is explained is what is done then, and computes nothing."""
+def test_explain(own: Served) -> None:
+    """What is explained is what is done then, and computes nothing."""
     asked = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"], "explain": True}}
     decoded = own.scheduler.tally.decoded
     before = own.http.post("/v1/notes/explain", json=asked).json()
@@ -96,7 +96,3 @@ def test_heat_and_explain(own: Served) -> None:
     assert own.http.post("/v1/chat/completions", json=asked).json()["notes"]["pieces"] == before["pieces"]
     again = own.http.post("/v1/notes/explain", json=asked).json()
     assert again["counts"]["decoded"] == 1 and again["pieces"][0]["how"] == "live"
-    wanted = {"skill": "returns", "field": "date", "value": "2026-07-01", "question": QUESTION}
-    heat = own.http.post("/v1/notes/heat", json=wanted).json()
-    assert "".join(one["text"] for one in heat["tokens"]) == heat["text"]
-    assert heat["decision"]["stale"] != heat["decision"]["fresh"] and max(one["value"] for one in heat["tokens"]) > 0.1

@@ -1,0 +1,92 @@
+// The page as a whole: what its parts tell each other.
+
+import { byId } from "./dom.js";
+import { showText } from "./heat.js";
+import { askForKey, onKey } from "./key.js";
+import { watch } from "./link.js";
+import { ServerError, get, onContact } from "./server.js";
+import { failed, load, newConversation, onText, prompted, wereTold } from "./skills.js";
+import { ask, busy, clear, spaced, stop } from "./talk.js";
+
+const question = byId("question");
+let model = "";
+let last = ""; // what was asked last
+
+async function begin() {
+  try {
+    const { data } = await get("v1/models");
+    model = data[0]?.id ?? "";
+    byId("model").textContent = model;
+    await load();
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    if (error.kind === "refused") failed(error); // of all else the banner or the form for the key tells
+  }
+}
+
+const setting = () => ({ model, system: byId("system").value.trim(), ...prompted() });
+
+function fit() {
+  question.style.setProperty("height", "auto");
+  question.style.setProperty("height", `${Math.min(question.scrollHeight, 240)}px`);
+}
+
+function submit(event) {
+  event?.preventDefault();
+  const words = question.value.trim();
+  if (!words || busy()) return;
+  question.value = "";
+  last = words;
+  fit();
+  const first = !byId("turns").childElementCount;
+  ask(words, setting, wereTold);
+  if (first) unfold(); // on a phone the answer is out of sight otherwise
+}
+
+byId("composer").addEventListener("submit", submit);
+question.addEventListener("input", fit);
+question.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && busy() && !byId("heat").open) stop();
+});
+byId("stop").addEventListener("click", stop);
+byId("clear").addEventListener("click", () => {
+  clear();
+  newConversation();
+  byId("clear").hidden = true;
+  question.focus();
+});
+
+document.addEventListener("busy", () => {
+  const focused = [byId("ask"), byId("stop")].includes(document.activeElement);
+  byId("ask").hidden = busy();
+  byId("stop").hidden = !busy();
+  byId("clear").hidden = busy() || !byId("turns").childElementCount;
+  if (focused) question.focus();
+});
+document.addEventListener("change-question", (event) => {
+  question.value = event.detail;
+  fit();
+  question.focus();
+});
+document.addEventListener("prompted", () => {
+  const { news } = prompted();
+  const said = byId("said");
+  said.hidden = !news.length;
+  said.textContent = `The model will be told: ${news.map(spaced).join(", ")}`;
+});
+
+const phone = matchMedia("(max-width: 52rem)");
+const unfold = () => { byId("skills-panel").open = !phone.matches || !byId("turns").childElementCount; };
+phone.addEventListener("change", unfold);
+unfold();
+
+onText((skill) => showText(skill, last));
+onKey(begin);
+onContact((error) => {
+  if (error?.kind === "key" && byId("key").hidden) askForKey();
+});
+document.addEventListener("visibilitychange", () => document.hidden || begin()); // others may have compiled
+watch(begin);

@@ -1,0 +1,171 @@
+// The panel of skills: which of them are in the prompt, in which order, and what of their fields is corrected.
+
+import { announce, byId, count, el } from "./dom.js";
+import { ServerError, get, post } from "./server.js";
+
+const chosen = []; // names, in the order of the prompt
+const corrections = new Map(); // "skill.field" -> the value that it has now
+const told = new Map(); // the same, as the model was told last in this conversation
+const notes = new Map(); // what is to be read under a field
+let skills = [];
+let loaded = false;
+let heat = () => {};
+
+// What the next prompt has; `news` are those of the errata that the model was not told yet.
+export function prompted() {
+  const held = [...corrections].filter(([name]) => chosen.some((skill) => name.startsWith(`${skill}.`)));
+  const written = (pairs) => pairs.map(([name, value]) => `${name}=${value}`);
+  return { splice: [...chosen], errata: written(held), news: written(held.filter(([name, value]) => told.get(name) !== value)) };
+}
+
+export const correction = (skill, field) => corrections.get(`${skill}.${field}`) ?? null;
+
+// The value that a new conversation begins with: that of the text, or what everybody is told instead.
+export const holds = (skill, field) => skill.standing?.[field] ?? skill.fields[field];
+
+// The model was told these.
+export function wereTold(errata) {
+  for (const erratum of errata) {
+    const [name] = erratum.split("=", 1);
+    told.set(name, erratum.slice(name.length + 1));
+  }
+  document.dispatchEvent(new CustomEvent("prompted"));
+}
+
+// In a new one, what has its own value again need not be said.
+export function newConversation() {
+  told.clear();
+  for (const skill of skills) {
+    for (const field of Object.keys(skill.fields ?? {})) {
+      if (correction(skill.name, field) === holds(skill, field)) corrections.delete(`${skill.name}.${field}`);
+    }
+  }
+  show();
+}
+
+// `showHeat` is called with a skill when its text is wanted.
+export function onText(showHeat) {
+  heat = showHeat;
+}
+
+// What is compiled, as the server has it now.
+export async function load() {
+  const found = (await get("v1/notes")).skills;
+  if (loaded && JSON.stringify(found) === JSON.stringify(skills)) return;
+  [skills, loaded] = [found, true];
+  for (const name of [...chosen]) if (!usable(name)) chosen.splice(chosen.indexOf(name), 1);
+  show();
+}
+
+const usable = (name) => skills.some((skill) => skill.name === name && fits(skill));
+
+const fits = (skill) => !skill.problem && skill.model_matches !== false;
+
+// Say why there are none.
+export function failed(error) {
+  loaded = false;
+  byId("skills").replaceChildren(el("p", { class: "error", role: "alert" }, error.message));
+}
+
+function show() {
+  const list = byId("skills");
+  const drafts = [...list.querySelectorAll(".field input")].filter((input) => input.value !== input.defaultValue);
+  const here = skills.filter(fits);
+  const elsewhere = skills.filter((skill) => !usable(skill.name));
+  list.replaceChildren(...here.map(card));
+  if (!here.length) {
+    list.append(el("p", { class: "quiet" }, "No skill is compiled for this model yet. On the server: ",
+      el("code", {}, "notes compile FILE")));
+  }
+  if (elsewhere.length) {
+    list.append(el("details", { class: "elsewhere" },
+      el("summary", {}, `${count(elsewhere.length, "other skill")} cannot be used here`),
+      el("ul", {}, ...elsewhere.map((skill) => el("li", {}, `${skill.name}: ${skill.problem || "compiled for another model"}`)))));
+  }
+  for (const { id, value } of drafts) {
+    const input = byId(id);
+    if (!input) continue;
+    input.value = value;
+    input.dispatchEvent(new Event("input"));
+  }
+  byId("skills-count").textContent = chosen.length ? `${chosen.length} in the prompt` : "";
+  document.dispatchEvent(new CustomEvent("prompted"));
+}
+
+function card(skill) {
+  const id = `skill-${skill.name}`;
+  const on = chosen.includes(skill.name);
+  const box = el("input", { type: "checkbox", id, checked: on, on: { change: () => choose(skill.name, box.checked) } });
+  const place = chosen.length > 1 && on ? el("span", { class: "place", title: "its place among the skills" },
+    String(chosen.indexOf(skill.name) + 1)) : null;
+  return el("div", { class: on ? "skill on" : "skill" },
+    el("div", { class: "row" }, box, el("label", { for: id }, skill.name), place,
+      el("span", { class: "quiet number" }, count(skill.tokens, "token"))),
+    on ? el("div", { class: "fields" },
+      ...Object.keys(skill.fields ?? {}).map((field) => fieldForm(skill, field)),
+      el("button", { type: "button", class: "plain", on: { click: () => heat(skill) } }, "Text and heat")) : null);
+}
+
+function choose(name, on) {
+  if (on && !chosen.includes(name)) chosen.push(name);
+  else if (!on && chosen.includes(name)) chosen.splice(chosen.indexOf(name), 1);
+  show();
+  byId(`skill-${name}`)?.focus();
+}
+
+// A field with its value, to be changed: what was changed is said to the model before the next question.
+function fieldForm(skill, field) {
+  const name = `${skill.name}.${field}`;
+  const value = holds(skill, field);
+  const now = correction(skill.name, field) ?? value;
+  const id = `field-${name}`;
+  const input = el("input", { id, value: now, required: true, autocomplete: "off", spellcheck: "false" });
+  const button = el("button", { type: "submit", hidden: true }, "Correct");
+  input.addEventListener("input", () => { button.hidden = [now, ""].includes(input.value.trim()); });
+  return el("form", {
+    class: now === value ? "field" : "field corrected",
+    on: { submit: (event) => { event.preventDefault(); correct(name, input.value.trim(), value); } },
+  }, el("label", { for: id }, field), el("div", { class: "row" }, input, button), note(skill, field, now));
+}
+
+// What is to be said of a field: that it was corrected, here or for everyone.
+function note(skill, field, now) {
+  const name = `${skill.name}.${field}`;
+  const value = holds(skill, field);
+  const said = notes.get(name);
+  const press = (words, click) => el("button", { type: "button", class: "plain", on: { click } }, words);
+  if (now !== value) {
+    return el("div", { class: "quiet note" }, el("span", {}, "was ", el("s", {}, value)),
+      press("Undo", () => correct(name, value, value)), press("Tell everyone", () => tellAll(skill.name, field, now)), said);
+  }
+  if (said) return el("div", { class: "quiet note" }, said);
+  if (value === skill.fields[field]) return null;
+  return el("div", { class: "quiet note" }, el("span", {}, "told everyone; was ", el("s", {}, skill.fields[field])));
+}
+
+function correct(name, value, original) {
+  const id = `field-${name}`;
+  byId(id).value = byId(id).defaultValue; // it is no draft any more
+  notes.delete(name);
+  if (value === original && !told.has(name)) corrections.delete(name);
+  else corrections.set(name, value); // also the old value again, where the model was told another one
+  show();
+  announce(`${name} is ${value} from the next question on.`);
+  byId(id)?.focus();
+}
+
+async function tellAll(skill, field, value) {
+  const name = `${skill}.${field}`;
+  try {
+    const found = await post("v1/notes/errata", { skill, field, value });
+    const where = [count(found.told, "live conversation"), count(found.sessions.length, "session")];
+    notes.set(name, el("span", { role: "status" }, `Everyone is told: ${where.join(", ")}, and all new ones.`));
+    corrections.delete(name);
+    await load();
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    notes.set(name, el("span", { class: "error", role: "alert" }, error.message));
+  }
+  show();
+  byId(`field-${name}`)?.focus();
+}

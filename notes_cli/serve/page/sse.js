@@ -1,0 +1,22 @@
+// Server-sent events of a response, as the JSON values that their data lines hold, until [DONE] or the end.
+
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      const lines = (held + (value ?? "")).split("\n");
+      held = done ? "" : lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data:")) continue; // comments keep the connection open
+        const data = line.slice(5).trim();
+        if (data === "[DONE]") return;
+        if (data) yield JSON.parse(data);
+      }
+      if (done) return;
+    }
+  } finally {
+    await reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,126 @@
+// The conversation: a question, its answer as it comes, what the prompt cost, and what went wrong, a turn each.
+
+import { announce, byId, count, el } from "./dom.js";
+import { ServerError, stream } from "./server.js";
+import { cost, strip } from "./strip.js";
+
+const turns = []; // { question, answer, node } of those that were answered, be it in part
+let running = null;
+
+export const busy = () => running !== null;
+
+export const stop = () => running?.abort();
+
+export function clear() {
+  stop();
+  turns.length = 0;
+  byId("turns").replaceChildren();
+}
+
+// Ask; `setting` gives { model, system, splice, errata, news } at the time of asking, `told` is called with the
+// errata when the model has read them.
+export async function ask(question, setting, told) {
+  const view = turnView(question);
+  byId("turns").append(view.node);
+  const again = () => {
+    if (busy()) return;
+    view.node.remove();
+    ask(question, setting, told);
+  };
+  await answer(question, setting(), view, again, told);
+}
+
+async function answer(question, { model, system, splice, errata, news }, view, again, whenTold) {
+  running = new AbortController();
+  document.dispatchEvent(new CustomEvent("busy"));
+  const body = {
+    model,
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...history(), { role: "user", content: question }],
+    stream: true,
+    stream_options: { include_usage: true },
+    notes: { splice, errata, explain: true },
+  };
+  if (news.length) view.said(news);
+  let cut = "";
+  let told = null;
+  try {
+    for await (const chunk of stream("v1/chat/completions", body, running.signal)) {
+      const [choice] = chunk.choices ?? [];
+      if (choice?.delta?.reasoning_content) view.thought(choice.delta.reasoning_content);
+      if (choice?.delta?.content) view.write(choice.delta.content);
+      if (choice?.finish_reason === "length") cut = "The answer was cut: there was no more room for it.";
+      if (chunk.notes?.pieces) told = chunk.notes;
+    }
+    view.end(cut);
+    whenTold(errata);
+    if (told) view.cost(told);
+    announce(`Answer: ${view.text()}${told ? `. ${sentence(told.pieces)}` : ""}`);
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    view.end("");
+    const change = () => {
+      view.node.remove();
+      document.dispatchEvent(new CustomEvent("change-question", { detail: question }));
+    };
+    if (error.kind === "stopped") view.note("Stopped.", press("Ask again", again));
+    else view.error(error, error.kind === "refused" ? press("Change the question", change) : press("Ask again", again));
+  } finally {
+    running = null;
+    if (view.text()) turns.push({ question, answer: view.text() });
+    document.dispatchEvent(new CustomEvent("busy"));
+  }
+}
+
+const history = () => turns.flatMap((turn) => [
+  { role: "user", content: turn.question },
+  { role: "assistant", content: turn.answer },
+]);
+
+function sentence(pieces) {
+  const { total, computed } = cost(pieces);
+  return `${computed} of ${count(total, "token")} of the prompt decoded`;
+}
+
+// One turn on the screen.
+function turnView(question) {
+  const said = el("p", { class: "said", hidden: true });
+  const thoughts = el("details", { class: "thoughts", hidden: true }, el("summary", {}, "Reasoning"));
+  const thought = thoughts.appendChild(el("p", {})).appendChild(new Text());
+  const words = new Text();
+  const reply = el("div", { class: "answer running", "aria-busy": "true" }, words);
+  const after = el("div", { class: "after" });
+  const node = el("article", { class: "turn" }, said, el("h3", {}, question), thoughts, reply, after);
+  const near = () => window.innerHeight + window.scrollY > document.documentElement.scrollHeight - 120;
+  const follow = (change) => {
+    const stays = near();
+    change();
+    if (stays) window.scrollTo(0, document.documentElement.scrollHeight);
+  };
+  requestAnimationFrame(() => window.scrollTo(0, document.documentElement.scrollHeight));
+  return {
+    node,
+    text: () => words.data.trim(),
+    said: (errata) => { said.hidden = false; said.textContent = `Corrected: ${errata.map(spaced).join(", ")}`; },
+    thought: (more) => follow(() => { thoughts.hidden = false; thought.appendData(more); }),
+    write: (more) => follow(() => words.appendData(more)),
+    end: (note) => follow(() => {
+      reply.classList.remove("running");
+      reply.removeAttribute("aria-busy");
+      if (!words.data.trim()) reply.hidden = true;
+      if (note) after.append(el("p", { class: "quiet" }, note));
+    }),
+    note: (words, button) => follow(() => after.append(el("p", { class: "quiet" }, words, " ", button))),
+    error: (error, button) => follow(() => {
+      const wait = error.wait ? ` Try again in ${count(error.wait, "second")}.` : "";
+      after.append(el("p", { class: "error", role: "alert" }, error.message.replace(/\w$/, "$&.") + wait, " ", button));
+    }),
+    cost: (told) => follow(() => after.append(
+      ...(told.notices ?? []).map((notice) => el("p", { class: "quiet" }, notice)),
+      strip(told.pieces, { ms: told.ms?.prompt ?? null }))),
+  };
+}
+
+// "returns.date=2026-07-01" for people.
+export const spaced = (erratum) => erratum.replace("=", " = ");
+
+const press = (words, click) => el("button", { type: "button", class: "plain", on: { click } }, words);

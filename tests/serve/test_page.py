@@ -1,0 +1,206 @@
+"""The page: its files are whole, each is served with headers that let nothing else in, and none loads anything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+import tree_sitter
+import tree_sitter_javascript
+
+from notes_cli.cli import run
+from notes_cli.serve import server
+from notes_cli.serve.app import Options
+from notes_cli.serve.webpage import FOLDER, TYPES
+
+from .conftest import Served, started
+
+FILES = sorted(path for path in FOLDER.iterdir() if path.is_file())
+SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+JAVASCRIPT = tree_sitter.Language(tree_sitter_javascript.language())
+
+# What makes HTML or code of a text, or could be told to by one.
+MAKES_HTML = re.compile(
+    r"\b(innerHTML|outerHTML|insertAdjacentHTML|setHTML\w*|srcdoc|createContextualFragment|DOMParser|eval|Function)\b"
+    r"|document\.write|javascript:|setTimeout\(\s*[\"'`]"
+)
+ELSEWHERE = re.compile(r"(?:[a-z]+://|data:[a-z]+/|[\"'(=]\s*//)[^\s\"')]*", re.I)
+NAMESPACE = "http://www.w3.org/2000/svg"
+
+
+class Tags(HTMLParser):
+    """The tags of a document, with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def all(self, name: str) -> list[str]:
+        """The values of an attribute."""
+        return [value for _, attributes in self.found for key, value in attributes.items() if key == name and value]
+
+
+def index() -> Tags:
+    return Tags((FOLDER / "index.html").read_text(encoding="utf-8"))
+
+
+def elsewhere(text: str) -> list[str]:
+    """Addresses of other sites in a file."""
+    return [found for found in ELSEWHERE.findall(text) if found != NAMESPACE]
+
+
+def nodes(script: str) -> Iterator[tree_sitter.Node]:
+    """The syntax of a module."""
+    waiting = [tree_sitter.Parser(JAVASCRIPT).parse(script.encode()).root_node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += node.children
+
+
+def broken(script: str) -> list[int]:
+    """Lines that cannot be parsed."""
+    return [node.start_point.row + 1 for node in nodes(script) if node.is_error or node.is_missing]
+
+
+def exports(script: str) -> set[str]:
+    found = re.findall(r"^export (?:async )?(?:function\*?|const|let|class) (\w+)", script, re.M)
+    return set(found)
+
+
+def imports(script: str) -> list[tuple[str, set[str]]]:
+    """Of each import: the file, and the names."""
+    found = re.findall(r"^import \{([^}]*)\} from \"\./([\w.]+)\";$", script, re.M)
+    assert len(found) == len(re.findall(r"\bimport\b", script)), "an import of another form"
+    return [(file, set(re.findall(r"\w+", names))) for names, file in found]
+
+
+def called(script: str) -> set[str]:
+    """Names that are called and nowhere declared: those of the browser, if all is well."""
+    declared, used = set(), set()
+    for node in nodes(script):
+        name = (node.text or b"").decode()
+        parent = node.parent
+        if node.type == "identifier" and parent is not None:
+            callee = parent.type == "call_expression" and parent.child_by_field_name("function") == node
+            (used if callee else declared).add(name)
+    return used - declared
+
+
+@pytest.fixture(scope="module")
+def locked(library: Path) -> Iterator[Served]:
+    """A server that wants a key."""
+    with started(library, options=Options(keys=("secret",))) as found:
+        yield found
+
+
+def test_files_are_served(locked: Served) -> None:
+    """Every file of the page comes without a key, as what it is, and lets nothing else in; nothing else does."""
+    for path in FILES:
+        reply = locked.http.get("/" if path.name == "index.html" else f"/page/{path.name}")
+        assert (reply.status_code, reply.content) == (200, path.read_bytes()), path.name
+        assert reply.headers["content-type"].partition(";")[0] == TYPES[path.suffix]
+        policy = dict(one.split(" ", 1) for one in reply.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'" and policy["frame-ancestors"] == "'none'"
+        assert {value for name, value in policy.items() if name.endswith("-src")} == {"'none'", "'self'"}
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    for place in ("/page/", "/page/../webpage.py", "/page/..%2fwebpage.py", "/page/index.html", "/page/none.js"):
+        assert locked.http.get(place).status_code in (401, 404), place
+    assert locked.http.get("/v1/models").status_code == 401
+
+
+def test_no_page(library: Path) -> None:
+    """Where it is not wanted there is none."""
+    with started(library, options=Options(page=False)) as served:
+        assert [served.http.get(place).status_code for place in ("/", "/page/app.js")] == [404, 404]
+        assert served.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("options", [[], ["--no-page"]])
+def test_the_option(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command has a page unless it is told not to."""
+    given: list[bool] = []
+    monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.options.page))
+    assert run(["serve", "--port", "0", *options]) == 0
+    assert given == [not options]
+
+
+def test_nothing_from_elsewhere() -> None:
+    """No file names another site, and all that they load is among them."""
+    for path in FILES:
+        assert not elsewhere(path.read_text(encoding="utf-8")), path.name
+    loaded = [*index().all("src"), *(one for one in index().all("href") if not one.startswith("#"))]
+    assert sorted(loaded) == ["page/app.js", "page/icon.svg", "page/style.css"]
+    assert all((FOLDER.parent / one).is_file() for one in loaded)
+    assert "url(" not in (FOLDER / "style.css").read_text() and "@import" not in (FOLDER / "style.css").read_text()
+
+
+def test_text_is_never_html() -> None:
+    """Nothing makes HTML or code of a text, and the document has no code or style inside, which the policy forbids."""
+    for path in SCRIPTS:
+        assert not MAKES_HTML.search(path.read_text(encoding="utf-8")), path.name
+    for tag, attributes in index().found:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], tag
+        assert tag != "style" and (tag != "script" or "src" in attributes)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts(path: Path) -> None:
+    """Each parses, says what it is for, imports what there is, and uses all of that."""
+    script = path.read_text(encoding="utf-8")
+    assert not broken(script)
+    assert re.match(r"// [A-Z].*[.:?]\n", script)
+    for file, names in imports(script):
+        assert names <= exports((FOLDER / file).read_text(encoding="utf-8")), file
+        unused = [name for name in names if len(re.findall(rf"\b{name}\b", script)) < 2]
+        assert not unused, unused
+    known = {"fetch", "matchMedia", "requestAnimationFrame", "setTimeout", "clearTimeout", "Number", "String"}
+    known |= {"encodeURIComponent"}
+    known |= {name for _, names in imports(script) for name in names} | exports(script)
+    assert called(script) <= known, "called, and nowhere declared"
+
+
+def test_every_script_is_reached() -> None:
+    """No file of the page is left over."""
+    reached, waiting = set(), ["app.js"]
+    while waiting:
+        one = waiting.pop()
+        reached.add(one)
+        waiting += [file for file, _ in imports((FOLDER / one).read_text(encoding="utf-8")) if file not in reached]
+    assert reached == {path.name for path in SCRIPTS}
+
+
+def test_places_are_there() -> None:
+    """Each id that a script looks for, and each that a label or a description names, is one of the document's."""
+    ids = index().all("id")
+    assert len(ids) == len(set(ids))
+    wanted = {one for path in SCRIPTS for one in re.findall(r"byId\(\"([\w-]+)\"\)", path.read_text(encoding="utf-8"))}
+    named = {one for key in ("for", "aria-labelledby", "aria-describedby") for one in index().all(key)}
+    made = {"heat-title"}  # by heat.js, as the dialog is filled
+    assert wanted and named and (wanted | named) - made <= set(ids)
+    controls = [attributes for tag, attributes in index().found if tag in ("input", "textarea", "select")]
+    assert controls and all(attributes.get("id") in named for attributes in controls), "a control without a label"
+
+
+def test_what_is_found() -> None:
+    """The checks above find what they look for."""
+    assert elsewhere('import "https://cdn.example/x.js"') and elsewhere('<script src="//cdn.example/x.js">')
+    assert elsewhere(f'<svg xmlns="{NAMESPACE}">// a comment') == []
+    assert MAKES_HTML.search("node.innerHTML = text") and MAKES_HTML.search("eval(text)")
+    assert broken("const a = {;\n") and not broken("const a = b?.c ?? `x${d}`;\n")
+    assert called("const a = 1; b(a); a();") == {"b"}
+    assert exports("export async function a() {}\nexport const b = 1;") == {"a", "b"}
+
+
+def test_head(locked: Served) -> None:
+    """HEAD is answered as GET is, without the file."""
+    reply = httpx.head(locked.url + "/", headers={"Authorization": "Bearer secret"})
+    assert (reply.status_code, reply.content) == (200, b"")
