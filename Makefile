@@ -12,7 +12,7 @@ export CMAKE_ARGS := -DLLAMA_BUILD=OFF $(CMAKE_ARGS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint wheel train bench experiments zoo upstream sanitize faults faults-slice clients clean
+.PHONY: help setup demo test lint wheel train bench experiments zoo upstream sanitize page faults faults-slice clients clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,10 @@ sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and
 	@PATH="$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -Wno-dev -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE=$(BIN)/python >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE) --target llama >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
 	@$(BIN)/python -m bench.sanitize --build $(SANITIZE) --models $(ZOO)/models
+
+page: $(READY) ## The page of `notes serve` in a real browser (2 minutes; Chromium must be there), with pictures (docs/page/)
+	@$(BIN)/python -m pip install -q -e '.[dev,page]'
+	@$(BIN)/python -m bench.page --write docs/page
 
 faults: $(READY) ## Hostile files, kills, full disks and the like, by the thousands (docs/reliability.md, an hour); ONLY='kind ...' for some
 	@nice $(BIN)/python -m bench.faults $(ONLY) --full --write docs/reliability.md

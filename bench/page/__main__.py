@@ -1,0 +1,83 @@
+"""The page of `notes serve` in a real browser: each job it has, done as a user does it, and pictures of it.
+
+    python -m bench.page [--write docs/page] [--browser /usr/bin/chromium]
+
+A server on the model that ships, a headless Chromium driven by Playwright. Each check is a line; the exit status is 1
+if any fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+from bench.page.checks import CHECKS, HOSTILE, Check
+from bench.page.pictures import pictures
+from bench.page.user import ROOT, Server, looking
+
+
+def run(browser: Browser, home: Path, checks: Sequence[Check]) -> int:
+    """Some checks, each with a server of its own: nothing is kept from one to the next. How many fail."""
+    failed = 0
+    for check in checks:
+        problem = tried(browser, home, check)
+        print(
+            f"{'FAILED' if problem else 'ok':6}  {check.what}" + (f"\n        {problem}" if problem else ""), flush=True
+        )
+        failed += bool(problem)
+    print(f"{failed} of {len(checks)} fail" if failed else f"all {len(checks)} pass")
+    return failed
+
+
+def tried(browser: Browser, home: Path, check: Check) -> str:
+    """What is wrong; nothing if all is well."""
+    with (
+        tempfile.TemporaryDirectory() as own,
+        Server(Path(shutil.copytree(home, f"{own}/home")), check.key) as server,
+        looking(browser, server, check.scheme, check.small) as user,
+    ):
+        try:
+            check.job(user)
+        except Exception as error:
+            return " ".join(str(error).split())[:400] or type(error).__name__
+        found = user.wrong or user.foreign
+        return f"the browser: {found}" if found else ""
+
+
+def prepared(folder: Path, *more: Path) -> Path:
+    """A home in which the skills that ship are compiled, and these texts."""
+    skills = [str(ROOT / "skills" / "returns"), str(ROOT / "skills" / "support"), *map(str, more)]
+    environment = {**os.environ, "NOTES_HOME": str(folder)}
+    command = [sys.executable, "-m", "notes_cli", "compile", *skills]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--browser", default=os.environ.get("CHROMIUM") or shutil.which("chromium"), help="Chromium")
+    parser.add_argument("--only", default="", metavar="WORD", help="checks whose name has it")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="also take pictures")
+    given = parser.parse_args()
+    checks = [check for check in CHECKS if given.only in check.what]
+    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
+        folder = Path(temporary)
+        (folder / "hostile.txt").write_text(HOSTILE, encoding="utf-8")
+        browser = playwright.chromium.launch(executable_path=given.browser, args=["--no-sandbox"])
+        failed = run(browser, prepared(folder / "home", folder / "hostile.txt"), checks)
+        if given.write and not failed:
+            pictures(browser, prepared(folder / "pictures"), given.write)
+        browser.close()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

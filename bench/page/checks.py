@@ -1,0 +1,355 @@
+"""What the page must do, each as a user does it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from playwright.sync_api import Error, Locator, Route, expect
+
+from bench.page.user import PHONE, QUESTION, WAIT, User
+
+KEY = "secret"
+HOSTILE = 'owner: Ann\n\n<img src=x onerror="document.title=1"><script>document.title=2</script> If the owner is Ann.\n'
+
+# Text against what is behind it, as WCAG 2 counts: the lowest ratio of all that is shown, and where.
+CONTRAST = """() => {
+  const parse = (color) => { const n = color.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
+  const light = (rgb) => { const [r, g, b] = rgb.map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92
+    : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const over = (top, under) => top.slice(0, 3).map((v, i) => v * top[3] + under[i] * (1 - top[3]));
+  const ground = (node) => { const found = []; for (let n = node; n; n = n.parentElement)
+    found.push(parse(getComputedStyle(n).backgroundColor)); return found.reverse().reduce((under, top) =>
+    over(top, under), [255, 255, 255]); };
+  let worst = [99, ""];
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim()) || node.value;
+    if (!own || !node.checkVisibility() || node.closest("[aria-hidden], .skip, .hidden, dialog:not([open])")) continue;
+    const under = ground(node), text = over(parse(getComputedStyle(node).color), under);
+    const [a, b] = [light(text), light(under)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < worst[0]) worst = [ratio, node.tagName + "." + node.className + ": " + node.textContent.slice(0, 30)];
+  }
+  return worst;
+}"""
+
+
+Job = Callable[[User], None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A job, and before which server and browser it is done."""
+
+    what: str
+    job: Job
+    key: str = ""  # that the server wants
+    scheme: str = "light"
+    small: bool = False  # a phone
+
+
+CHECKS: list[Check] = []
+
+
+def check(what: str, **how: Any) -> Callable[[Job], Job]:
+    def added(job: Job) -> Job:
+        CHECKS.append(Check(what, job, **how))
+        return job
+
+    return added
+
+
+def same(found: Any, wanted: Any) -> None:
+    if found != wanted:
+        raise AssertionError(f"{found!r}, not {wanted!r}")
+
+
+@check("ask: streamed, with the prompt as a strip whose widths are its tokens")
+def asks(user: User) -> None:
+    page = user.page
+    expect(page.get_by_text("Pick skills, then ask.")).to_have_count(0)  # said by the style, not in the document
+    page.get_by_label("returns").check()
+    same(user.ask(), "accepted")
+    strip = user.strip()
+    same([kind for kind, _ in strip], ["decoded", "restored", "decoded"])
+    widths = [box["width"] for one in user.turn.locator(".bar span").all() if (box := one.bounding_box())]
+    for width, (_, tokens) in zip(widths, strip, strict=True):
+        share = tokens / sum(tokens for _, tokens in strip)
+        if abs(width / sum(widths) - share) > 0.02:
+            raise AssertionError(f"{tokens} tokens are {width} wide")
+    cost = user.turn.locator(".cost").inner_text()
+    decoded, total = sum(tokens for kind, tokens in strip if kind == "decoded"), sum(tokens for _, tokens in strip)
+    if not cost.startswith(f"{decoded} of {total} tokens decoded in ") or "ms" not in cost:
+        raise AssertionError(cost)
+    expect(user.turn.get_by_text("full prefill")).to_be_visible()
+
+
+@check("correct: the field is said as an erratum, is seen as one, and undone")
+def corrects(user: User) -> None:
+    user.page.get_by_label("returns").check()
+    user.page.get_by_label("System text").fill("Be brief.")
+    user.ask()
+    same([kind for kind, _ in user.strip()], ["decoded", "seam", "rotated", "decoded"])
+    user.correct("date", "2026-07-01")
+    expect(user.page.locator("#said")).to_contain_text("returns.date = 2026-07-01")
+    user.page.get_by_role("button", name="New conversation").click()
+    same(user.ask(), "refused")
+    same([kind for kind, _ in user.strip()].count("erratum"), 1)
+    user.page.get_by_role("button", name="Undo").click()
+    user.page.get_by_role("button", name="New conversation").click()
+    expect(user.page.locator("#said")).to_be_hidden()
+    same(user.ask(), "accepted")
+
+
+@check("correct several: what is typed in one field stays while another is corrected")
+def drafts(user: User) -> None:
+    page = user.page
+    page.get_by_label("returns").check()
+    page.get_by_label("date", exact=True).fill("2026-07-01")
+    user.correct("tier", "silver")
+    same(page.get_by_label("date", exact=True).input_value(), "2026-07-01")
+    expect(page.locator("#said")).to_have_text("The model will be told: returns.tier = silver")
+    page.get_by_role("button", name="Correct", exact=True).click()
+    expect(page.locator("#said")).to_contain_text("returns.date = 2026-07-01")
+    page.get_by_role("button", name="Undo").first.click()
+    same(page.get_by_label("date", exact=True).input_value(), "2026-05-01")
+
+
+@check("tell everyone: another conversation, which began before, is told, and says how many are")
+def everyone(user: User) -> None:
+    page = user.page
+    with page.context.expect_page() as opened:
+        page.evaluate("open(location.href)")
+    other = User(opened.value, user.server)
+    for one, question, answer in ((user, QUESTION, "accepted"), (other, "What is the tier?", "gold")):
+        one.page.get_by_label("returns").check()
+        same(one.ask(question), answer)
+    user.correct("date", "2026-07-01")
+    page.get_by_role("button", name="Tell everyone").click()
+    expect(page.locator(".note")).to_have_text("Everyone is told: 2 live conversations, 0 sessions, and all new ones.")
+    same(page.get_by_label("date", exact=True).input_value(), "2026-07-01")
+    expect(page.locator("#said")).to_be_hidden()
+    same(user.ask(), "refused")
+    same(other.ask(), "refused")
+    same([kind for kind, _ in other.strip()].count("erratum"), 1)
+    same(other.wrong + other.foreign, [])
+
+
+@check("correct in a conversation: said once, before the next question; undone, the old value is said again")
+def corrects_later(user: User) -> None:
+    user.page.get_by_label("returns").check()
+    same(user.ask(), "accepted")
+    user.correct("date", "2026-07-01")
+    same(user.ask(), "refused")
+    same(user.ask(), "refused")
+    same((user.turn.locator(".said").is_visible(), [kind for kind, _ in user.strip()].count("erratum")), (False, 0))
+    user.page.get_by_role("button", name="Undo").click()
+    expect(user.page.locator("#said")).to_contain_text("returns.date = 2026-05-01")
+    same(user.ask(), "accepted")
+    same([kind for kind, _ in user.strip()].count("erratum"), 1)
+
+
+@check("a conversation: the next turn keeps the prompt before it; new ones begin from nothing")
+def goes_on(user: User) -> None:
+    user.page.get_by_label("support").check()
+    user.ask("What is the plan?")
+    same(user.ask("What is the support?"), "daily")
+    same(user.strip()[0][0], "kept")
+    same(user.page.locator(".turn").count(), 2)
+    user.page.get_by_role("button", name="New conversation").click()
+    same(user.page.locator(".turn").count(), 0)
+
+
+@check("two skills: in the order in which they were picked")
+def orders(user: User) -> None:
+    for name in ("support", "returns"):
+        user.page.get_by_label(name).check()
+    user.ask()
+    user.strip()
+    names = [one for one in user.turn.locator(".numbers tbody td:nth-child(3)").all_inner_texts() if "skill" in one]
+    same(list(dict.fromkeys(names)), ["skill support", "skill returns"])
+
+
+@check("heat: the hottest token of the text is one of the field's, and the picture says so in words")
+def heats(user: User) -> None:
+    page = user.page
+    page.get_by_label("returns").check()
+    page.get_by_role("button", name="Text and heat").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator("mark")).to_have_count(3)
+    dialog.get_by_label("Other value").fill("2026-07-01")
+    dialog.get_by_label("Question").fill(QUESTION)
+    dialog.get_by_role("button", name="Show heat").click()
+    expect(dialog.locator(".text.hot")).to_be_visible(timeout=WAIT)
+    heat = [
+        float(one.evaluate("node => node.style.getPropertyValue('--heat')")) for one in dialog.locator(".token").all()
+    ]
+    fields = [one.get_attribute("class") == "token changed" for one in dialog.locator(".token").all()]
+    same((max(heat), fields[heat.index(max(heat))]), (1.0, True))
+    expect(dialog.get_by_text("It rests on the field's own tokens")).to_be_visible()
+    whole = dialog.locator(".text").inner_text()
+    same("date: 2026-05-01\ntier: gold" in whole, True)
+    dialog.get_by_label("Other value").fill("2026-02-01")
+    dialog.get_by_role("button", name="Show heat").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("decides the same")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+
+
+@check("an error: one line at the turn it belongs to, and the page goes on")
+def errs(user: User) -> None:
+    user.type_question("Why? " * 5000)
+    expect(user.turn.get_by_role("alert")).to_contain_text("was trained for")
+    same(user.turn.locator(".error").inner_text().count("\n"), 0)
+    user.turn.get_by_role("button", name="Change the question").click()
+    expect(user.page.get_by_label("Question", exact=True)).to_have_value(("Why? " * 5000).strip())
+    expect(user.page.locator(".turn")).to_have_count(0)
+    user.page.get_by_label("returns").check()
+    same(user.ask(), "accepted")
+    user.wrong.clear()  # the browser logs each 400
+
+
+@check("offline: said at once and at the top; the question is kept, and asked again when the server is back")
+def offline(user: User) -> None:
+    page = user.page
+    page.get_by_label("returns").check()
+    user.ask()
+    user.server.stop()
+    user.type_question(f"{QUESTION} Think first.")
+    expect(user.turn.get_by_role("alert")).to_contain_text("The server does not answer.")
+    expect(page.locator("#banner")).to_contain_text("looks for it every two seconds")
+    expect(page.locator("#link-text")).to_have_text("offline")
+    user.server.start()
+    expect(page.locator("#link-text")).to_have_text("connected", timeout=WAIT)
+    expect(page.locator("#banner")).to_be_hidden()
+    user.turn.get_by_role("button", name="Ask again").click()
+    expect(user.turn.locator(".answer")).to_contain_text("So the return is accepted.", timeout=WAIT)
+    user.wrong.clear()  # the browser logs each request that came to nothing
+
+
+@check("stop: a question that is not answered yet is given up, by the button and by Escape")
+def stops(user: User) -> None:
+    held: list[Route] = []
+    user.page.route("**/v1/chat/completions", lambda route: held.append(route))
+    for way in ("button", "Escape"):
+        user.type_question(QUESTION)
+        expect(user.page.get_by_role("button", name="Stop")).to_be_visible()
+        if way == "button":
+            user.page.get_by_role("button", name="Stop").click()
+        else:
+            user.page.keyboard.press("Escape")
+        expect(user.turn).to_contain_text("Stopped.")
+        expect(user.page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
+    same(len(held), 2)
+    for route in held:
+        with contextlib.suppress(Error):  # it was given up
+            route.abort()
+    user.page.unroute("**/v1/chat/completions")
+
+
+@check("texts stay texts: HTML in a skill, a question and a value is shown as it is written")
+def literal(user: User) -> None:
+    page = user.page
+    page.get_by_label("hostile").check()
+    page.get_by_role("button", name="Text and heat").click()
+    expect(page.locator(".text")).to_contain_text("<script>document.title=2</script>")
+    page.keyboard.press("Escape")
+    user.correct("owner", "<b>Eve</b>")
+    user.ask("<img src=x onerror=alert(1)>")
+    expect(user.turn.locator("h3")).to_have_text("<img src=x onerror=alert(1)>")
+    same((page.locator("img, b:not(.cost b)").count(), page.title()), (0, "notes"))
+
+
+@check("keyboard alone: pick, correct, ask, look at the numbers, open and close the text")
+def keyboard(user: User) -> None:
+    page = user.page
+    expect(page.get_by_label("returns")).to_be_visible()
+
+    def reach(wanted: Locator) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if wanted.evaluate("node => node === document.activeElement"):
+                return
+        raise AssertionError(f"Tab does not come to {wanted}")
+
+    reach(page.get_by_label("returns"))
+    page.keyboard.press("Space")
+    expect(page.get_by_label("returns")).to_be_focused()
+    reach(page.get_by_label("date", exact=True))
+    page.keyboard.press("Control+A")
+    page.keyboard.type("2026-07-01")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("date", exact=True)).to_be_focused()
+    reach(page.get_by_role("button", name="Text and heat"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Text and heat")).to_be_focused()
+    reach(page.get_by_label("Question", exact=True))
+    page.keyboard.type(QUESTION)
+    page.keyboard.press("Enter")
+    expect(user.turn.locator(".bar")).to_be_visible(timeout=WAIT)
+    same(user.turn.locator(".answer").inner_text(), "refused")
+    expect(page.locator("#status")).to_contain_text("Answer: refused", timeout=WAIT)
+    reach(user.turn.locator(".numbers summary"))
+    page.keyboard.press("Enter")
+    expect(user.turn.get_by_role("cell", name="erratum")).to_be_visible()
+
+
+@check("names for screen readers: no control is without one, and the strip says its numbers")
+def named(user: User) -> None:
+    user.page.get_by_label("returns").check()
+    user.ask()
+    for role in ("button", "textbox", "checkbox"):
+        for one in user.page.get_by_role(role).all():  # type: ignore[arg-type]
+            name = one.evaluate("n => (n.labels?.[0]?.textContent || n.getAttribute('aria-label') || n.textContent)")
+            same(bool(name.strip()), True)
+    bar = user.page.get_by_role("img").last
+    same((bar.get_attribute("aria-label") or "").startswith("The prompt: "), True)
+    expect(user.page.get_by_role("dialog")).to_have_count(0)
+
+
+@check("a phone of 320 pixels: nothing is wider than it", small=True)
+def phone(user: User) -> None:
+    user.page.get_by_label("returns").check()
+    user.page.get_by_label("support").check()
+    user.ask()
+    user.strip()
+    user.panel()
+    for one in (user.page.locator("body"), user.turn):
+        box = one.bounding_box()
+        same(bool(box and box["x"] >= 0 and box["x"] + box["width"] <= PHONE["width"]), True)
+    same(user.page.evaluate("document.documentElement.scrollWidth"), PHONE["width"])
+    user.page.get_by_role("button", name="Text and heat").first.click()
+    same(user.page.evaluate("document.querySelector('dialog').scrollWidth <= innerWidth"), True)
+
+
+@check("a key: asked for, refused when it is wrong, kept in this tab alone", key=KEY)
+def locked(user: User) -> None:
+    page = user.page
+    page.get_by_label("This server wants an API key").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert").filter(has_text="does not accept this key")).to_be_visible()
+    page.get_by_label("This server wants an API key").fill(KEY)
+    page.keyboard.press("Enter")
+    page.get_by_label("returns").check()
+    same(user.ask(), "accepted")
+    same(page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]"), [1, 0, ""])
+    user.wrong.clear()  # the browser logs each 401
+
+
+@check("contrast of all text in light: at least 4.5")
+@check("contrast of all text in dark: at least 4.5", scheme="dark")
+def contrast(user: User) -> None:
+    user.page.get_by_label("returns").check()
+    user.correct("date", "2026-07-01")
+    user.ask()
+    user.strip()
+    for hot in (False, True):
+        if hot:
+            user.show_heat()
+        ratio, where = user.page.evaluate(CONTRAST)
+        if ratio < 4.5:
+            raise AssertionError(f"{ratio:.2f} at {where}")

@@ -1,0 +1,70 @@
+"""Pictures of the page: light, dark and on a phone, with a corrected conversation and heat, and while it is offline."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect
+
+from bench.page.user import QUESTION, Server, User, looking
+
+LARGEST = 150 << 10  # bytes
+
+
+def pictures(browser: Browser, home: Path, folder: Path) -> None:
+    """All of them, in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, scheme, small in (("light", "light", False), ("dark", "dark", False), ("phone", "light", True)):
+        with Server(home) as server, looking(browser, server, scheme, small) as user:
+            corrected(user)
+            keep(user.page, folder / f"{name}.png")
+            hot(user)
+            keep(user.page, folder / f"{name}-heat.png")
+    with Server(home) as server, looking(browser, server) as user:
+        user.page.get_by_label("returns").check()
+        user.ask()
+        server.stop()
+        user.type_question("And a week later?")
+        expect(user.page.locator("#banner")).to_be_visible()
+        keep(user.page, folder / "offline.png")
+
+
+def corrected(user: User) -> None:
+    """A conversation in which a field was corrected; where there is room, with its numbers."""
+    page = user.page
+    page.get_by_label("returns").check()
+    page.get_by_label("System text").fill("Be brief.")
+    user.ask()
+    if user.small:
+        user.panel()
+    user.correct("date", "2026-07-01")
+    if user.small:
+        user.panel()
+    user.ask(f"{QUESTION} Think first.")
+    if not user.small:
+        user.strip()
+        page.get_by_label("Question", exact=True).focus()
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    page.wait_for_timeout(300)
+
+
+def hot(user: User) -> None:
+    """Heat over the skill's text."""
+    if user.small:
+        user.panel()
+    user.show_heat()
+    if user.small:
+        user.page.locator(".scale").evaluate("node => node.scrollIntoView()")
+
+
+def keep(page: Page, path: Path) -> None:
+    """A picture of what is seen, of few colours."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(page.screenshot())) as picture:
+        picture.convert("RGB").quantize(255, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
+    size = path.stat().st_size
+    print(f"{path}: {size:,} bytes")
+    if size > LARGEST:
+        raise SystemExit(f"{path} is larger than {LARGEST:,} bytes")

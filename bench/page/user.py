@@ -1,0 +1,125 @@
+"""A server of its own, and somebody who uses its page in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Browser, Locator, Page, expect
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DESK, PHONE = {"width": 1180, "height": 900}, {"width": 320, "height": 640}
+QUESTION = "May I return this?"
+WAIT = 20_000  # milliseconds
+
+
+class Server:
+    """`notes serve` in a process of its own, on a port that stays the same."""
+
+    def __init__(self, home: Path, key: str = "") -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/"
+        self._environment = {**os.environ, "NOTES_HOME": str(home), **({"NOTES_API_KEY": key} if key else {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "notes_cli", "serve", "--port", str(self.port)]
+        self._process = subprocess.Popen(command, cwd=ROOT, env=self._environment, stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 60
+        while time.monotonic() < end and self._process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "health"):
+                return
+            time.sleep(0.1)
+        raise SystemExit("notes serve did not start")
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class User:
+    """Somebody before the page."""
+
+    def __init__(self, page: Page, server: Server) -> None:
+        self.page, self.server = page, server
+        self.wrong: list[str] = []  # what the browser complained of
+        self.foreign: list[str] = []  # what was loaded from elsewhere
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("console", lambda one: self.wrong.append(one.text) if one.type == "error" else None)
+        page.on("request", lambda one: None if one.url.startswith(server.url) else self.foreign.append(one.url))
+        page.set_default_timeout(WAIT)
+        page.goto(server.url)
+
+    @property
+    def small(self) -> bool:
+        """Before a phone."""
+        return self.page.viewport_size == PHONE
+
+    @property
+    def turn(self) -> Locator:
+        """The last one."""
+        return self.page.locator(".turn").last
+
+    def panel(self) -> None:
+        """Open the skills, or close them, where they are folded away."""
+        self.page.locator("#skills-panel > summary").click()
+
+    def type_question(self, question: str) -> None:
+        self.page.get_by_label("Question", exact=True).fill(question)
+        self.page.keyboard.press("Enter")
+
+    def ask(self, question: str = QUESTION) -> str:
+        """The answer, when its prompt is shown."""
+        turns = self.page.locator(".turn").count()
+        self.type_question(question)
+        expect(self.page.locator(".turn")).to_have_count(turns + 1, timeout=WAIT)
+        expect(self.turn.locator(".bar")).to_be_visible(timeout=WAIT)
+        return self.turn.locator(".answer").inner_text()
+
+    def correct(self, field: str, value: str) -> None:
+        self.page.get_by_label(field, exact=True).fill(value)
+        self.page.keyboard.press("Enter")
+
+    def show_heat(self) -> None:
+        """Open the text of the first skill, and have its heat of the question."""
+        self.page.get_by_role("button", name="Text and heat").first.click()
+        self.page.get_by_label("Question").last.fill(QUESTION)
+        self.page.get_by_role("button", name="Show heat").click()
+        expect(self.page.locator(".text.hot")).to_be_visible(timeout=WAIT)
+
+    def strip(self) -> list[tuple[str, int]]:
+        """Kinds and tokens of the pieces of the last prompt, as its table has them."""
+        if not self.turn.locator("details.numbers[open]").count():
+            self.turn.locator(".numbers summary").click()
+        rows = self.turn.locator(".numbers tbody tr").all()
+        return [
+            (row.locator("i").get_attribute("class") or "", int(row.locator("td").nth(1).inner_text())) for row in rows
+        ]
+
+
+@contextlib.contextmanager
+def looking(browser: Browser, server: Server, scheme: str = "light", small: bool = False) -> Iterator[User]:
+    """A user with a browser of their own."""
+    context = browser.new_context(color_scheme=scheme, viewport=PHONE if small else DESK)  # type: ignore[arg-type]
+    try:
+        yield User(context.new_page(), server)
+    finally:
+        context.close()
