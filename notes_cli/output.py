@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 import click
 
 from notes_cli.errors import OutputError, UnreadError
+from notes_cli.text.sizes import human_size as human_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -324,12 +325,3 @@ def spelt(text: str, length: int) -> str:
 
 def _cut(text: str, length: int | None) -> str:
     return text if length is None or len(text) <= length else text[: length - 1] + "…"
-
-
-def human_size(count: float) -> str:
-    """Bytes as people read them: 12.3 MB."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -13,6 +13,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import model_options, open_model
 from notes_cli.explaining import entry_why
+from notes_cli.text.sizes import human_age
 
 if TYPE_CHECKING:
     from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -303,8 +304,4 @@ def _count(count: int, noun: str, nouns: str = "") -> str:
 
 def _age(time: str) -> str:
     then = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    seconds = (datetime.now(timezone.utc) - then).total_seconds()
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{max(0, seconds):.0f} s"
+    return human_age((datetime.now(timezone.utc) - then).total_seconds())

@@ -1,0 +1,45 @@
+"""Sizes and ages as people read and write them: 12.3 MB, 20GB, 30d."""
+
+from __future__ import annotations
+
+import re
+
+from notes_cli.errors import NotesError
+
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_AGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdwy]|min)")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+
+
+def human_size(count: float) -> str:
+    """Bytes as people read them: 12.3 MB."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def human_age(seconds: float) -> str:
+    """A time as people read it: 3 d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `20GB`, `1.5 GiB`, `800MB` or a number of bytes. Raise NotesError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[3] and not match[2]):
+        raise NotesError(f"{text!r} is not a size", "Write it like 20GB, 500MB or 1.5GiB")
+    step = 1024 if match[3] else 1000
+    return int(float(match[1]) * step ** " kmgt".index(match[2].lower() or " "))
+
+
+def parse_age(text: str) -> float:
+    """Seconds of `30d`, `12h`, `2w`. Raise NotesError."""
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise NotesError(f"{text!r} is not an age", "Write it like 30d, 12h or 2w")
+    return float(match[1]) * _SECONDS[match[2]]
