@@ -85,6 +85,28 @@ def aliases(settings: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def cache(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What the user says of the library as a whole, in these settings: `max_size`, as written. Raise NotesError."""
+    found = settings.get("cache", {})
+    if not isinstance(found, dict) or not all(isinstance(value, str) and value for value in found.values()):
+        raise NotesError("cache in config.yaml must hold `max_size: SIZE`", "Write it like max_size: 20GB")
+    found = {key.replace("-", "_"): value for key, value in found.items()}
+    unknown = sorted(found.keys() - {"max_size"})
+    if unknown:
+        raise NotesError(f"there is no setting {unknown[0]!r} under cache in config.yaml", "There is max_size")
+    return found
+
+
+def skill_folders(start: Path | None = None) -> list[list[Path]]:
+    """The folders of Agent Skills, not all of which need be there: those of the project, from the working folder up to
+    the root of its repository, and the user's. Nearer ones first, in a list those that are equally near."""
+    here = Path(os.path.abspath(start or Path.cwd()))
+    above = [here, *here.parents]
+    root = next((number for number, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    places = dict.fromkeys([*above[: root + 1], _home()])
+    return [[place / client / "skills" for client in (".agents", ".claude")] for place in places]
+
+
 def model_stores() -> list[tuple[str, Path]]:
     """The folders in which other programs keep models, each after the program's name. Not all need be there."""
     stores = [("Ollama", folder) for folder in _ollama()]

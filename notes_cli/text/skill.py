@@ -6,7 +6,9 @@ refuses what it would have to guess. fields.py finds the fields. It knows no tok
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ MAX_HEADER = 64 << 10  # characters of front matter, because reading YAML is slo
 MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the text
 MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
+SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock, and keep its size and times
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
 # Files that a text refers to: [text](target), and paths into the usual folders of Agent Skills.
@@ -31,7 +34,18 @@ LINK = re.compile(
     r"|(?<![\w./-])(?P<path>(?:references|scripts|assets)/[\w./-]{1,200})"
 )
 
-__all__ = ["Field", "Skill", "load_skill", "parse_skill", "skill_sources", "with_values"]
+__all__ = [
+    "Field",
+    "Skill",
+    "linked_files",
+    "load_skill",
+    "parse_skill",
+    "read_card",
+    "skill_file",
+    "skill_sources",
+    "stamp_of",
+    "with_values",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,8 @@ class Skill:
     warnings: tuple[str, ...] = field(default=(), compare=False)
     # What a template tells of tools: the text in runs, each with whether control tokens in it are such (prompt.Run).
     runs: tuple[tuple[str, bool], ...] = ()
+    # What of the file does not stay if it changes (stamp_of), as it was when the text was read; empty: not known.
+    stamp: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def values(self) -> dict[str, str]:
@@ -64,11 +80,10 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
         if stdin is None:
             raise SkillError("nothing to read on standard input", "Pipe the text in, or name a file")
         return parse_skill(_decode(stdin.read(MAX_BYTES + 1), "-"), source="-", default="stdin", name=name)
-    path = Path(source)
-    if path.is_dir():
-        path = _skill_file(path)
+    path = skill_file(source)
     try:
         with path.open("rb") as file:
+            stamp = stamp_of(os.fstat(file.fileno()))
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise SkillError(f"no such skill file: {path}") from None
@@ -76,14 +91,42 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
     folder = path.absolute().parent.name if path.name.lower() == "skill.md" else ""
     skill = parse_skill(_decode(data, str(path)), source=str(path), default=folder or path.stem, name=name)
+    skill = replace(skill, stamp=stamp)
     if folder and not name and skill.name != folder:
         warning = f"{path}: the name {skill.name!r} differs from its folder {folder!r}"
         skill = replace(skill, warnings=(*skill.warnings, warning))
-    linked = _linked(skill.text, path.parent)
+    linked = linked_files(skill.text, path.parent)
     if linked:
         warning = f"{path} links to {listed(linked, most=3)}: linked files are not compiled with it"
         skill = replace(skill, warnings=(*skill.warnings, warning))
     return skill
+
+
+def read_card(folder: Path) -> tuple[str, str]:
+    """Name and description of the skill in a folder with a SKILL.md, without its text. Raise SkillError."""
+    path = _skill_file(folder)
+    try:
+        with path.open("rb") as file:
+            data = file.read(2 * MAX_HEADER)
+    except OSError as error:
+        raise SkillError(f"cannot read {path}: {reason(error)}") from error
+    text = data.decode("utf-8", errors="ignore").removeprefix("\ufeff").replace("\r\n", "\n").lstrip("\n")
+    header = _split(text, str(path))[0] if text.startswith("---\n") else {}
+    name = _called(_string(header, "name", str(path)) or folder.absolute().name, str(path))
+    return name, " ".join(_string(header, "description", str(path)).split())
+
+
+def stamp_of(found: os.stat_result) -> tuple[int, ...]:
+    """Size and times of a file; empty where it has changed so lately that it may change again and keep them."""
+    if time.time() - max(found.st_mtime, found.st_ctime) < SETTLED:
+        return ()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def skill_file(source: str | Path) -> Path:
+    """The file of a skill that is named by it or by its folder. Raise SkillError for a folder without one."""
+    path = Path(source)
+    return _skill_file(path) if path.is_dir() else path
 
 
 def skill_sources(word: str) -> list[str]:
@@ -173,7 +216,7 @@ def _file_in(folder: Path) -> Path | None:
     return next((folder / name for name in ("SKILL.md", "skill.md") if (folder / name).is_file()), None)
 
 
-def _linked(text: str, folder: Path) -> list[str]:
+def linked_files(text: str, folder: Path) -> list[str]:
     """The files beside a skill that its text refers to: targets of links, and paths like `scripts/x` if they exist."""
     code, found = fences(text), []
     for match in LINK.finditer(text):
