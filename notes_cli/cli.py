@@ -6,6 +6,7 @@ Settings come from flags, then NOTES_* variables, then config.yaml, then default
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Collection
@@ -29,7 +30,7 @@ COMMANDS = {
     "calibrate": "Measure which edit method to trust on this model.",
     "profile": "List, show and remove the profiles of models.",
     "probe": "Show on which tokens of a skill a decision rests.",
-    "ls": "List compiled skills.",
+    "ls": "List compiled skills, and which of them are out of date.",
     "inspect": "Show what is in a compiled skill.",
     "rm": "Remove compiled skills.",
     "models": "List the models on this machine that have a name.",
@@ -46,8 +47,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"notes_cli.commands.{cmd_name}").command
-        return command
+        return command_named(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -63,6 +63,13 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def command_named(name: str) -> click.Command:
+    """A subcommand; its module is imported. That of one that is a word of Python ends with an underscore."""
+    module = name + "_" * keyword.iskeyword(name)
+    command: click.Command = importlib.import_module(f"notes_cli.commands.{module}").command
+    return command
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -92,7 +99,12 @@ def cli(ctx: click.Context) -> None:
         return
     settings = load_config()
     aliases(settings)
-    settings.pop("models", None)  # names for models, no settings
+    if "cache" in settings:
+        from notes_cli.runtime.naming import max_size
+
+        max_size(settings)
+    for own in ("models", "cache"):  # names for models, what holds for the library: no settings of commands
+        settings.pop(own, None)
     _check_settings(settings)
     defaults = _defaults(command, settings, name)
     ctx.default_map = {name: defaults}
@@ -106,7 +118,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
     """Raise NotesError for a setting that no command has: a typo must not silently mean the default."""
     if not settings:
         return
-    commands = {name: importlib.import_module(f"notes_cli.commands.{name}").command for name in COMMANDS}
+    commands = {name: command_named(name) for name in COMMANDS}
     keys = {name: _keys(command) for name, command in commands.items()}
     every: set[str] = set().union(*keys.values())
     for key, value in settings.items():

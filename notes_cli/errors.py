@@ -37,12 +37,17 @@ class Help(Enum):
     INTERRUPT = "Interrupt this to end the wait"
     LIST_SKILLS = "List the library to see what there is"
     COMPILE = "Compile it first"
+    LOOKED_FOR_SKILLS = "Skills are looked for in {places}"
     COMPILE_OTHERWISE = "Compile {name} again with {options}"  # arguments of compile_skill, such as {"blocks": 8}
     # Also `options`: those, and fields of ContextOptions that differ from the default, "beyond_trained".
     COMPILE_AGAIN = "Compile {name} again for {model} with the options of this context"
     OTHER_NAME = "Give it another name"
     OTHER_NAME_OR_FORCE = "Give this one another name, or replace that one by force"
     OTHER_FILE_OR_FORCE = "Choose another file, or replace that one by force"
+    COMPILE_FILE = "Compile {source} again as {name}"
+    COMPILE_SEGMENT = "Compile the text that {path} holds again"
+    COMPILE_TEXT = "Compile its text again as {name}"
+    TAKE_OVER = "Import it under the name that it holds: {path}"
     KEEP_AS_OTHER = "To keep it, compile {source} under another name"
     SHORTER_SEAM = "Give it a shorter seam, or do not splice it"
     NOT_STRICT = "Without strict its {tokens:,} tokens are decoded"
@@ -139,6 +144,10 @@ class DamagedError(SegmentError):
     """Bytes that are no sound segment. Not: a file that the system did not let us read now."""
 
 
+class NewerError(SegmentError):
+    """A segment of a format that a newer version writes."""
+
+
 class TakenError(SegmentError):
     """A name, or a file, that holds a skill whose text came from elsewhere; it would be lost."""
 
@@ -153,6 +162,10 @@ class UnwritableError(SegmentError):
 
 class SessionError(NotesError):
     """A session that is not there, in use, damaged, or of another model."""
+
+
+class BusyError(SessionError):
+    """A session that another process uses."""
 
 
 class ModelError(NotesError):

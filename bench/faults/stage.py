@@ -83,7 +83,7 @@ class Stage:
         old = time.time() - 3600  # a digest is remembered of a file that has settled
         os.utime(model, (old, old))
         for name in cli.COMMANDS:
-            importlib.import_module(f"notes_cli.commands.{name}")
+            cli.command_named(name)
         for name in WARM:
             importlib.import_module(name)
         return cls(folder, model)
@@ -256,12 +256,12 @@ def look(home: Path) -> Look:
 
 
 def temporary(files: frozenset[str]) -> list[str]:
-    """Files that nobody asked for: those with a hidden name that are not locks."""
+    """Files that nobody asked for: those with a hidden name that are neither locks nor records of uses."""
     return sorted(
         name
         for name in files
-        if any(part.startswith(".") and part != ".locks" for part in name.split("/"))
-        or (".locks/" not in name and name.endswith((".tmp", ".import")))
+        if any(part.startswith(".") and part not in (".locks", ".uses") for part in name.split("/"))
+        or (not {".locks", ".uses"} & set(name.split("/")) and name.endswith((".tmp", ".import")))
     )
 
 

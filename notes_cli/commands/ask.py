@@ -11,7 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.answering import Voices, as_json, settings_as_json
-from notes_cli.commands.options import Number, model_options, named, open_model
+from notes_cli.commands.options import Number, SkillName, model_options, named, open_model
 from notes_cli.commands.request import Call, read_call
 from notes_cli.explaining import as_json as piece_as_json
 from notes_cli.explaining import why
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--splice",
     "splices",
+    type=SkillName(),
     multiple=True,
     metavar="NAME",
     help="A compiled skill, a segment file, or a text. Repeatable.",

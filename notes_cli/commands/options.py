@@ -74,6 +74,52 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
         return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
+class SkillName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A compiled skill by its name, or a segment file. A shell completes the names that there are, else files."""
+
+    name = "name"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        known = [name for name in dict.fromkeys(self.known()) if name.startswith(incomplete)]
+        return [*map(CompletionItem, known)] or [CompletionItem(incomplete, type="file")]
+
+    def known(self) -> list[str]:
+        """All names, without opening a file."""
+        from notes_cli import config
+        from notes_cli.errors import NotesError
+        from notes_cli.library.files import segment_files
+
+        with suppress(NotesError):
+            return [name for name, _ in segment_files(config.paths().library)]
+        return []
+
+
+class SkillSource(SkillName):
+    """A text, a compiled skill or an Agent Skill. A shell completes files, and names where there is no such file."""
+
+    name = "source"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from glob import escape, glob
+
+        from click.shell_completion import CompletionItem
+
+        if incomplete and glob(f"{escape(incomplete)}*"):
+            return [CompletionItem(incomplete, type="file")]
+        return super().shell_complete(ctx, param, incomplete)
+
+    def known(self) -> list[str]:
+        from notes_cli import config
+        from notes_cli.errors import NotesError
+        from notes_cli.text.discovery import find_skills
+
+        with suppress(NotesError):
+            return [*super().known(), *(found.name for found in find_skills(config.skill_folders()))]
+        return super().known()
+
+
 model_option = click.option(
     *("-m", "--model"),
     envvar="NOTES_MODEL",
@@ -243,10 +289,9 @@ def open_workspace(
 
 def library() -> Library:
     """The compiled skills that all commands work on."""
-    from notes_cli import config
-    from notes_cli.library.store import Library
+    from notes_cli.runtime import naming
 
-    return Library(config.paths().library)
+    return naming.library()
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import library
+from notes_cli.commands.options import SkillName, library
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", type=SkillName(), nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, expose_value=False, help="Changes nothing: it never asks.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")

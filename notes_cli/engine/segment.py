@@ -156,6 +156,8 @@ class Segment:
     source: str = ""
     # Whether the text is what a chat template tells of tools: control tokens in it are such.
     tools: bool = False
+    # What of that file does not stay if it changes, as it was when the text was read; empty: it is not known.
+    stamp: tuple[int, ...] = ()
 
     @property
     def first(self) -> int:

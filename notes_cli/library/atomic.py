@@ -12,12 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from notes_cli.library import private
-
-try:
-    import fcntl
-except ImportError:  # a system without it; there nothing is swept
-    fcntl = None  # type: ignore[assignment]
+from notes_cli.library import held, private
 
 
 @contextlib.contextmanager
@@ -49,7 +44,8 @@ def sweep(path: Path) -> None:
     with contextlib.suppress(OSError):
         for found in [found for found in path.parent.iterdir() if found.name.startswith(prefix)]:
             if found.suffix == ".tmp" and not found.is_symlink():
-                _remove_unlocked(found)
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    held.remove(found, sure=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -68,23 +64,9 @@ def _temporary(path: Path) -> Iterator[Path]:
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
-            if fcntl is not None:
-                with contextlib.suppress(OSError):  # not every file system has locks; nothing is swept there
-                    fcntl.flock(handle, fcntl.LOCK_EX)
+            held.hold_alone(handle)
             if os.path.exists(name):  # else another process swept it before it was locked
                 yield Path(name)
                 return
-        finally:
-            os.close(handle)
-
-
-def _remove_unlocked(path: Path) -> None:
-    if fcntl is None:
-        return
-    with contextlib.suppress(OSError):  # held by the process that writes it, or gone
-        handle = os.open(path, os.O_RDWR)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
         finally:
             os.close(handle)

@@ -23,7 +23,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from notes_cli.engine.segment import LayerRows, Segment, Stored, StoredLayer, StoredTensor, Tokens
-from notes_cli.errors import DamagedError, Help, SegmentError, UnwritableError, reason
+from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
+from notes_cli.library import held
 from notes_cli.library.atomic import replacing
 from notes_cli.library.gguf import MAGIC, FormatError, Head, ShortError, TensorEntry, padded, read_head
 from notes_cli.library.info import FORMAT, INFLUENCE, KIND, SegmentInfo, field_names, metadata, read_info
@@ -91,6 +92,7 @@ def open_stored(path: Path) -> Segment:
     they read and checked, and only then may that raise what open_segment does. All else has been checked."""
     with _saying(path), ExitStack() as opened:
         file = opened.enter_context(path.open("rb", buffering=0))
+        held.hold(file)
         data, head = _read(file)
         info = _card(path, data, head)
         if info.states and not info.pinned:
@@ -111,6 +113,7 @@ def open_stored(path: Path) -> Segment:
             moves=info.moves,
             source=info.source,
             tools=info.tools,
+            stamp=info.stamp,
         )
         opened.pop_all()  # the file is its rows' now
         return segment
@@ -245,7 +248,7 @@ def _saying(path: Path) -> Iterator[None]:
     except MemoryError as error:
         raise _unreadable(path, "its rows do not fit into memory") from error
     except _NewerError as error:
-        raise SegmentError(
+        raise NewerError(
             f"{path} has segment format {error}, this version of notes reads {FORMAT}", "Update notes"
         ) from error
     except _OtherKindError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from notes_cli.engine.source import stamp
-from notes_cli.errors import ModelError, Progress, reason
+from notes_cli.errors import ModelError, NotesError, Progress, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 
@@ -48,6 +48,17 @@ def file_sha256(path: Path, file: BinaryIO, memory: Path, progress: Progress | N
         known[str(path)] = [*before, digest]
         _store(memory, dict(list(known.items())[-KEPT:]))
     return digest
+
+
+def known_sha256(path: Path, memory: Path) -> str | None:
+    """The digest of a file if it is remembered and the file has not changed; nothing else of it is read."""
+    try:
+        path = path.resolve()
+        entry = _load(memory).get(str(path))
+        with path.open("rb") as file:
+            return str(entry[-1]) if entry is not None and entry[:-1] == list(stamp(file)) else None
+    except (OSError, NotesError):
+        return None
 
 
 def _hash(file: BinaryIO, progress: Progress | None) -> str:

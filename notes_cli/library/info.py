@@ -47,6 +47,7 @@ class SegmentInfo:
     writer: str  # the program that wrote it, with its version
     source: str = ""  # where the text came from: a path, "-" for standard input; "" of a file that does not say
     tools: bool = False  # the text is what a chat template tells of tools
+    stamp: tuple[int, ...] = ()  # size and times of that file when its text was read; empty: not known
 
 
 def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
@@ -65,6 +66,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         **({"moves": json.dumps(segment.moves)} if any(segment.moves) else {}),
         **({"source": segment.source} if segment.source else {}),
         **({"tools": 1} if segment.tools else {}),
+        **({"source.stamp": json.dumps(segment.stamp)} if segment.stamp else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -115,6 +117,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         writer=text("writer"),
         source=text("source") if "notes.source" in head.metadata else "",
         tools=bool(head.metadata.get("notes.tools")),
+        stamp=_stamp(head.metadata.get("notes.source.stamp")),
     )
 
 
@@ -161,6 +164,20 @@ def _moves(encoded: object, blocks: int) -> tuple[int, ...]:
     if not sound:
         raise FormatError("notes.moves does not fit its blocks")
     return tuple(counts)
+
+
+def _stamp(encoded: object) -> tuple[int, ...]:
+    """Size, time of change and time of status change, in nanoseconds; nothing without the key."""
+    if encoded is None:
+        return ()
+    try:
+        numbers: list[Any] = json.loads(str(encoded))
+        sound = len(numbers) == 3 and all(type(number) is int for number in numbers)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FormatError("notes.source.stamp cannot be read") from error
+    if not sound:
+        raise FormatError("notes.source.stamp does not hold three numbers")
+    return tuple(numbers)
 
 
 def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,13 +30,13 @@ from notes_cli.errors import (
     UnwritableError,
     reason,
 )
-from notes_cli.library import private
+from notes_cli.library import private, tidy, uses
 from notes_cli.library.atomic import sweep
 from notes_cli.library.container import SegmentInfo, peek
+from notes_cli.library.files import segment_files
 from notes_cli.library.lock import HeldError, locked
 from notes_cli.text import names
-
-FILE = re.compile(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
+from notes_cli.text.sizes import human_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +81,19 @@ class Store(Protocol):
         self, name: str, identity: Identity, wait: float = -1, say: Say | None = None
     ) -> AbstractContextManager[Path]:
         """Lock that file, yield its path, and keep what it holds when the block is left. `wait`: seconds for another
-        process, negative for ever; `say` is told when that takes a while."""
+        process, negative for ever; `say` is told when that takes a while, and of what had to make room."""
+
+    def used(self, path: Path) -> None:
+        """A segment that was handed out, or any other file, is being used."""
 
 
 class Library:
     """The compiled skills of one user, a Store in a folder, which appears with the first compile."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_size: int | None = None) -> None:
+        """`max_size`: bytes that all files may take after a compile; None: any number."""
         self.folder = folder
+        self.max_size = max_size
 
     def path(self, name: str, identity: Identity) -> Path:
         """Where the segment of that name for that identity belongs, whether it exists or not.
@@ -119,7 +123,7 @@ class Library:
             return path
         others = self.entries(name)
         if not others:
-            raise self._unknown(name)
+            raise self.unknown(name)
         infos = [entry.info for entry in others if entry.info is not None]
         # The nearest file first: the one with the fewest differences.
         found = [info.identity.differences(identity) for info in infos]
@@ -139,7 +143,7 @@ class Library:
         entries = self.entries(target.name)
         infos = [entry.info for entry in entries if entry.info is not None]
         if not infos:
-            raise entries[0].problem or self._unknown(word)
+            raise entries[0].problem or self.unknown(word)
         return max(infos, key=lambda info: info.created)
 
     def remove(self, name: str, identity: Identity | None = None) -> list[Path]:
@@ -150,12 +154,13 @@ class Library:
         wanted = None if identity is None else self.path(name, identity)
         files = [path for found, path in self._files() if found == name and wanted in (None, path)]
         if not files:
-            raise self._unknown(name)
+            raise self.unknown(name)
         for path in files:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise SegmentError(f"cannot remove {path}: {reason(error)}") from error
+            uses.forget(path)
         return files
 
     def resolve(self, word: str) -> Target:
@@ -176,10 +181,10 @@ class Library:
             with path.open("rb") as file:
                 start = file.read(4)
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            raise self._unknown(word) from None
+            raise self.unknown(word) from None
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
-                raise self._unknown(word) from None
+                raise self.unknown(word) from None
             raise SegmentError(f"cannot read {word}: {reason(error)}") from error
         return Target("segment" if start == b"GGUF" else "text", word, path)
 
@@ -188,8 +193,11 @@ class Library:
         """Hold the lock of one segment file while it is compiled; yield its path.
 
         `wait` is how long to wait for another process, in seconds; negative is for ever. `say` is told when that takes
-        a while. Raise SegmentError after that, or if the name is too like another one; UnwritableError if the folder
-        cannot be written to.
+        a while. Afterwards what was not used for longest goes until all is within `max_size`, which `say` is told:
+        without it nothing goes.
+
+        Raise SegmentError after that, or if the name is too like another one; UnwritableError if the folder cannot be
+        written to.
         """
         path = self.path(name, identity)
 
@@ -199,7 +207,7 @@ class Library:
 
         with ExitStack() as held:
             try:
-                held.enter_context(locked(self.folder / ".locks" / f"{path.name}.lock", wait, told))
+                held.enter_context(locked(tidy.lock_of(path), wait, told))
             except HeldError as error:
                 what = f"another process is compiling {name}"
                 raise CompilingError(what, f"Wait for it, or end it: {error}") from None
@@ -211,20 +219,37 @@ class Library:
                 raise SegmentError(objection, Help.OTHER_NAME())
             sweep(path)
             yield path
+            if say is not None:  # nothing goes that nobody is told of
+                self._make_room(path, say)
+
+    def used(self, path: Path) -> None:
+        """Remember that a segment of this folder is used, if that can be written; other files are nobody's concern."""
+        if path.parent == self.folder:
+            uses.mark(path)
+
+    def _make_room(self, new: Path, say: Say) -> None:
+        """Keep within `max_size`, and say what went. What was compiled is kept whatever happens here."""
+        if self.max_size is None:
+            return
+        most = human_size(self.max_size)
+        try:
+            done = tidy.shrink(self.folder, self.max_size, new=new)
+        except NotesError as error:
+            say(Notice(f"the library was not kept within {most}: {error.what}", error.remedy))
+            return
+        if done.removed:
+            say(Notice(f"removed {', '.join(map(str, done.removed))} to keep the library within {most}"))
+        if done.nbytes > self.max_size:
+            why = "; ".join(dict.fromkeys(f"{one.name}: {why}" for one, why in done.spared))
+            more = f" ({why})" if why else ""
+            say(Notice(f"the library takes {human_size(done.nbytes)}, more than the {most} it may{more}"))
 
     def _files(self) -> list[tuple[str, Path]]:
         """Name and path of each file, by the file's name."""
-        private.check(self.folder)
-        try:
-            paths = sorted(self.folder.iterdir())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise SegmentError(f"cannot read the library {self.folder}: {reason(error)}") from error
-        found = [(names.typed(match["name"]), path) for path in paths if (match := FILE.fullmatch(path.name))]
-        return [(name, path) for name, path in found if names.is_name(name)]
+        return segment_files(self.folder)
 
-    def _unknown(self, word: str) -> SegmentError:
+    def unknown(self, word: str) -> SegmentError:
+        """What to raise for a word that is nothing, with names that are near."""
         near = get_close_matches(word, self.names(), n=3)
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
         return SegmentError(f"no compiled skill and no file {word!r}{hint}", Help.LIST_SKILLS())

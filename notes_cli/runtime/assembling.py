@@ -350,6 +350,9 @@ def assembling(
     except BaseException:
         notebook.close()
         raise
+    if splice and not dry:
+        for segment in prompt.segments:
+            workspace.used(segment.name)
     return notebook
 
 

@@ -162,9 +162,10 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Se
     segment = Segment(
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
-        pinned=_pinned(workspace),
+        pinned=pinned(workspace),
         source=origin(skill),
         tools=bool(skill.runs),
+        stamp=skill.stamp,
     )
     return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
 
@@ -202,7 +203,7 @@ def _blocks(count: int) -> str:
     return "1 block" if count == 1 else f"{count} blocks"
 
 
-def _pinned(workspace: Workspace) -> bool:
+def pinned(workspace: Workspace) -> bool:
     """Whether rows of this model cannot be moved, so that they are kept with those of the left context."""
     return workspace.context.supports("splice") is not None
 
@@ -314,7 +315,7 @@ def again(info: SegmentInfo, name: str | None = None) -> Skill:
     if info.tools:
         raise SkillError(f"{info.name} holds tools as one model's template tells of them", "Compile their file again")
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
-    return Skill(name or info.name, info.description, info.text, fields, info.source)
+    return Skill(name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp)
 
 
 def origin(skill: Skill) -> str:
@@ -350,7 +351,8 @@ def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
     with suppress(SegmentError), workspace.library.compiling(skill.name, workspace.identity, wait=0):
         info, segment = peek(path), open_segment(path)
         if segment.text == skill.text:
-            write_segment(path, replace(segment, source=source), writer=info.writer, created=info.created)
+            segment = replace(segment, source=source, stamp=skill.stamp)
+            write_segment(path, segment, writer=info.writer, created=info.created)
 
 
 def _check_output(skill: Skill, path: Path) -> None:
@@ -389,7 +391,7 @@ def stale(
         fields=skill.fields,
         identity=workspace.identity,
         context=workspace.left_context,
-        pinned=_pinned(workspace),
+        pinned=pinned(workspace),
         influence=measured,
         blocks=None if blocks is None else plan(workspace, skill, blocks).blocks,
     )

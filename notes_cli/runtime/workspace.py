@@ -28,7 +28,8 @@ from notes_cli.errors import EngineError, Help, ModelError, NotesError, Remedy, 
 from notes_cli.library.container import open_stored
 from notes_cli.library.digest import file_sha256
 from notes_cli.library.rotations import keep_check, load_checks
-from notes_cli.library.store import Library, Store
+from notes_cli.library.store import Store
+from notes_cli.runtime.naming import library as own_library
 from notes_cli.text.prompt import Chunk, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
 from notes_cli.text.rendering import start_rendering
@@ -74,13 +75,14 @@ class Workspace:
         trained for."""
         self._options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self.paths = paths or default_paths()
-        self.library: Store = library or Library(self.paths.library)
+        self.library: Store = library or own_library(self.paths)
         self._fixed_size = fixed_size
         self._hashing = hashing
         self._log = log
         self._context: Context | None = None
         self._weights: str | None = None
         self._beyond_trained = beyond_trained
+        self._files: dict[str, Path] = {}  # of the segments that were opened, by their names
         self._words: dict[str, str] = {}  # what the user calls the segments that were opened, by their names
         start_rendering()  # it gets ready while the model is loaded
         self.model = Model(model, gpu_layers=gpu_layers, loading=loading)
@@ -329,7 +331,13 @@ class Workspace:
         segment = open_stored(path)
         self._words[segment.name] = word or str(path)
         self.check(segment)
+        self._files[segment.name] = path
         return segment
+
+    def used(self, name: str) -> None:
+        """A segment that was opened has come into a notebook: remember that as a use of its file."""
+        if name in self._files:
+            self.library.used(self._files[name])
 
     def check(self, segment: Segment) -> None:
         """Raise SegmentError, saying what differs, unless the segment fits the context as it is now."""

@@ -229,6 +229,8 @@ class Session:
                 place_segment(notebook, skills[chunk.name], seam, strict=strict)
             else:
                 notebook.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
+        for segment in segments:
+            self.workspace.used(segment.name)
         self._skills = [from_segment(segment, None, notebook) for segment in segments]
         return notebook
 

@@ -107,6 +107,11 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def without_uses(found: dict[str, bytes]) -> dict[str, bytes]:
+    """A snapshot without the records of uses, which each answer adds to."""
+    return {path: content for path, content in found.items() if ".uses" not in Path(path).parts}
+
+
 @pytest.fixture
 def model(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tiny random model, which NOTES_MODEL names."""

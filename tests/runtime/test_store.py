@@ -54,6 +54,9 @@ class Remote:
             yield path
             self._move(path, self.shared.path(name, identity))
 
+    def used(self, path: Path) -> None:
+        self.own.used(path)
+
     def _move(self, source: Path, target: Path) -> None:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy(source, target)

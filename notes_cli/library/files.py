@@ -1,0 +1,37 @@
+"""Which files of the library's folder are segments: `<name>.<key of the identity>.gguf`, and nothing else.
+
+It opens none of them, so that a shell can complete names at once.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from notes_cli.errors import SegmentError, reason
+from notes_cli.library import private
+from notes_cli.text import names
+
+FILE = re.compile(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
+
+
+def name_in(path: Path) -> str | None:
+    """The name of the skill that a file is of, None if it is not called like a segment."""
+    match = FILE.fullmatch(path.name)
+    name = names.typed(match["name"]) if match else ""
+    return name if names.is_name(name) else None
+
+
+def segment_files(folder: Path) -> list[tuple[str, Path]]:
+    """Name and path of each segment in a folder, by the file's name; none if it is not there.
+
+    Raise NotesError if it cannot be read, or may be of another user's making (private.py).
+    """
+    private.check(folder)
+    try:
+        paths = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SegmentError(f"cannot read the library {folder}: {reason(error)}") from error
+    return [(name, path) for path in paths if (name := name_in(path))]

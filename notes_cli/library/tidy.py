@@ -1,0 +1,177 @@
+"""Tidying the library: what its files take, when each was used, and which of them go first.
+
+A file that a process has open, or that is being compiled, is never removed; nor is, of its own accord, a text that is
+nowhere else. Of models nothing is known here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
+from notes_cli.library import held
+from notes_cli.library.container import peek
+from notes_cli.library.files import segment_files
+from notes_cli.library.lock import HeldError, locked
+from notes_cli.library.uses import forget, uses_of
+from notes_cli.text.sizes import human_age, human_size
+
+LOCKS = ".locks"
+_PATIENCE = 10.0  # seconds that another process may tidy
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A file of the library: what it takes, and when it was used last (or written, if never)."""
+
+    name: str
+    path: Path
+    nbytes: int
+    uses: int
+    last: float  # seconds of the system's clock
+
+    @property
+    def idle(self) -> float:
+        """Seconds since it was used."""
+        return max(0.0, time.time() - self.last)
+
+    def __str__(self) -> str:
+        ago = f"{human_age(self.idle)} ago"
+        when = f"last used {ago}" if self.uses else f"compiled {ago}, never used"
+        return f"{self.name} ({human_size(self.nbytes)}, {when})"
+
+
+@dataclass(frozen=True, slots=True)
+class Tidied:
+    """What went, what did not although it should have, each with the reason, and what is left in bytes."""
+
+    removed: Sequence[Kept]
+    spared: Sequence[tuple[Kept, str]]
+    nbytes: int
+
+
+def kept(folder: Path) -> list[Kept]:
+    """All files of the library, the least recently used first. No file is opened. Raise NotesError."""
+    found = []
+    for name, path in segment_files(folder):
+        try:
+            stat = path.stat()
+        except OSError:  # removed meanwhile, or a link to nowhere
+            continue
+        uses = uses_of(path)
+        found.append(Kept(name, path, stat.st_size, uses.count, max(stat.st_mtime, uses.last or 0.0)))
+    return sorted(found, key=lambda one: (one.last, one.name))
+
+
+def lock_of(path: Path) -> Path:
+    """The lock of a segment file while it is compiled."""
+    return path.parent / LOCKS / f"{path.name}.lock"
+
+
+def remove(path: Path) -> bool:
+    """Remove a segment file, and what is known of its use, unless a process uses or compiles it; whether it is gone.
+
+    Raise UnwritableError if the folder does not let us.
+    """
+    try:
+        with locked(lock_of(path), wait=0):
+            gone = held.remove(path)
+    except HeldError:
+        return False
+    except OSError as error:
+        raise UnwritableError(f"cannot remove {path}: {reason(error)}") from error
+    if gone:
+        forget(path)
+    return gone
+
+
+def sole(one: Kept, others: Iterable[Kept]) -> bool:
+    """Whether its text would be lost with it: the file that it came from is not there, and no other segment has it.
+
+    Also where that cannot be known, because the segment cannot be read now.
+    """
+    try:
+        info = peek(one.path)
+    except SegmentError:
+        return one.path.exists()
+    if info.source not in ("", "-") and os.path.isfile(info.source):
+        return False
+    return not any(_text(other) == info.text for other in others if other.name == one.name and other != one)
+
+
+def chosen(
+    there: Sequence[Kept], outdated: Sequence[Kept], older_than: float | None, most: int | None
+) -> tuple[list[Kept], list[Kept]]:
+    """What is to go, the least recently used first, and what stays of it because its text is nowhere else.
+
+    `outdated` ones go in any case; `older_than`: those that were not used for so many seconds; `most`: bytes that may
+    be left.
+    """
+    going = {one.path for one in outdated}
+    left = sum(one.nbytes for one in there if one.path not in going)
+    alone: list[Kept] = []
+    for one in there:
+        old = older_than is not None and one.idle > older_than
+        if one.path in going or not (old or (most is not None and left > most)):
+            continue
+        if sole(one, [other for other in there if other.path not in going]):
+            alone.append(one)
+            continue
+        going.add(one.path)
+        left -= one.nbytes
+    return [one for one in there if one.path in going], alone
+
+
+def remove_each(wanted: Iterable[Kept], folder: Path) -> Tidied:
+    """Remove these, but none that is in use."""
+    return _remove(wanted, folder, None)
+
+
+def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
+    """Remove the least recently used files until all take no more than `most` bytes; never `new`, whose lock the caller
+    holds. If that one alone takes more, it is the others that may take so much: they need not all go for it."""
+    there = kept(folder)
+    large = sum(one.nbytes for one in there if one.path == new)
+    most = most + large if large > most else most
+    if sum(one.nbytes for one in there) <= most:
+        return Tidied([], [], sum(one.nbytes for one in there))
+    return _remove([one for one in there if one.path != new], folder, most)
+
+
+def _remove(wanted: Iterable[Kept], folder: Path, most: int | None) -> Tidied:
+    """Remove these, with `most` until no more bytes than that are left, and then none whose text is nowhere else. One
+    process at a time does, so that two of them do not both make the room that one needs."""
+    try:
+        with locked(folder / LOCKS / "tidy.lock", wait=_PATIENCE):
+            left = {one.path: one for one in kept(folder)}
+            total = sum(one.nbytes for one in left.values())
+            removed, spared = [], []
+            for one in wanted:
+                if most is not None and total <= most:
+                    break
+                if one.path not in left:  # another process has removed it
+                    continue
+                why = None if most is None or not sole(one, left.values()) else "its text is nowhere else"
+                if why is None and not remove(one.path):
+                    why = "it is in use"
+                if why is not None:
+                    spared.append((one, why))
+                    continue
+                removed.append(left.pop(one.path))
+                total -= one.nbytes
+            return Tidied(removed, spared, total)
+    except HeldError as error:
+        raise SegmentError(f"another process tidies the library: {error}", "Try again") from None
+    except OSError as error:
+        raise UnwritableError(f"cannot write to the library {folder}: {reason(error)}") from error
+
+
+def _text(one: Kept) -> str | None:
+    try:
+        return peek(one.path).text
+    except NotesError:
+        return None

@@ -1,0 +1,243 @@
+"""Tidying the library: what goes first, what never goes, and that counting uses harms nobody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import Notice, UnwritableError
+from notes_cli.library import tidy, uses
+from notes_cli.library.container import open_segment, open_stored, write_segment
+from notes_cli.library.lock import locked
+from notes_cli.library.store import Library
+
+from ..limits import unprivileged_here
+from ..refused import refused
+
+MakeSegment = Callable[..., Segment]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "library"
+
+
+@pytest.fixture
+def put(folder: Path, identity: Identity, make_segment: MakeSegment, tmp_path: Path) -> Callable[..., Path]:
+    """Write a segment whose file has that size at least and was used `age` seconds ago."""
+
+    def put(name: str, age: float = 0.0, rows: int = 8, source: str = "file") -> Path:
+        (tmp_path / f"{name}.txt").write_text("x")
+        where = str(tmp_path / f"{name}.txt") if source == "file" else source
+        path = Library(folder).path(name, identity)
+        write_segment(path, make_segment(n=rows, name=name, source=where))
+        then = path.stat().st_mtime - age
+        os.utime(path, (then, then))
+        return path
+
+    return put
+
+
+def names(folder: Path) -> list[str]:
+    return [one.name for one in tidy.kept(folder)]
+
+
+def test_the_least_recently_used_is_first(folder: Path, put: Callable[..., Path]) -> None:
+    """By the last use, else the time of the compile; a use moves a segment to the end and rewrites nothing of it."""
+    old, _, young = put("old", 300), put("middle", 200), put("young", 100)
+    before = old.read_bytes(), old.stat().st_mtime_ns
+    assert names(folder) == ["old", "middle", "young"]
+    for _ in range(3):
+        Library(folder).used(old)
+    assert names(folder) == ["middle", "young", "old"]
+    assert (old.read_bytes(), old.stat().st_mtime_ns) == before
+    assert [one.uses for one in tidy.kept(folder)] == [0, 0, 3] and uses.uses_of(young) == uses.Uses()
+
+
+def test_uses_of_many_processes_are_all_counted(folder: Path, put: Callable[..., Path]) -> None:
+    """Appended at once by threads and processes, none is lost and nothing is torn."""
+    path = put("returns")
+    code = f"""from pathlib import Path; from notes_cli.library.uses import mark
+for _ in range(50): mark(Path({str(path)!r}))"""
+    others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: [uses.mark(path) for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [other.wait() for other in others] == [0, 0]
+    assert uses.uses_of(path).count == 300
+
+
+def test_what_cannot_be_counted_is_no_error(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
+    """A folder that is read-only, one that a link leads to, a file elsewhere: nothing is written, nothing raised."""
+    path = put("returns")
+    (folder / uses.FOLDER).mkdir(mode=0o500)
+    with unprivileged_here():
+        Library(folder).used(path)
+    assert uses.uses_of(path) == uses.Uses()
+    (folder / uses.FOLDER).rmdir()
+    (folder / uses.FOLDER).mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (folder / uses.FOLDER / path.name).symlink_to(victim)
+    Library(folder).used(path)
+    Library(folder).used(tmp_path / "elsewhere.gguf")
+    assert victim.read_text() == "mine" and not (tmp_path / uses.FOLDER).exists()
+
+
+def test_the_budget_takes_the_oldest_and_never_the_new_one(folder: Path, put: Callable[..., Path]) -> None:
+    """As many as are needed, no more; what was compiled last stays though it is the oldest by its time."""
+    size = put("a", 400).stat().st_size
+    put("b", 300)
+    put("c", 200)
+    new = put("new", 500)
+    done = tidy.shrink(folder, 2 * size + 10, new=new)
+    assert [one.name for one in done.removed] == ["a", "b"] and done.nbytes == 2 * size
+    assert names(folder) == ["new", "c"]
+    assert not tidy.shrink(folder, 2 * size, new=new).removed
+
+
+def test_one_that_is_larger_than_the_budget_empties_no_library(folder: Path, put: Callable[..., Path]) -> None:
+    """What would not help is not removed; the others keep within the budget for themselves."""
+    small = put("a", 300).stat().st_size
+    put("b", 200)
+    new = put("new", rows=4000)
+    assert not tidy.shrink(folder, 2 * small, new=new).removed
+    assert [one.name for one in tidy.shrink(folder, small, new=new).removed] == ["a"]
+
+
+def test_a_segment_that_is_open_stays(folder: Path, put: Callable[..., Path]) -> None:
+    """Held by this process or another until its rows are read or it is closed: then it goes."""
+    path = put("returns", 100)
+    held = open_stored(path)
+    assert not tidy.remove(path)
+    done = tidy.shrink(folder, 0)
+    assert [(one.name, why) for one, why in done.spared] == [("returns", "it is in use")] and path.exists()
+    assert held.layers[0].k.shape[0] == 8  # all is read, and the file is closed
+    assert tidy.remove(path) and not path.exists()
+    path = put("returns", 100)
+    code = f"""from pathlib import Path; from notes_cli.library.container import open_stored
+held = open_stored(Path({str(path)!r})); print("open", flush=True); input()"""
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout and other.stdout.readline() == "open\n"
+    assert not tidy.remove(path)
+    other.kill()
+    other.wait()
+    assert tidy.remove(path)
+
+
+def test_a_segment_that_is_being_compiled_stays(folder: Path, put: Callable[..., Path]) -> None:
+    """Also the file that a compile is about to replace."""
+    path = put("returns")
+    with locked(tidy.lock_of(path)):
+        assert not tidy.remove(path) and path.exists()
+
+
+@pytest.mark.parametrize("source", ["-", "", "/nowhere/at/all.txt"])
+def test_a_text_that_is_nowhere_else_is_not_removed_by_itself(
+    folder: Path, put: Callable[..., Path], source: str, identity: Identity
+) -> None:
+    """From standard input, or its file is gone: a budget does not lose it; a second segment of the text is enough."""
+    path = put("piped", 300, source=source)
+    put("other", 100)
+    done = tidy.shrink(folder, 0)
+    assert [(one.name, why) for one, why in done.spared] == [("piped", "its text is nowhere else")]
+    assert names(folder) == ["piped"]
+    there = tidy.kept(folder)
+    assert tidy.chosen(there, [], 1.0, None) == ([], there)
+    second = path.with_name(f"piped.{'0' * 12}.gguf")
+    second.write_bytes(path.read_bytes())
+    assert len(tidy.shrink(folder, path.stat().st_size).removed) == 1
+
+
+def test_damage_is_no_reason_to_remove_of_itself(folder: Path, put: Callable[..., Path]) -> None:
+    """Nobody can tell what is lost with it: it is left to fsck and rm."""
+    path = put("returns", 100)
+    path.write_bytes(b"GGUF" + bytes(100))
+    assert not tidy.shrink(folder, 0).removed and path.exists()
+
+
+def test_a_compile_keeps_the_budget_and_says_what_went(
+    folder: Path, put: Callable[..., Path], identity: Identity, make_segment: MakeSegment
+) -> None:
+    """One line with the names; a compile that fails removes nothing; one above the budget says so."""
+    size = put("a", 300).stat().st_size
+    put("b", 200)
+    said: list[Notice] = []
+    library = Library(folder, max_size=2 * size)
+    with pytest.raises(KeyboardInterrupt), library.compiling("c", identity, say=said.append):
+        raise KeyboardInterrupt
+    assert names(folder) == ["a", "b"] and not said
+    with library.compiling("c", identity, say=said.append) as path:
+        write_segment(path, make_segment(n=8, name="c", source="-"))
+    assert names(folder) == ["b", "c"]
+    (notice,) = said
+    assert notice.what.startswith("removed a (") and "to keep the library within" in notice.what
+    with Library(folder, max_size=1).compiling("d", identity, say=said.append) as path:
+        write_segment(path, make_segment(n=8, name="d", source="-"))
+    assert "more than the 1 B it may (c: its text is nowhere else)" in said[-1].what
+
+
+def test_tidying_that_fails_spoils_no_compile(
+    folder: Path,
+    put: Callable[..., Path],
+    identity: Identity,
+    make_segment: MakeSegment,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was compiled is kept whatever happens to the rest, and the reason is said."""
+    put("a", 300)
+
+    def full(path: Path) -> bool:
+        raise UnwritableError(f"cannot remove {path}: Input/output error")
+
+    monkeypatch.setattr(tidy, "remove", full)
+    said: list[Notice] = []
+    with Library(folder, max_size=1).compiling("b", identity, say=said.append) as path:
+        write_segment(path, make_segment(n=8, name="b"))
+    assert open_segment(path).name == "b" and "was not kept within 1 B: cannot remove" in said[0].what
+
+
+def test_a_folder_that_is_read_only_is_told(folder: Path, put: Callable[..., Path]) -> None:
+    path = put("returns", 100)
+    (folder / tidy.LOCKS).mkdir(exist_ok=True)
+    for each in (folder, folder / tidy.LOCKS):
+        each.chmod(0o500)
+    try:
+        with unprivileged_here(), refused(UnwritableError, "Permission denied"):
+            tidy.shrink(folder, 0)
+    finally:
+        for each in (folder, folder / tidy.LOCKS):
+            each.chmod(0o700)
+    assert path.exists()
+
+
+def test_many_that_tidy_at_once_remove_no_more_than_one_would(folder: Path, put: Callable[..., Path]) -> None:
+    """Two compiles that end together do not both make room for the same bytes."""
+    size = min(put(f"s{number}", 1000 - number).stat().st_size for number in range(8))
+    done: list[tidy.Tidied] = []
+    threads = [threading.Thread(target=lambda: done.append(tidy.shrink(folder, 4 * size))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(len(one.removed) for one in done) == 4 and names(folder) == ["s4", "s5", "s6", "s7"]
+
+
+def test_removing_forgets_the_uses(folder: Path, put: Callable[..., Path]) -> None:
+    """Nothing is left over, neither by rm nor by tidying."""
+    library = Library(folder)
+    for remove in (lambda path: tidy.remove(path), lambda path: library.remove("returns")):
+        path = put("returns")
+        library.used(path)
+        remove(path)
+        assert not list((folder / uses.FOLDER).iterdir())
