@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +12,14 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.listening import listening
-from notes_cli.commands.options import library, model_options, open_model
+from notes_cli.commands.options import SkillSource, library, model_options, open_model
 from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.runtime.compiling import Compiled
+    from notes_cli.runtime.wanted import Shape, Wanted, Words
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
 
@@ -38,12 +41,21 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 
 
 @click.command()
-@click.argument("sources", type=click.Path(), nargs=-1, metavar="[SOURCE...]")
+@click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
 @click.option(
     "--from",
     "segment",
     metavar="SEGMENT",
     help="Instead of SOURCE: compile the text of a compiled skill (its name or file) again.",
+)
+@click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help="Every Agent Skill of the project and of the user: .agents/skills and .claude/skills.",
+)
+@click.option(
+    "--stale", is_flag=True, help="Every skill of the library whose text, model or settings have changed since."
 )
 @click.option("--name", metavar="NAME", help="Name in the library.  [default: front matter, folder or file name]")
 @click.option(
@@ -67,6 +79,8 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 def command(
     sources: tuple[str, ...],
     segment: str | None,
+    all_: bool,
+    stale: bool,
     name: str | None,
     target: Path | None,
     force: bool,
@@ -78,9 +92,11 @@ def command(
 ) -> int:
     """Prefill a skill once and keep its K/V on disk.
 
-    SOURCE is a text file, a SKILL.md with front matter, a folder that holds one, or - for standard input. Its fields
-    are `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to stdout. A
-    skill that has not changed is not compiled again.
+    SOURCE is a text file, a SKILL.md with front matter, a folder that holds one, or - for standard input. Where there
+    is no such file it is the name of a compiled skill, whose file is read again, or that of an Agent Skill in
+    .agents/skills or .claude/skills, of the project (from this folder up to the repository's root) or of the user.
+    Its fields are `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to
+    stdout. A skill that has not changed is not compiled again.
 
     A SOURCE named *.json is a set of tools (OpenAI's form): what the model's chat template tells of them is compiled,
     for requests to `notes serve` that have the same tools in any order.
@@ -102,19 +118,27 @@ def command(
       notes compile skills/returns
       notes compile skills/                          each skill in it
       cat policy.md | notes compile - --name policy
+      notes compile pdf                              the Agent Skill of that name
+      notes compile --all                            every one of them
+      notes compile --stale                          what is out of date
       notes compile manual.md --blocks headings
       notes compile tools.json -m model.gguf
       notes compile --from returns -m other.gguf     its text, for another model
     """
-    from notes_cli.runtime.compiling import again
+    from notes_cli.runtime.freshness import again
+    from notes_cli.runtime.wanted import Shape, Wanted, Words
     from notes_cli.text.skill import skill_sources
 
-    if bool(sources) == (segment is not None):
-        raise click.UsageError("name a SOURCE to compile, or a compiled skill with --from")
+    sweeps = [flag for flag, given in (("--all", all_), ("--stale", stale)) if given]
+    if bool(sources) + bool(sweeps) + (segment is not None) != 1:
+        raise click.UsageError("name a SOURCE to compile, or a compiled skill with --from, or give --all or --stale")
+    if sweeps and (name or target):
+        raise click.UsageError(f"--name and -o are for one skill, and {sweeps[0]} means all there are")
     words = list(dict.fromkeys(word for source in sources for word in skill_sources(source)))
     if len(words) > 1 and (name or target or "-" in words):
         raise click.UsageError(f"--name, -o and - are for one skill, and these are {len(words)}")
-    many = len(words) > 1
+    many = len(words) > 1 or bool(sweeps)
+    meant = Words(library(), (lambda text: None) if quiet or json_ or stale else output.say)
     failed: dict[str, str] = {}  # why, by source
 
     def fails(word: str, error: NotesError) -> None:
@@ -124,48 +148,86 @@ def command(
         why = failed[word] = worded(error)
         output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
 
-    skills: list[tuple[str, Skill | ToolSet]] = []
+    skills: list[Wanted] = []
     if segment is not None:
         info = library().latest(segment)
         blocks = blocks or len(info.blocks) or None
-        skills.append((segment, again(info, name)))
-    for word in words:
+        skills.append(Wanted(segment, again(info, name)))
+    reads: list[tuple[str, Callable[[], Wanted]]] = [(word, partial(_read, meant, word, name)) for word in words]
+    if all_:
+        reads += [(str(found.path), partial(meant.agent_skill, found)) for found in meant.found().values()]
+    if stale:
+        reads += [(kept, partial(meant.kept, kept)) for kept in meant.library.names()]
+    if sweeps and not reads:
+        output.say(_nothing(all_))
+    for word, read in reads:
         try:
-            skills.append((word, _read(word, name)))
+            skills.append(read())
         except NotesError as error:
             fails(word, error)
+            continue
+        for warning in skills[-1].warnings:
+            output.say(f"warning: {warning}")
     done: list[dict[str, Any]] = []
     if skills:
         with open_model(quiet=quiet or json_, **model) as opened:
-            for word, skill in skills:
+            for wanted in skills:
                 try:
-                    done.append(_compile(opened, skill, target, force, influence, blocks or 1, quiet or json_))
+                    shape = shape_of(opened, meant, wanted, Shape(blocks or 1, influence), asked=blocks is not None)
+                    done.append(
+                        _compile(opened, wanted.skill, target, force, shape, quiet or json_, fresh_only=bool(stale))
+                    )
                 except NotesError as error:
-                    fails(word, error)
+                    fails(wanted.word, error)
                     continue
-                if not json_:
+                if not json_ and not (stale and done[-1]["up_to_date"]):
                     output.data(done[-1]["path"])
     if json_:
         output.as_json({"version": 1, "compiled": done, "failed": failed})
+    elif stale and not quiet and (same := sum(one["up_to_date"] for one in done)):
+        output.say(f"{same} of {len(done)} {'was' if same == 1 else 'were'} up to date")
     return 1 if failed else 0
 
 
-def _read(source: str, name: str | None) -> Skill | ToolSet:
-    from notes_cli.text.skill import load_skill
-    from notes_cli.text.toolset import SUFFIX, load_tools
-
-    if source.lower().endswith(SUFFIX):
-        return load_tools(source, name)
+def _read(meant: Words, source: str, name: str | None) -> Wanted:
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
         output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
-    skill = load_skill(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
-    for warning in skill.warnings:
-        output.say(f"warning: {warning}")
-    return skill
+    return meant.read(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
+
+
+def shape_of(model: Model, meant: Words, wanted: Wanted, given: Shape | None = None, *, asked: bool = False) -> Shape:
+    """How a skill is to be compiled: one of the library as it was, unless the user asked for blocks."""
+    from dataclasses import replace
+
+    from notes_cli.library.profiles import Profiles
+    from notes_cli.runtime.wanted import Shape, shape
+
+    given = given or Shape()
+    if wanted.latest is None:
+        return given
+    workspace = model.workspace
+    kept = shape(wanted, meant.library, workspace.identity, Profiles(workspace.paths.profiles))
+    kept = replace(kept, influence=kept.influence or given.influence)
+    return replace(kept, blocks=given.blocks) if asked else kept
+
+
+def _nothing(found: bool) -> str:
+    """What to say where there is nothing to compile."""
+    from notes_cli.runtime.wanted import places
+
+    if found:
+        return f"no Agent Skills in {', '.join(places())}"
+    return f"no compiled skills yet in {library().folder}"
 
 
 def _compile(
-    model: Model, skill: Skill | ToolSet, target: Path | None, force: bool, influence: bool, blocks: Any, quiet: bool
+    model: Model,
+    skill: Skill | ToolSet,
+    target: Path | None,
+    force: bool,
+    shape: Shape,
+    quiet: bool,
+    fresh_only: bool = False,
 ) -> dict[str, Any]:
     """Compile one skill, say what was done, and return the facts of it."""
     from notes_cli.runtime.compiling import allowed, skill_of
@@ -175,9 +237,14 @@ def _compile(
     if not isinstance(skill, Skill):
         skill = skill_of(model.workspace, skill)
     compiled = model.bring_up_to_date(
-        skill, output=target, force=force, influence=influence, blocks=blocks, listener=listening(quiet)
+        skill,
+        output=target,
+        force=force,
+        influence=shape.influence,
+        blocks=shape.blocks,
+        listener=listening(quiet),
     )
-    if not quiet:
+    if not quiet and (compiled.reasons or not fresh_only):
         fields = listed(list(skill.values)) if skill.values else "no fields"
         done = "; ".join(compiled.reasons) if compiled.reasons else "up to date"
         if compiled.blocks > 1:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import library
+from notes_cli.commands.options import SkillName, library
 
 if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", type=SkillName())
 @click.option("--text", is_flag=True, help="Only the text, as it was compiled.")
 @click.option("--tokens", is_flag=True, help="Only the token ids, one a line.")
 @click.option("--json", "json_", is_flag=True, help="An array, one object a file (docs/json.md).")
 def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     """Show what is in a compiled skill: text, fields, tokens, identity, sizes. NAME may be a segment file.
 
+    The text is the body of the skill's file. Its front matter, of which name, description and fields are used, and
+    files that the text refers to (references/, scripts/, assets/) are left out; each can be compiled on its own.
     Every byte of the file is checked on the way.
 
     \b
@@ -52,6 +55,7 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             "description": info.description,
             "path": str(path),
             "source": info.source or None,
+            "left_out": _left_out(info),
             "bytes": info.nbytes,
             "rows": _rows(info),
             "tokens": len(info.tokens),
@@ -70,6 +74,14 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             _print(facts, info.text)
     if json_:
         output.as_json(shown)
+
+
+def _left_out(info: SegmentInfo) -> list[str]:
+    """What belongs to the skill and is not in its text: front matter, and files that the text refers to."""
+    from notes_cli.text.skill import linked_files
+
+    front = ["front matter"] if info.description else []
+    return front + (linked_files(info.text, Path(info.source).parent) if info.source not in ("", "-") else [])
 
 
 def _rows(info: SegmentInfo) -> str:
@@ -97,6 +109,10 @@ def _print(facts: dict[str, object], text: str) -> None:
             assert isinstance(value, list)
             if value:
                 output.result(f"{key:<12} {len(value)}, from tokens {', '.join(map(str, value))} on")
+        elif key == "left_out":
+            assert isinstance(value, list)
+            if value:
+                output.result(f"{'left out':<12} {output.line(', '.join(value))}")
         elif value not in ("", None):
             output.result(f"{key:<12} {value}")
     output.result(f"\n{text}")

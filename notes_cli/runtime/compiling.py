@@ -31,7 +31,7 @@ from notes_cli.library.container import SegmentInfo, open_segment, peek, write_s
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
-from notes_cli.text.skill import Field, Skill
+from notes_cli.text.skill import Skill
 from notes_cli.text.toolset import ToolSet, tools_skill
 
 MOVES = 8  # times that the rows of a block are moved, each a rounding, before it is computed again (docs/LOG.md)
@@ -307,15 +307,6 @@ def _known(path: Path) -> Segment | None:
         return open_segment(path) if path.exists() else None
     except DamagedError:
         return None
-
-
-def again(info: SegmentInfo, name: str | None = None) -> Skill:
-    """The skill that a segment was compiled from, by the text and the fields that it holds. Raise SkillError for tools:
-    another model's template tells of them in another way."""
-    if info.tools:
-        raise SkillError(f"{info.name} holds tools as one model's template tells of them", "Compile their file again")
-    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
-    return Skill(name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp)
 
 
 def origin(skill: Skill) -> str:

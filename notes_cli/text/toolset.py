@@ -6,6 +6,7 @@ Tools are taken in the order of their names, so that the order in which a client
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from notes_cli.errors import ModelError, SkillError, reason
 from notes_cli.text import names
 from notes_cli.text.messages import checked_tools
 from notes_cli.text.prompt import Chunk, Run
-from notes_cli.text.skill import MAX_BYTES, Skill
+from notes_cli.text.skill import MAX_BYTES, Skill, stamp_of
 from notes_cli.text.template import ChatTemplate
 from notes_cli.text.untrusted import is_left, marker, stretches
 
@@ -30,6 +31,7 @@ class ToolSet:
     name: str
     tools: Tools
     source: str  # the file that they were read from
+    stamp: tuple[int, ...] = ()  # of that file (Skill.stamp)
 
 
 def in_order(tools: Iterable[Mapping[str, Any]]) -> Tools:
@@ -42,6 +44,7 @@ def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
     path = Path(source)
     try:
         with path.open("rb") as file:
+            stamp = stamp_of(os.fstat(file.fileno()))
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
@@ -55,7 +58,7 @@ def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
     called = names.name_of(name or path.stem)
     if not called:
         raise SkillError(f"{path}: the name {(name or path.stem)!r} has no letter and no digit", "Give it another name")
-    return ToolSet(called, in_order(listed), str(path))
+    return ToolSet(called, in_order(listed), str(path), stamp)
 
 
 def tools_skill(template: ChatTemplate, found: ToolSet) -> Skill:
@@ -71,7 +74,7 @@ def tools_skill(template: ChatTemplate, found: ToolSet) -> Skill:
     called = [tool["function"]["name"] for tool in found.tools]
     if is_left(text) or not all(name in text for name in called):
         raise ModelError(f"{template.name} does not tell the model of tools in one place, so they cannot be compiled")
-    return Skill(found.name, f"Tools: {', '.join(called)}", text, (), found.source, runs=tuple(runs))
+    return Skill(found.name, f"Tools: {', '.join(called)}", text, (), found.source, runs=tuple(runs), stamp=found.stamp)
 
 
 def _added(plain: str, told: str) -> str:

@@ -1,0 +1,158 @@
+"""What of the library is out of date, and why, as far as that can be told without loading a model.
+
+A file whose size and times are those of when it was compiled is taken for unchanged; else its text is compared with the
+one in the segment. Whether the same model gives other tokens now, or runs with another RoPE, only a compile sees.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from notes_cli.engine.identity import Identity
+from notes_cli.errors import DamagedError, NewerError, NotesError, SkillError, reason
+from notes_cli.library.container import SegmentInfo
+from notes_cli.library.digest import known_sha256
+from notes_cli.library.profiles import Profiles
+from notes_cli.library.store import Entry, Library
+from notes_cli.text.skill import Field, Skill, load_skill
+from notes_cli.text.toolset import ToolSet, load_tools
+
+
+class Stale(str, Enum):
+    """Why a segment is out of date, as JSON documents have it."""
+
+    TEXT = "text"  # the file says something else now
+    GONE = "gone"  # the file is not there: only the segment has the text
+    MODEL = "model"  # none of this name is for the model in use
+    FORMAT = "format"  # a newer version of notes wrote it
+    DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
+    PROFILE = "profile"  # what was measured of its model asks for more than it has
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a segment is out of date, as a word and for people."""
+
+    kind: Stale
+    what: str
+
+
+def reasons(
+    entry: Entry, entries: Sequence[Entry], profiles: Profiles | None = None, weights: str | None = None
+) -> list[Reason]:
+    """Why a file of the library is out of date; nothing if it is not. `entries`: all of its name. `weights`: the digest
+    of the model in use, None if that is not known."""
+    info = entry.info
+    if info is None:
+        return [_unusable(entry.problem)]
+    found = []
+    changed = text_changed(info)
+    if changed is not None:
+        found.append(changed)
+    here = {other.info.identity.weights for other in entries if other.info}
+    if weights is not None and weights not in here:
+        made = f"{info.identity.model} {info.identity.quantization}"
+        found.append(Reason(Stale.MODEL, f"it was compiled for {made}, not for the model in use"))
+    if profiles is not None and info.fields and not info.influence and wants_influence(profiles, info.identity):
+        what = "the profile of its model edits fields by their influence, which has not been measured"
+        found.append(Reason(Stale.PROFILE, what))
+    return found
+
+
+def text_changed(info: SegmentInfo) -> Reason | None:
+    """Whether the file that a segment's text came from says something else now, or is gone; None if neither, or if
+    nobody can tell: it came from standard input, or the segment does not say."""
+    source = info.source
+    if source in ("", "-") or "\\x" in source:  # spelt, because its path is not UTF-8
+        return None
+    try:
+        found = os.stat(source)
+    except (FileNotFoundError, NotADirectoryError):
+        return Reason(Stale.GONE, f"its file is gone: {source}")
+    except (OSError, ValueError) as error:
+        return Reason(
+            Stale.UNREADABLE, f"cannot read {source}: {reason(error) if isinstance(error, OSError) else error}"
+        )
+    if info.stamp == (found.st_size, found.st_mtime_ns, found.st_ctime_ns):
+        return None
+    if info.tools:  # what a template tells of them only a model can say
+        return Reason(Stale.TEXT, f"the file has changed: {source}") if info.stamp else None
+    try:
+        skill = load_skill(source, name=info.name)
+    except SkillError as error:
+        return Reason(Stale.TEXT, f"its file cannot be compiled any more: {error.what}")
+    if skill.text != info.text:
+        return Reason(Stale.TEXT, f"the text has changed: {source}")
+    if [(span.name, span.value, span.start, span.end) for span in info.fields] != list(skill.fields):
+        return Reason(Stale.TEXT, f"the fields have changed: {source}")
+    if skill.description != info.description:
+        return Reason(Stale.TEXT, f"the description has changed: {source}")
+    return None
+
+
+def known_weights(model: Path, memory: Path) -> str | None:
+    """The digest of a model's file if it is remembered, and the file is the same; nothing is read of it."""
+    return known_sha256(model, memory)
+
+
+def wants_influence(profiles: Profiles, identity: Identity) -> bool:
+    """Whether what was measured of this model edits fields by their influence."""
+    try:
+        names = [name for name in profiles.names() if name.startswith(f"{identity.key}-")]
+        if not names:
+            return False
+        from notes_cli.editing.methods import record_of  # with it comes the engine, which takes long to load
+
+        methods = {method for name in names for method in profiles.read(profiles.named(name)).methods.values()}
+    except NotesError:  # it is not followed, either
+        return False
+    records = map(record_of, methods)
+    return any(record is not None and record.selects is not None and record.selects.influence for record in records)
+
+
+def again(info: SegmentInfo, name: str | None = None) -> Skill:
+    """The skill that a segment was compiled from, by the text and the fields that it holds. Raise SkillError for tools:
+    another model's template tells of them in another way."""
+    if info.tools:
+        raise SkillError(f"{info.name} holds tools as one model's template tells of them", "Compile their file again")
+    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
+    return Skill(name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A skill of the library as it would be compiled now: from its file if that is there, else from its segment."""
+
+    skill: Skill | ToolSet
+    latest: SegmentInfo
+    where: str  # what its text was read from, for people
+
+
+def from_library(library: Library, name: str, other: str | None = None) -> Kept:
+    """The skill of that name, to be called `other`. Raise NotesError if it cannot be read."""
+    entries = library.entries(name)
+    infos = [entry.info for entry in entries if entry.info is not None]
+    if not infos:
+        problem = next((entry.problem for entry in entries if entry.problem is not None), None)
+        raise problem or library.unknown(name)
+    info = max(infos, key=lambda one: one.created)
+    if info.source not in ("", "-") and os.path.isfile(info.source):
+        read = load_tools(info.source, other or name) if info.tools else load_skill(info.source, name=other or name)
+        return Kept(read, info, info.source)
+    return Kept(again(info, other or name), info, f"the segment: {_no_file(info.source)}")
+
+
+def _no_file(source: str) -> str:
+    return f"{source} is gone" if source not in ("", "-") else "it came from no file"
+
+
+def _unusable(problem: NotesError | None) -> Reason:
+    what = problem.what if problem else "it cannot be read"
+    if isinstance(problem, NewerError):
+        return Reason(Stale.FORMAT, what)
+    return Reason(Stale.DAMAGED if isinstance(problem, DamagedError) else Stale.UNREADABLE, what)

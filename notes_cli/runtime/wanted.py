@@ -1,0 +1,126 @@
+"""What is to be compiled: the skills that a user's words mean, each with how it is to be compiled.
+
+A word is a file or a folder; else the name of a compiled skill, whose file is read again; else that of an Agent Skill.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import BinaryIO
+
+from notes_cli import config
+from notes_cli.engine.identity import Identity
+from notes_cli.errors import Help, SkillError
+from notes_cli.library.container import SegmentInfo
+from notes_cli.library.profiles import Profiles
+from notes_cli.library.store import Library
+from notes_cli.runtime.freshness import again, from_library, wants_influence
+from notes_cli.text import names
+from notes_cli.text.blocks import Blocks
+from notes_cli.text.discovery import Found, find_skills
+from notes_cli.text.keys import listed
+from notes_cli.text.skill import Skill, load_skill
+from notes_cli.text.toolset import SUFFIX, ToolSet, load_tools
+
+Note = Callable[[str], object]  # is told where a skill was found
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A skill that a word means. `latest`: what the library has of it, if the word is its name there."""
+
+    word: str
+    skill: Skill | ToolSet
+    latest: SegmentInfo | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is odd about its text."""
+        return self.skill.warnings if isinstance(self.skill, Skill) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a skill is to be compiled. `blocks`: None for as many as it has."""
+
+    blocks: Blocks | None = 1
+    influence: bool = False
+
+
+class Words:
+    """What words mean, with the folders read once."""
+
+    def __init__(self, library: Library, note: Note = lambda text: None) -> None:
+        self.library = library
+        self._note = note
+        self._found: dict[str, Found] | None = None
+
+    def read(self, word: str, *, name: str | None = None, stdin: BinaryIO | None = None) -> Wanted:
+        """The skill that a word means. Raise NotesError if it is nothing, or cannot be read."""
+        if word.lower().endswith(SUFFIX) and os.path.lexists(word):
+            return Wanted(word, load_tools(word, name))
+        if word == "-" or os.path.lexists(word):
+            return Wanted(word, load_skill(word, name=name, stdin=stdin))
+        for typed in (names.typed(word), names.typed(word.lower())):
+            if typed in self.library.names():
+                return self.kept(typed, name)
+            if typed in self.found():
+                if not self.found()[typed].hides:
+                    self._note(f"{typed} is {self.found()[typed].path}")
+                return self.agent_skill(self.found()[typed], name)
+        if names.is_name(typed):
+            raise self._nothing(word)
+        return Wanted(word, load_skill(word, name=name))  # which says that there is no such file
+
+    def kept(self, name: str, other: str | None = None) -> Wanted:
+        """A skill of the library, from its file if that is there, else from its segment; to be called `other`."""
+        kept = from_library(self.library, name, other)
+        self._note(f"{name}: its text is read from {kept.where}")
+        return Wanted(name, kept.skill, kept.latest)
+
+    def known(self, name: str) -> Wanted | None:
+        """The skill of that name in the library, None without one that can be read."""
+        infos = [entry.info for entry in self.library.entries(name) if entry.info is not None]
+        latest = max(infos, key=lambda info: info.created, default=None)
+        return Wanted(name, again(latest), latest) if latest else None
+
+    def agent_skill(self, found: Found, name: str | None = None) -> Wanted:
+        """An Agent Skill that was found. Raise SkillError where the name means several, or it cannot be read."""
+        if found.problem is not None:
+            raise found.problem
+        if found.hides:
+            self._note(f"{found.name} is {found.path}, which hides {listed(list(map(str, found.hides)))}")
+        return Wanted(str(found.path), load_skill(found.path, name=name))
+
+    def found(self) -> dict[str, Found]:
+        """The Agent Skills of the project and the user, by name."""
+        if self._found is None:
+            self._found = {found.name: found for found in find_skills(config.skill_folders())}
+        return self._found
+
+    def _nothing(self, word: str) -> SkillError:
+        known = {*self.library.names(), *self.found()}
+        near = get_close_matches(word, known, n=3)
+        hint = f". Did you mean {' or '.join(near)}?" if near else ""
+        what = f"no file, no compiled skill and no Agent Skill {word!r}{hint}"
+        return SkillError(what, Help.LOOKED_FOR_SKILLS(places=listed(places())))
+
+
+def places() -> list[str]:
+    """The folders in which Agent Skills are looked for, for people."""
+    return [str(folder) for level in config.skill_folders() for folder in level]
+
+
+def shape(wanted: Wanted, library: Library, identity: Identity, profiles: Profiles) -> Shape:
+    """How a skill of the library was compiled, for this model if it was, and what its profile asks for."""
+    if wanted.latest is None:
+        return Shape()
+    path = library.path(wanted.latest.name, identity)
+    mine = next((entry.info for entry in library.entries(wanted.word) if entry.info and entry.path == path), None)
+    info = mine or wanted.latest
+    influence = info.influence or wants_influence(profiles, identity)
+    fields = wanted.skill.fields if isinstance(wanted.skill, Skill) else ()
+    return Shape(None if mine else len(info.blocks) or 1, bool(influence and fields))

@@ -1,0 +1,156 @@
+"""What is out of date: every reason is told, nothing else is, and little is read for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import FieldSpan, Segment
+from notes_cli.library.container import peek, write_segment
+from notes_cli.library.profiles import Measured, Profile, Profiles
+from notes_cli.library.store import Library
+from notes_cli.runtime import freshness
+from notes_cli.runtime.freshness import Stale, from_library, reasons
+from notes_cli.text.skill import Skill, load_skill, stamp_of
+
+MakeSegment = Callable[..., Segment]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    return Library(tmp_path / "library")
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, library: Library, identity: Identity, make_segment: MakeSegment) -> Callable[..., Path]:
+    """Write a text, and the segment that a compile would have made of it; the file was left alone since."""
+
+    def compiled(name: str = "returns", text: str = "date: 1\nfee: 2\n", settled: bool = True) -> Path:
+        file = tmp_path / f"{name}.txt"
+        file.write_text(text)
+        skill = load_skill(file)
+        found = file.stat()
+        stamp = (found.st_size, found.st_mtime_ns, found.st_ctime_ns) if settled else ()
+        spans = tuple(FieldSpan(*one, 0, 1) for one in skill.fields)
+        segment = make_segment(name=name, text=skill.text, fields=spans, description="", source=str(file))
+        write_segment(library.path(name, identity), replace(segment, stamp=stamp))
+        return file
+
+    return compiled
+
+
+def why(library: Library, name: str = "returns", **more: object) -> list[tuple[Stale, str]]:
+    """The reasons of the one file of that name."""
+    entries = library.entries(name)
+    (entry,) = entries
+    return [(reason.kind, reason.what) for reason in reasons(entry, entries, **more)]  # type: ignore[arg-type]
+
+
+def test_a_file_that_was_left_alone_is_not_even_read(
+    library: Library, compiled: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Size and times are enough; where they differ the text is read, and only the text counts."""
+    file = compiled()
+    read: list[str] = []
+
+    def counted(source: str, *, name: str | None = None) -> Skill:
+        read.append(source)
+        return load_skill(source, name=name)
+
+    monkeypatch.setattr(freshness, "load_skill", counted)
+    assert why(library) == [] and read == []
+    os.utime(file, (1, 1))
+    assert why(library) == [] and read == [str(file)]
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(library: Library, compiled: Callable[..., Path]) -> None:
+    """`touch -r`, `cp -p`: the time of the change itself cannot be set."""
+    file = compiled()
+    before = file.stat()
+    time.sleep(0.02)
+    file.write_text("date: 9\nfee: 2\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+    assert why(library) == [(Stale.TEXT, f"the text has changed: {file}")]
+
+
+def test_a_file_that_was_just_written_is_not_trusted_by_its_times(tmp_path: Path) -> None:
+    """It may change again within a tick of the clock: no stamp is kept of it; of one that was left alone one is."""
+    file = tmp_path / "a.txt"
+    file.write_text("x")
+    assert load_skill(file).stamp == ()
+    old = time.time() - 60
+    os.utime(file, (old, old))
+    assert load_skill(file).stamp == ()  # its status has just changed
+    found = file.stat()
+    before = os.stat_result((*found[:7], int(old), int(old), int(old)))
+    assert stamp_of(before) == (1, before.st_mtime_ns, before.st_ctime_ns)
+
+
+def test_every_reason(
+    library: Library, compiled: Callable[..., Path], identity: Identity, tmp_path: Path, make_segment: MakeSegment
+) -> None:
+    """Text, fields, description, a file that is gone or cannot be compiled, another model, damage, a newer format."""
+    file = compiled(settled=False)
+    assert why(library) == [] and why(library, weights=identity.weights) == []
+    ((kind, what),) = why(library, weights="f" * 64)
+    assert kind is Stale.MODEL and "tiny Q8_0" in what
+    file.write_text("---\ndescription: New.\n---\ndate: 1\nfee: 2\n")
+    assert why(library) == [(Stale.TEXT, f"the description has changed: {file}")]
+    file.write_text("---\nname: [\n")
+    ((kind, what),) = why(library)
+    assert kind is Stale.TEXT and "cannot be compiled any more" in what
+    file.unlink()
+    assert why(library) == [(Stale.GONE, f"its file is gone: {file}")]
+    path = library.path("returns", identity)
+    data = path.read_bytes()
+    path.write_bytes(data[:200])
+    assert why(library)[0][0] is Stale.DAMAGED
+    path.write_bytes(data.replace(b"notes.format\x04\x00\x00\x00\x01", b"notes.format\x04\x00\x00\x00\x63"))
+    assert why(library)[0][0] is Stale.FORMAT
+    write_segment(library.path("piped", identity), make_segment(name="piped", source="-"))
+    assert why(library, "piped") == []
+
+
+def test_what_the_profile_of_a_model_asks_for(
+    library: Library, compiled: Callable[..., Path], identity: Identity, tmp_path: Path
+) -> None:
+    """Edits by influence want it measured; a profile of another model, or of another method, asks for nothing."""
+    compiled()
+    profiles = Profiles(tmp_path / "profiles")
+    measured = [Measured("method", "field", "direct", 40, 39, 38, 0.99, 30.0, 10.0)]
+    ways = {"direct": "selective@16", "reasoned": "erratum"}
+    counts = {"direct": 40, "reasoned": 40}
+    profile = Profile(identity, "q8_0/q8_0", 40, counts, ways, "now", 1, "early", measured)
+    other = replace(identity, weights="cd" * 32)
+    profiles.save(replace(profile, identity=other), "notes 0")
+    assert why(library, profiles=profiles) == []
+    profiles.save(replace(profile, methods={"direct": "field", "reasoned": "erratum"}), "notes 0")
+    assert why(library, profiles=profiles) == []
+    profiles.save(profile, "notes 0")
+    assert [kind for kind, _ in why(library, profiles=profiles)] == [Stale.PROFILE]
+
+
+def test_a_skill_of_the_library_comes_from_its_file_or_from_its_segment(
+    library: Library, compiled: Callable[..., Path]
+) -> None:
+    """The file as it is now; where it is gone, the text that was compiled, under the same name."""
+    file = compiled()
+    file.write_text("date: 7\n")
+    kept = from_library(library, "returns")
+    assert (kept.skill.text, kept.where) == ("date: 7", str(file))
+    file.unlink()
+    kept = from_library(library, "returns", "other")
+    assert (kept.skill.name, kept.skill.text) == ("other", "date: 1\nfee: 2") and "is gone" in kept.where
+
+
+def test_a_stamp_comes_back_from_the_file(library: Library, compiled: Callable[..., Path], identity: Identity) -> None:
+    file = compiled()
+    found = file.stat()
+    assert peek(library.path("returns", identity)).stamp == (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
