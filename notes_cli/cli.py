@@ -31,6 +31,7 @@ COMMANDS = {
     "profile": "List, show and remove the profiles of models.",
     "probe": "Show on which tokens of a skill a decision rests.",
     "ls": "List compiled skills, and which of them are out of date.",
+    "watch": "Compile skills again whenever their files change.",
     "inspect": "Show what is in a compiled skill.",
     "rm": "Remove compiled skills.",
     "models": "List the models on this machine that have a name.",

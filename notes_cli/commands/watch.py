@@ -1,0 +1,128 @@
+"""`notes watch`: compile skills again whenever their files change."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.listening import listening
+from notes_cli.commands.options import Number, SkillSource, library, model_options, open_model
+from notes_cli.commands.remedies import worded
+from notes_cli.errors import NotesError
+
+if TYPE_CHECKING:
+    from notes_cli.api import Model
+    from notes_cli.runtime.wanted import Words
+
+
+@click.command()
+@click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
+@click.option("--all", "all_", is_flag=True, help="Also every Agent Skill of the project and of the user.")
+@click.option(
+    "--interval",
+    type=Number(0.05, 3600, kind=float),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks at the files.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+@click.option("--json", "json_", is_flag=True, help="Each event as a line of JSON (docs/json.md).")
+@model_options
+def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, json_: bool, **model: Any) -> None:
+    """Compile skills again whenever their files change, until Ctrl-C.
+
+    Without SOURCE these are the skills of the library that came from files. A SOURCE is what `notes compile` takes; of
+    a folder of skills, those that are added later, too. What is out of date is compiled at once. Each event is a line
+    on stdout; a text that cannot be compiled is told, and the watch goes on. A skill whose file is gone stays compiled.
+
+    \b
+    Examples:
+      notes watch
+      notes watch skills/ notes.md
+      notes watch --all --json
+    """
+    from notes_cli.runtime.wanted import Words
+    from notes_cli.runtime.watching import Watched, look_at
+
+    watched = Watched()
+    files = _files(sources, all_)
+    if not files:
+        raise NotesError("there is nothing to watch", "Name a SOURCE: notes watch skills/")
+    with open_model(quiet=quiet or json_, **model) as opened:
+        for path, word in files.items():
+            look = look_at(path)
+            _compile(opened, Words(library()), word, path, json_, first=True)
+            watched.handled(path, look)
+        if not quiet:
+            output.say(f"watching {len(files)} {'file' if len(files) == 1 else 'files'}; Ctrl-C ends it")
+        while True:
+            time.sleep(interval)
+            with suppress(NotesError):  # a folder that is being replaced
+                files |= _files(sources, all_)
+            for path, look in watched.changed(files):
+                if look is None:
+                    _tell(json_, event="gone", source=str(path))
+                else:
+                    _compile(opened, Words(library()), files[path], path, json_)
+                watched.handled(path, look)
+
+
+def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, str]:
+    """The files to watch, each with the word that means its skill. Raise NotesError for what is no file."""
+    from notes_cli.runtime.wanted import Words
+    from notes_cli.text.skill import skill_file, skill_sources
+
+    words = Words(library())
+    found: dict[Path, str] = {}
+    for source in sources:
+        for word in skill_sources(source):
+            path = skill_file(word) if Path(word).exists() else Path(words.read(word).skill.source)
+            found.setdefault(path.absolute(), word)
+    if all_:
+        found |= {one.path / "SKILL.md": str(one.path) for one in words.found().values() if not one.problem}
+    if not sources and not all_:
+        for entry in words.library.entries():
+            if entry.info is not None and entry.info.source not in ("", "-"):
+                found.setdefault(Path(entry.info.source), entry.name)
+    return found
+
+
+def _compile(model: Model, words: Words, word: str, path: Path, json_: bool, *, first: bool = False) -> None:
+    """Bring the skill of a file up to date, and tell what was done. `first`: not that there was nothing to do."""
+    from notes_cli.commands.compile import shape_of
+
+    try:
+        wanted = words.read(word)
+        kept = words.known(wanted.skill.name)
+        shape = shape_of(model, words, kept or wanted)
+        compiled = model.bring_up_to_date(
+            wanted.skill, influence=shape.influence, blocks=shape.blocks, listener=listening(json_)
+        )
+    except NotesError as error:
+        _tell(json_, event="failed", source=str(path), error=worded(error))
+        return
+    if compiled.reasons or not first:
+        event = "compiled" if compiled.reasons else "up_to_date"
+        facts = {"name": wanted.skill.name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
+        _tell(json_, event=event, source=str(path), **facts)
+
+
+def _tell(json_: bool, *, event: str, source: str, **facts: Any) -> None:
+    """A line on stdout, at once."""
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if json_:
+        none: dict[str, Any] = {"name": None, "path": None, "reasons": [], "error": None}
+        output.json_line({"version": 1, "time": now, "event": event, "source": source, **none, **facts})
+        return
+    what = event.replace("_", " ")
+    if "name" in facts:
+        what += f" {facts['name']}" + (f" ({'; '.join(facts['reasons'])})" if facts["reasons"] else "")
+    more = f": {facts['error']}" if "error" in facts else ""
+    output.result(output.line(f"{now} {what}: {source}{more}"))

@@ -1,0 +1,45 @@
+"""Watching files: which of them have changed, told once each has been left alone for a moment.
+
+Files are looked at again and again; what an editor writes in several steps, or by a rename, is one change.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+Look = tuple[int, ...] | None  # what of a file does not stay if it changes; None: it is not there
+
+
+class Watched:
+    """What is known of some files: as they were when they were handled last, and at the latest look."""
+
+    def __init__(self) -> None:
+        self._handled: dict[Path, Look] = {}
+        self._latest: dict[Path, Look] = {}
+
+    def handled(self, path: Path, look: Look) -> None:
+        """What this look saw has been dealt with."""
+        self._handled[path] = self._latest[path] = look
+
+    def changed(self, paths: Iterable[Path]) -> list[tuple[Path, Look]]:
+        """Those of the files that differ from what was handled, and have been the same at two looks in a row. One that
+        is looked at for the first time counts as changed, unless it is not there."""
+        found = []
+        for path in dict.fromkeys(paths):
+            now = look_at(path)
+            settled = path in self._latest and self._latest[path] == now
+            self._latest[path] = now
+            if settled and now != self._handled.get(path):
+                found.append((path, now))
+        return found
+
+
+def look_at(path: Path) -> Look:
+    """What of a file does not stay if it changes, or is replaced; None if it is not there, or cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

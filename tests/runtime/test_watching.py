@@ -1,0 +1,64 @@
+"""Watching files: each change once, after it is complete, and no change that there was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from notes_cli.runtime.watching import Watched, look_at
+
+
+def test_a_change_is_told_once_it_is_left_alone(tmp_path: Path) -> None:
+    """Not while it is being written, and not a second time."""
+    file, watched = tmp_path / "a.txt", Watched()
+    file.write_text("one")
+    watched.handled(file, look_at(file))
+    assert watched.changed([file]) == []
+    file.write_text("one and a")
+    assert watched.changed([file]) == []  # perhaps there is more to come
+    file.write_text("one and a half")
+    assert watched.changed([file]) == []
+    ((path, look),) = watched.changed([file])
+    assert path == file
+    watched.handled(file, look)
+    assert watched.changed([file]) == []
+
+
+def test_a_file_that_is_replaced_or_removed(tmp_path: Path) -> None:
+    """Editors rename a new file over the old one; what is removed is told, and what comes back."""
+    file, watched = tmp_path / "a.txt", Watched()
+    file.write_text("one")
+    watched.handled(file, look_at(file))
+    (tmp_path / "new").write_text("two")
+    (tmp_path / "new").replace(file)
+    watched.changed([file])
+    ((_, look),) = watched.changed([file])
+    watched.handled(file, look)
+    file.unlink()
+    watched.changed([file])
+    assert watched.changed([file]) == [(file, None)]
+    watched.handled(file, None)
+    assert watched.changed([file]) == []
+    file.write_text("back")
+    watched.changed([file])
+    assert len(watched.changed([file])) == 1
+
+
+def test_a_file_that_appears(tmp_path: Path) -> None:
+    """New files count as changed, missing ones do not; one file under two words is one."""
+    watched, file = Watched(), tmp_path / "later.txt"
+    assert [watched.changed([file]) for _ in range(3)] == [[], [], []]
+    file.write_text("x")
+    watched.changed([file, file])
+    assert len(watched.changed([file, file])) == 1
+
+
+def test_a_change_while_the_last_one_is_handled_is_not_lost(tmp_path: Path) -> None:
+    """What is handled is what was seen, not what is there afterwards."""
+    file, watched = tmp_path / "a.txt", Watched()
+    file.write_text("one")
+    watched.changed([file])
+    ((_, look),) = watched.changed([file])
+    file.write_text("two, while the first is compiled")
+    watched.handled(file, look)
+    watched.changed([file])
+    assert len(watched.changed([file])) == 1
