@@ -34,6 +34,7 @@ COMMANDS = {
     "watch": "Compile skills again whenever their files change.",
     "inspect": "Show what is in a compiled skill.",
     "rm": "Remove compiled skills.",
+    "prune": "Remove compiled skills that are old, too many, or out of date.",
     "models": "List the models on this machine that have a name.",
     "doctor": "Show versions, devices, CPU features and where files are.",
 }
