@@ -35,6 +35,7 @@ COMMANDS = {
     "inspect": "Show what is in a compiled skill.",
     "rm": "Remove compiled skills.",
     "prune": "Remove compiled skills that are old, too many, or out of date.",
+    "fsck": "Check every file that notes keeps, and mend what can be.",
     "models": "List the models on this machine that have a name.",
     "doctor": "Show versions, devices, CPU features and where files are.",
 }

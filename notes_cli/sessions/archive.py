@@ -10,6 +10,7 @@ import io
 import json
 import shutil
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,6 +64,21 @@ def save(stored: SessionFolder, out: BinaryIO) -> int:
             with path.open("rb") as file:
                 archive.addfile(_member(name, path.stat().st_size), file)
     return 1 + len(here)
+
+
+def faults(stored: SessionFolder) -> Iterator[tuple[Path, str]]:
+    """What is wrong with the rows that a session needs: each file with why, the ledger where one is missing."""
+    ledger = read_ledger(stored.ledger.read_bytes()[: stored.end])
+    here = {name: stored.folder / name for name in ledger.kept if (stored.folder / name).exists()}
+    for path in here.values():
+        try:
+            _check_rows(path, ledger)
+        except (ArchiveError, SegmentError) as error:
+            yield path, error.what if isinstance(error, SegmentError) else str(error)
+    try:
+        _check_complete(ledger, set(here))
+    except ArchiveError as error:
+        yield stored.ledger, str(error)
 
 
 def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> SessionFolder:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from notes_cli.errors import Help, SessionError, reason
+from notes_cli.errors import BusyError, Help, SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.library.lock import HeldError, locked
@@ -73,7 +73,7 @@ class SessionFolder:
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
         self._read()
-        self._sweep()
+        self.sweep()
 
     def _append(self, data: bytes) -> None:
         """All of it or nothing: what fails half-way, or cannot be synced, is cut off again."""
@@ -102,14 +102,16 @@ class SessionFolder:
         """The files of rows that are still needed (Ledger.kept)."""
         return Ledger(self.header, self.lines, self.state, self.end).kept if self.header else []
 
-    def _sweep(self) -> None:
-        """Remove what no line needs: rows that were undone, files of a process that was killed. What is not ours
-        stays. What cannot be removed now will be another time: the line counts already."""
+    def unneeded(self) -> list[Path]:
+        """The files of ours that no line needs: rows that were undone, files of a process that was killed."""
         wanted = {LEDGER, *self.kept()}
+        return [path for path in _own(self.folder) if path.name not in wanted]
+
+    def sweep(self) -> None:
+        """Remove what no line needs. What cannot be removed now will be another time: the line counts already."""
         with suppress(OSError):
-            for path in _own(self.folder):
-                if path.name not in wanted:
-                    path.unlink(missing_ok=True)
+            for path in self.unneeded():
+                path.unlink(missing_ok=True)
 
     def _read(self) -> None:
         private.check(self.folder)
@@ -183,7 +185,7 @@ class Sessions:
             try:
                 held.enter_context(locked(self.folder / ".locks" / f"{name}.lock", wait=0))
             except HeldError:
-                raise SessionError(f"another process uses session {name}", "Wait for it, or end it") from None
+                raise BusyError(f"another process uses session {name}", "Wait for it, or end it") from None
             except OSError as error:
                 if not (reading and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)):
                     raise SessionError(f"cannot write to {self.folder}: {reason(error)}") from error

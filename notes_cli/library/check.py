@@ -1,0 +1,194 @@
+"""Checking what is on disk: every file of the library, of the profiles and of what is remembered of models.
+
+What is found can be mended where that loses nothing: damaged files are set aside, leftovers of killed processes are
+removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from notes_cli.errors import (
+    DamagedError,
+    Help,
+    NewerError,
+    NotesError,
+    OutdatedError,
+    Remedy,
+    SegmentError,
+    reason,
+)
+from notes_cli.library import held, private, uses
+from notes_cli.library.atomic import sync_folder
+from notes_cli.library.container import SegmentInfo, open_segment, peek
+from notes_cli.library.files import FILE, segment_files
+from notes_cli.library.lock import HeldError, locked
+from notes_cli.library.profiles import Profiles
+from notes_cli.library.tidy import lock_of
+
+ASIDE = ".damaged"
+Told = Callable[[int], object]  # gets the bytes of a file that has been checked
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be, and what helps. `mend` does that, if it loses nothing, and says what it
+    did; it raises OSError or NotesError."""
+
+    kind: str  # damaged, newer, unreadable, renamed, leftover, orphan, permission, outdated, busy
+    path: Path
+    what: str
+    remedy: Remedy | None = None
+    mend: Callable[[], str] | None = None
+
+
+def check_library(folder: Path, told: Told = lambda size: None) -> Iterator[Finding]:
+    """What is wrong with a library; every byte of each segment is read. Raise NotesError if the folder may be of
+    another user's making, or cannot be read."""
+    for name, path in segment_files(folder):
+        yield from _segment(name, path)
+        with suppress(OSError):
+            told(path.stat().st_size)
+    yield from leftovers(folder)
+    for record in uses.orphans(folder):
+        yield Finding("orphan", record, "the segment whose uses it counts is gone", mend=_removal(record))
+
+
+def check_profiles(folder: Path) -> Iterator[Finding]:
+    """What is wrong with the profiles of models. Raise NotesError as check_library does."""
+    profiles = Profiles(folder)
+    for name in profiles.names():
+        path = folder / f"{name}.json"
+        yield from modes(path)
+        try:
+            profile = profiles.read(profiles.named(name))
+        except OutdatedError as error:
+            yield Finding("outdated", path, error.what, error.remedy)
+        except NotesError as error:
+            yield Finding("damaged", path, error.what, error.remedy, partial(set_aside, path))
+        else:
+            if path != profiles.path(profile.identity, profile.cache):
+                yield Finding("renamed", path, "its name is not that of the model that it was measured of")
+    yield from leftovers(folder)
+
+
+def check_memory(folder: Path) -> Iterator[Finding]:
+    """What is wrong with what is remembered of models: it is found out again without it."""
+    private.check(folder)
+    for path in sorted(folder.glob("*.json")):
+        yield from modes(path)
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            what = f"it is not JSON ({error}); what it held is found out again"
+            yield Finding("damaged", path, what, mend=_removal(path))
+        except OSError as error:
+            yield Finding("unreadable", path, reason(error))
+    yield from leftovers(folder)
+
+
+def leftovers(folder: Path) -> Iterator[Finding]:
+    """Temporary files of processes that were killed; those that are being written are nobody's fault."""
+    for path in _files(folder):
+        if path.name.startswith(".") and path.suffix == ".tmp" and not path.is_symlink():
+            with suppress(OSError):  # renamed meanwhile
+                if held.free(path):
+                    yield Finding("leftover", path, "a process that was killed left it", mend=_removal(path, sure=True))
+
+
+def modes(path: Path) -> Iterator[Finding]:
+    """Whether others can read or write a file of ours, or own it."""
+    try:
+        private.check_file(path)
+        found = path.lstat()
+    except NotesError as error:
+        yield Finding("permission", path, error.what, error.remedy)
+        return
+    except OSError:
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & private.OTHERS and stat.S_ISREG(found.st_mode) and hasattr(os, "geteuid"):
+
+        def close() -> str:
+            path.chmod(mode & ~private.OTHERS)
+            return "took the others' rights to it"
+
+        yield Finding("permission", path, f"others have rights to it (mode {mode:o})", mend=close)
+
+
+def set_aside(path: Path) -> str:
+    """Move a file into a folder beside it, where nothing looks for it. Raise OSError."""
+    aside = aside_of(path)
+    private.make(aside.parent)
+    path.replace(aside)
+    sync_folder(path.parent)
+    return f"moved it to {aside}"
+
+
+def aside_of(path: Path) -> Path:
+    """Where a damaged file is moved to."""
+    return path.parent / ASIDE / path.name
+
+
+def _segment(name: str, path: Path) -> Iterator[Finding]:
+    yield from modes(path)
+    info: SegmentInfo | None = None
+    try:
+        info = peek(path)
+        open_segment(path)
+    except NewerError as error:
+        yield Finding("newer", path, error.what, error.remedy)
+    except DamagedError as error:
+
+        def mend() -> str:
+            try:
+                with locked(lock_of(path), wait=0):
+                    done = set_aside(path)
+                uses.forget(path)
+                return done
+            except HeldError:
+                raise SegmentError(f"{name} is being compiled") from None
+
+        yield Finding("damaged", path, error.what, _again(name, path, info), mend)
+    except SegmentError as error:
+        if path.exists():  # else it was removed meanwhile
+            yield Finding("unreadable", path, error.what, error.remedy)
+    else:
+        match = FILE.fullmatch(path.name)
+        if match and (match["key"] != info.identity.key or info.name != name):
+            what = (
+                f"it holds {info.name} for {info.identity.model} {info.identity.quantization}, and is called otherwise"
+            )
+            yield Finding("renamed", path, what, Help.TAKE_OVER(path=path))
+
+
+def _again(name: str, path: Path, info: SegmentInfo | None) -> Remedy:
+    """What compiles a damaged segment's text again: from its file, or from the segment if its head is sound."""
+    if info is None:
+        return Help.COMPILE_TEXT(name=name)
+    if info.source not in ("", "-") and os.path.isfile(info.source):
+        return Help.COMPILE_FILE(source=info.source, name=name)
+    return Help.COMPILE_SEGMENT(path=aside_of(path))
+
+
+def _removal(path: Path, *, sure: bool = False) -> Callable[[], str]:
+    def remove() -> str:
+        if not held.remove(path, sure=sure):
+            raise SegmentError(f"{path} is in use")
+        return "removed it"
+
+    return remove
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError:
+        return []

@@ -1,0 +1,160 @@
+"""Checking the library: every kind of damage is found, and mending loses nothing that somebody has."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import NotesError, SegmentError
+from notes_cli.library import uses
+from notes_cli.library.atomic import replacing
+from notes_cli.library.check import ASIDE, Finding, check_library, check_memory, check_profiles
+from notes_cli.library.container import peek, write_segment
+from notes_cli.library.lock import locked
+from notes_cli.library.store import Library
+from notes_cli.library.tidy import lock_of
+
+from ..refused import refused
+
+MakeSegment = Callable[..., Segment]
+
+
+@pytest.fixture
+def library(tmp_path: Path, identity: Identity, make_segment: MakeSegment) -> Library:
+    """A library with `returns`."""
+    library = Library(tmp_path / "library")
+    write_segment(library.path("returns", identity), make_segment(n=50))
+    return library
+
+
+@pytest.fixture
+def path(library: Library, identity: Identity) -> Path:
+    return library.path("returns", identity)
+
+
+def only(findings: list[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def mend(finding: Finding) -> str:
+    assert finding.mend is not None
+    return finding.mend()
+
+
+def test_a_sound_library_has_no_findings(library: Library, tmp_path: Path) -> None:
+    """Nor has one that is not there; what is not ours is not looked at, nothing is written."""
+    (library.folder / "readme.txt").touch()
+    before = sorted(library.folder.rglob("*"))
+    sizes: list[int] = []
+    assert list(check_library(library.folder, sizes.append)) == []
+    assert sizes == [path.stat().st_size for path in library.folder.glob("*.gguf")]
+    assert sorted(library.folder.rglob("*")) == before
+    for check in (check_library, check_profiles, check_memory):
+        assert list(check(tmp_path / "none")) == [] and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("at", [5, 200, -40, -1])
+def test_a_byte_that_is_wrong_anywhere(library: Library, path: Path, at: int) -> None:
+    """Found in head and rows, and moved aside, from where its text can be had again if the head is sound."""
+    flip(path, at)
+    finding = only(list(check_library(library.folder)))
+    assert (finding.kind, finding.path) == ("damaged", path) and finding.remedy
+    library.used(path)
+    before = path.read_bytes()
+    assert ASIDE in mend(finding)
+    assert list(check_library(library.folder)) == [] and not library.names()
+    aside = path.parent / ASIDE / path.name
+    assert aside.read_bytes() == before and stat.S_IMODE(aside.parent.stat().st_mode) == 0o700
+    if at < -1:
+        assert str(aside) in str(finding.remedy) and peek(aside).text
+
+
+def test_a_file_that_is_there_compiles_it_again(library: Library, path: Path, tmp_path: Path) -> None:
+    """The remedy names it."""
+    (tmp_path / "returns.txt").write_text("x")
+    write_segment(path, replace(library_segment(path), source=str(tmp_path / "returns.txt")))
+    flip(path, -40)
+    assert str(tmp_path / "returns.txt") in str(only(list(check_library(library.folder))).remedy)
+
+
+def library_segment(path: Path) -> Segment:
+    from notes_cli.library.container import open_segment
+
+    return open_segment(path)
+
+
+def test_what_is_being_compiled_is_not_moved(library: Library, path: Path) -> None:
+    flip(path, -40)
+    finding = only(list(check_library(library.folder)))
+    with locked(lock_of(path)), refused(SegmentError, "is being compiled"):
+        mend(finding)
+    assert path.exists()
+
+
+def test_leftovers_of_a_process_that_was_killed(library: Library, path: Path) -> None:
+    """Removed; a temporary file that is being written is neither told nor touched."""
+    left = path.with_name(f".{path.name}.abc.tmp")
+    left.write_bytes(b"half")
+    with replacing(path.with_name("other.gguf")) as writing:
+        finding = only(list(check_library(library.folder)))
+        assert (finding.kind, finding.path) == ("leftover", left)
+        assert mend(finding) == "removed it" and not left.exists() and writing.exists()
+        writing.write_bytes(b"x")
+
+
+def test_orphans_renamed_files_and_modes(library: Library, path: Path, identity: Identity) -> None:
+    """Uses of what is gone, another skill's or model's name on a file, rights of others."""
+    library.used(path)
+    gone = path.with_name(f"gone.{identity.key}.gguf")
+    (path.parent / uses.FOLDER / gone.name).write_bytes(b"..")
+    renamed = path.with_name(f"other.{'0' * 12}.gguf")
+    path.rename(renamed)
+    renamed.chmod(0o644)
+    found = {one.kind: one for one in check_library(library.folder) if one.path.name != path.name}
+    assert set(found) == {"orphan", "renamed", "permission"}
+    assert found["renamed"].mend is None and str(renamed) in str(found["renamed"].remedy)
+    mend(found["permission"])
+    mend(found["orphan"])
+    assert stat.S_IMODE(renamed.stat().st_mode) == 0o600
+    assert {one.kind for one in check_library(library.folder)} == {"renamed", "orphan"}  # that of `returns`
+
+
+def test_a_newer_format_is_told_and_left(library: Library, path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"notes.format\x04\x00\x00\x00\x01", b"notes.format\x04\x00\x00\x00\x63"))
+    finding = only(list(check_library(library.folder)))
+    assert finding.kind == "newer" and finding.mend is None
+
+
+def test_a_folder_that_others_can_write_in_is_not_believed(library: Library) -> None:
+    os.chmod(library.folder, 0o777)
+    with refused(NotesError, "others can write"):
+        list(check_library(library.folder))
+
+
+def test_profiles_and_what_is_remembered(tmp_path: Path) -> None:
+    """A profile that is damaged is set aside, a memory that is damaged removed: both are found out again."""
+    for folder, check in ((tmp_path / "profiles", check_profiles), (tmp_path / "models", check_memory)):
+        folder.mkdir(mode=0o700)
+        bad = folder / "digests.json"
+        bad.write_text("{")
+        bad.chmod(0o600)
+        finding = only(list(check(folder)))
+        assert finding.kind == "damaged"
+        mend(finding)
+        assert not bad.exists() and list(check(folder)) == []
+    assert (tmp_path / "profiles" / ASIDE / "digests.json").read_text() == "{"

@@ -1,0 +1,96 @@
+"""Checking sessions: damage is told, leftovers are removed, and nothing that a ledger needs is ever touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from notes_cli.library.check import Finding
+from notes_cli.runtime.asking import Request
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.check import check_sessions
+from notes_cli.sessions.folder import LEDGER, Sessions
+from notes_cli.sessions.session import Session
+
+
+@pytest.fixture
+def sessions(workspace: Workspace) -> Sessions:
+    """One session of two turns, `mine`."""
+    sessions = Sessions(workspace.paths.sessions)
+    with sessions.locked("mine", new=True) as stored, Session(workspace, stored) as session:
+        for question in ("Why?", "And then?"):
+            session.ask(Request(question, limit=2))
+    return sessions
+
+
+def found(sessions: Sessions) -> list[Finding]:
+    return list(check_sessions(sessions))
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_sound_session_has_no_findings(sessions: Sessions) -> None:
+    before = snapshot(sessions.folder / "mine")
+    assert found(sessions) == [] and snapshot(sessions.folder / "mine") == before
+    assert list(check_sessions(Sessions(sessions.folder / "none"))) == []
+
+
+def test_rows_that_are_damaged_or_missing(sessions: Sessions) -> None:
+    """Each told with its file, nothing mended: the session can go back to before them."""
+    folder = sessions.folder / "mine"
+    data = bytearray((folder / "0001.gguf").read_bytes())
+    data[-40] ^= 1
+    (folder / "0001.gguf").write_bytes(data)
+    (folder / "0002.gguf").unlink()
+    first, second = found(sessions)
+    assert (first.kind, first.path.name, first.mend) == ("damaged", "0001.gguf", None)
+    assert "0002.gguf are missing" in second.what and second.mend is None
+
+
+def test_a_ledger_that_is_damaged(sessions: Sessions) -> None:
+    (sessions.folder / "mine" / LEDGER).write_text("{}\n")
+    (finding,) = found(sessions)
+    assert finding.kind == "damaged" and finding.mend is None and "ledger" in finding.what
+
+
+def test_what_no_line_needs_goes(sessions: Sessions) -> None:
+    """Rows of a line that was never written, temporary files; what is not ours stays."""
+    folder = sessions.folder / "mine"
+    before = snapshot(folder)
+    for name in ("0009.gguf", f".{LEDGER}.abc.tmp", "letter.txt"):
+        (folder / name).write_text("x")
+        (folder / name).chmod(0o600)
+    findings = found(sessions)
+    assert sorted(one.path.name for one in findings) == [f".{LEDGER}.abc.tmp", "0009.gguf"]
+    for one in findings:
+        assert one.kind == "leftover" and one.mend
+        one.mend()
+    assert snapshot(folder) == before | {"letter.txt": b"x"} and found(sessions) == []
+
+
+def test_imports_and_forks_that_were_killed(sessions: Sessions) -> None:
+    """Folders without a ledger are no sessions: their own files go, and what else is in them stays."""
+    (sessions.folder / ".new.import").mkdir()
+    (sessions.folder / ".new.import" / "0001.gguf").write_text("x")
+    (sessions.folder / "fork").mkdir()
+    (sessions.folder / "fork" / "0001.gguf").write_text("x")
+    (sessions.folder / "kept").mkdir()
+    (sessions.folder / "kept" / "letter.txt").write_text("x")
+    findings = {one.path.name: one for one in found(sessions)}
+    assert set(findings) == {".new.import", "fork", "kept"}
+    for one in findings.values():
+        assert one.mend
+        one.mend()
+    assert not (sessions.folder / ".new.import").exists() and not (sessions.folder / "fork").exists()
+    assert (sessions.folder / "kept" / "letter.txt").exists() and sessions.names() == ["mine"]
+
+
+def test_a_session_that_another_one_uses(sessions: Sessions) -> None:
+    """It is told, and not looked at: its next rows are there before their line."""
+    (sessions.folder / "mine" / "0009.gguf").write_text("x")
+    with sessions.locked("mine"):
+        (finding,) = found(sessions)
+    assert finding.kind == "busy" and finding.mend is None
