@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.probing import Probing
     from notes_cli.measure.session import SessionReport
     from notes_cli.measure.verify import Report
+    from notes_cli.runtime.importing import Imported
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.lines import Line
@@ -217,6 +218,31 @@ class Model:
                 say=listener.notice,
             )
         return replace(compiled, warnings=warnings)
+
+    def import_segment(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        trust: bool = False,
+        force: bool = False,
+        listener: Listener = SILENT,
+    ) -> Imported:
+        """Take a segment file that somebody else compiled into the library: a sample of its rows is computed again and
+        compared, unless you `trust` it; where it is another model's, its text is compiled. Raise SegmentError for one
+        that is damaged, or not what this model computes, TakenError for a name that another text has, unless `force`d.
+        """
+        from notes_cli.runtime.importing import import_segment
+
+        with listener.watch(f"compiling {Path(source).name}", later=True) as update:
+            return import_segment(
+                *(self.workspace, Path(source)),
+                name=name,
+                trust=trust,
+                force=force,
+                progress=update,
+                say=listener.notice,
+            )
 
     def segment(self, name: str) -> Segment:
         """A compiled skill by its name, or a segment file. Raise SegmentError if it is not there, or does not fit this

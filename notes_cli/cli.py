@@ -34,6 +34,8 @@ COMMANDS = {
     "watch": "Compile skills again whenever their files change.",
     "inspect": "Show what is in a compiled skill.",
     "rm": "Remove compiled skills.",
+    "export": "Write compiled skills into a file or a folder for others.",
+    "import": "Take compiled skills that others exported into the library.",
     "prune": "Remove compiled skills that are old, too many, or out of date.",
     "fsck": "Check every file that notes keeps, and mend what can be.",
     "models": "List the models on this machine that have a name.",

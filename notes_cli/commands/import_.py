@@ -1,0 +1,120 @@
+"""`notes import`: segments that others compiled into the library, checked by computing some of their rows again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.listening import listening
+from notes_cli.commands.options import model_options, open_model
+from notes_cli.commands.remedies import worded
+from notes_cli.errors import NotesError, SegmentError
+
+if TYPE_CHECKING:
+    from notes_cli.engine.identity import Identity
+    from notes_cli.runtime.importing import Imported
+
+
+@click.command("import")
+@click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|FOLDER...")
+@click.option("--name", metavar="NAME", help="Name in the library.  [default: the segment's own]")
+@click.option("--trust", is_flag=True, help="Take the rows as they are: compute none of them again.")
+@click.option("-f", "--force", is_flag=True, help="Replace a skill of that name that came from elsewhere.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the paths alone, and no progress.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@model_options
+def command(
+    sources: tuple[Path, ...], name: str | None, trust: bool, force: bool, quiet: bool, json_: bool, **model: Any
+) -> int:
+    """Take compiled skills that others exported into the library: segment files, or all in a FOLDER.
+
+    Checksums find damage, not forgery. So up to 64 tokens of each, drawn by chance, are decoded again with your model,
+    each after the file's own rows before it, and compared; what is not what your model computes is refused. --trust
+    leaves that out. A segment of another model, or one that cannot be checked on yours, is compiled from its text
+    instead, and that is said.
+
+    \b
+    Examples:
+      notes import returns.gguf
+      notes import /srv/share/skills -m model.gguf
+    """
+    wanted = [list(group) for source in sources for group in _groups(source)]
+    if name and len(wanted) > 1:
+        raise click.UsageError(f"--name is for one skill, and these are {len(wanted)}")
+    done: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    with open_model(quiet=quiet or json_, **model) as opened:
+        for group in wanted:
+            source = group[0]
+            try:
+                source = _fitting(group, opened.workspace.identity)
+                found = opened.import_segment(
+                    source, name=name, trust=trust, force=force, listener=listening(quiet or json_)
+                )
+            except NotesError as error:
+                if len(wanted) == 1:
+                    raise
+                failed[str(source)] = worded(error)
+                output.say(f"notes: {failed[str(source)]}")
+                continue
+            done.append(_facts(source, found))
+            if not json_:
+                output.data(str(found.path))
+            if not (quiet or json_):
+                output.say(_told(found, trust))
+    if json_:
+        output.as_json({"version": 1, "imported": done, "failed": failed})
+    return 1 if failed else 0
+
+
+def _groups(source: Path) -> list[list[Path]]:
+    """The files of each skill that a word of the user means."""
+    from notes_cli.library.exchange import found_in
+
+    if not source.is_dir():
+        return [[source]]
+    found = list(found_in(source).values())
+    if not found:
+        raise SegmentError(f"there are no segments in {source}", "notes export writes them")
+    return found
+
+
+def _fitting(group: list[Path], identity: Identity) -> Path:
+    """The file of a skill that is for this model, else the one compiled last."""
+    from notes_cli.library.container import peek
+
+    if len(group) == 1:
+        return group[0]
+    mine = [path for path in group if path.name.endswith(f".{identity.key}.gguf")]
+    return mine[0] if mine else max(group, key=lambda path: peek(path).created)
+
+
+def _facts(source: Path, found: Imported) -> dict[str, Any]:
+    return {
+        "source": str(source),
+        "name": found.name,
+        "path": str(found.path),
+        "tokens": found.tokens,
+        "how": found.how,
+        "reasons": list(found.reasons),
+        "checked": found.checked,
+        "farthest": found.farthest,
+        "influence_dropped": found.dropped,
+    }
+
+
+def _told(found: Imported, trust: bool) -> str:
+    """What became of a segment, for people."""
+    what = f"{found.name}: {found.tokens} tokens, "
+    if found.how == "kept":
+        return what + "which the library has already"
+    if found.how == "text":
+        return what + f"compiled from its text: {'; '.join(found.reasons)}"
+    checked = "taken over on trust"
+    if not trust:
+        checked = f"taken over; the rows of {found.checked}, computed again, differ by {found.farthest:.1%} at most"
+    more = "; the influence of its fields was measured elsewhere, and is left out" if found.dropped else ""
+    return what + checked + more

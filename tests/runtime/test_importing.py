@@ -1,0 +1,178 @@
+"""Taking over segments: what this model computes is believed, what it does not is refused or compiled from its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from notes_cli.config import shipped_model
+from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.errors import DamagedError, SegmentError, TakenError
+from notes_cli.library.container import open_segment, peek, write_segment
+from notes_cli.library.exchange import export
+from notes_cli.runtime import importing
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.importing import FARTHEST, MEAN, import_segment, recomputed
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.skill import parse_skill
+
+from ..conftest import MakeWorkspace
+from ..refused import refused
+
+TEXT = "# Returns\n\ndate: 2026-06-01\ntier: gold\n\n" + "Returns before 2026-06-15 are accepted. " * 4
+SKILL = parse_skill(TEXT, source="returns.txt", default="returns")
+
+
+@pytest.fixture
+def shared(workspace: Workspace, tmp_path: Path) -> Path:
+    """A segment of this model, as somebody else exported it."""
+    write_segment(tmp_path / "own.gguf", compile_skill(workspace, SKILL))
+    export(tmp_path / "own.gguf", tmp_path / "shared.gguf")
+    return tmp_path / "shared.gguf"
+
+
+def altered(path: Path, change: Callable[[LayerRows], LayerRows], layer: int = -1) -> Path:
+    """The same file with other rows in one layer, and right checksums."""
+    segment = open_segment(path)
+    layers = list(segment.layers)
+    layers[layer] = change(layers[layer])
+    write_segment(path, replace(segment, layers=tuple(layers)))
+    return path
+
+
+def test_what_this_model_computes_is_taken_over(workspace: Workspace, shared: Path) -> None:
+    """The rows are the file's very own, and far below the bounds; a second time nothing is written."""
+    done = import_segment(workspace, shared)
+    assert (done.how, done.checked, done.reasons) == ("rows", importing.SAMPLES, ()) and done.farthest < MEAN / 20
+    there, own = open_segment(shared), open_segment(done.path)
+    assert all(
+        np.array_equal(a.k, b.k) and np.array_equal(a.v, b.v) for a, b in zip(there.layers, own.layers, strict=True)
+    )
+    assert own.source == "" and own.fields == there.fields
+    before = done.path.stat().st_mtime_ns
+    assert import_segment(workspace, shared).how == "kept" and done.path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+def test_forged_rows_are_refused(workspace: Workspace, shared: Path, layer: int) -> None:
+    """Right checksums, a right head, rows of another order: nothing comes into the library; with trust they do."""
+    altered(shared, lambda rows: replace(rows, v=rows.v[::-1].copy()), layer)
+    with refused(SegmentError, "does not hold what this model computes: .* Run: notes compile --from"):
+        import_segment(workspace, shared)
+    assert not workspace.library.entries()
+    assert import_segment(workspace, shared, trust=True).how == "rows"
+
+
+def test_one_forged_row_is_found_when_it_is_drawn(
+    workspace: Workspace, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is checked against those before it: the one that is wrong is named by its error, no other one is."""
+
+    def flip(rows: LayerRows) -> LayerRows:
+        k = rows.k.copy()
+        k[7] = -k[7]
+        return replace(rows, k=k)
+
+    altered(shared, flip)
+    segment = open_segment(shared)
+    errors = recomputed(workspace, segment, range(len(segment)))
+    assert errors.argmax() == 7 and errors[7] > FARTHEST and np.delete(errors, 7).max() < MEAN
+    monkeypatch.setattr(importing, "draw", lambda tokens: [3, 7])
+    with refused(SegmentError, "of 2 tokens"):
+        import_segment(workspace, shared)
+
+
+def test_what_is_drawn_is_different_each_time() -> None:
+    """Ascending, no token twice, all of a short text, and not to be foreseen."""
+    assert importing.draw(5) == [0, 1, 2, 3, 4]
+    draws = [importing.draw(100_000) for _ in range(4)]
+    assert all(len(set(one)) == importing.SAMPLES and one == sorted(one) for one in draws)
+    assert len({tuple(one) for one in draws}) == 4
+
+
+def test_rows_that_are_no_numbers_are_refused(workspace: Workspace, shared: Path) -> None:
+    """NaN is below no bound."""
+    altered(shared, lambda rows: replace(rows, k=np.full_like(rows.k, np.nan)))
+    with refused(SegmentError, "cannot be used: the rows hold NaN"):
+        import_segment(workspace, shared)
+    assert not workspace.library.entries()
+
+
+def test_a_text_that_is_not_that_of_the_tokens_is_compiled(workspace: Workspace, shared: Path) -> None:
+    """What people read in the file is what comes into the library, whatever the tokens beside it say."""
+    segment = open_segment(shared)
+    write_segment(shared, replace(segment, text=segment.text.replace("gold", "iron"), fields=()))
+    done = import_segment(workspace, shared)
+    assert (done.how, done.reasons) == ("text", ("its text gives other tokens here",))
+    assert "tier: iron" in peek(done.path).text
+
+
+def test_another_model_compiles_the_text(make_workspace: MakeWorkspace, shared: Path) -> None:
+    """And says why; a cache of another type that the same rows serve does not need that."""
+    other = make_workspace("qwen2")
+    done = import_segment(other, shared)
+    assert done.how == "text" and "for architecture llama, this model is qwen2" in done.reasons[0]
+    assert open_segment(done.path).text == SKILL.text
+
+
+def test_rows_that_cannot_be_checked_are_compiled_from_the_text(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
+    """A recurrent model: its state cannot be computed in samples. With trust it is taken as it is."""
+    workspace = make_workspace("mamba")
+    write_segment(tmp_path / "a.gguf", compile_skill(workspace, SKILL))
+    done = import_segment(workspace, tmp_path / "a.gguf")
+    assert done.how == "text" and "cannot be checked on this model" in done.reasons[0]
+    assert import_segment(workspace, tmp_path / "a.gguf", name="trusted", trust=True).how == "rows"
+
+
+def test_blocks_are_checked_each_after_the_left_context(workspace: Workspace, tmp_path: Path) -> None:
+    """A segment in blocks is honest though no block has seen those before it; as one text it would not be."""
+    segment = compile_skill(workspace, parse_skill(TEXT.replace(". ", ".\n"), source="x", default="x"), blocks=3)
+    assert len(segment.blocks) == 3
+    drawn = range(len(segment))
+    assert recomputed(workspace, segment, drawn).max() < MEAN
+    assert recomputed(workspace, replace(segment, blocks=()), drawn).max() > MEAN
+
+
+def test_the_influence_of_fields_is_taken_on_trust_only(workspace: Workspace, tmp_path: Path) -> None:
+    """It decides what is recomputed at an edit, and nothing here has checked it."""
+    segment = compile_skill(workspace, SKILL, measure=lambda done, of: None)
+    write_segment(tmp_path / "a.gguf", segment)
+    done = import_segment(workspace, tmp_path / "a.gguf")
+    assert done.dropped and not open_segment(done.path).influence
+    done = import_segment(workspace, tmp_path / "a.gguf", name="other", trust=True)
+    assert not done.dropped and set(open_segment(done.path).influence) == {"date", "tier"}
+
+
+def test_a_name_that_another_text_has(workspace: Workspace, shared: Path) -> None:
+    """Nothing is replaced unless that is asked for; another name does."""
+    first = import_segment(workspace, shared)
+    segment = open_segment(shared)
+    other = compile_skill(workspace, parse_skill("fee: 12", source="-", default="returns"))
+    write_segment(shared, other)
+    with refused(TakenError, "has a skill returns already"):
+        import_segment(workspace, shared)
+    assert open_segment(first.path).text == segment.text
+    assert import_segment(workspace, shared, name="fees").name == "fees"
+    assert import_segment(workspace, shared, force=True).how == "rows" and peek(first.path).text == "fee: 12"
+
+
+def test_damage_is_said_before_anything_is_computed(workspace: Workspace, shared: Path) -> None:
+    data = bytearray(shared.read_bytes())
+    data[-40] ^= 1
+    shared.write_bytes(data)
+    with refused(DamagedError, "checksum"):
+        import_segment(workspace, shared, trust=True)
+
+
+def test_the_model_that_ships_computes_its_rows_again(tmp_path: Path) -> None:
+    """A trained model, with and without flash attention: what one computes the other takes over."""
+    with Workspace(shipped_model(), ContextOptions(n_ctx=512, n_threads=1)) as first:
+        segment: Segment = compile_skill(first, SKILL)
+    with Workspace(shipped_model(), ContextOptions(n_ctx=512, n_threads=1, flash_attention="off")) as second:
+        errors = recomputed(second, segment, range(len(segment)))
+        assert 0 < errors.max() < FARTHEST / 10 and errors.mean() == pytest.approx(0.012, abs=0.004)
