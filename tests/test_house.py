@@ -19,7 +19,7 @@ from .refused import FLAG
 
 PACKAGE = Path(notes_cli.__file__).parent
 ROOT = PACKAGE.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/json.md", "docs/format.md", "docs/serving.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/json.md", "docs/format.md", "docs/serving.md", "docs/skills.md")
 
 # Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
 # "" is `notes_cli` itself, of which all may know the version.
@@ -57,7 +57,7 @@ MAY_NAME_FLAGS = {"cli.py", "output.py", "explaining.py", "engine/native.py", "s
 
 # What must load without llama.cpp: all of `text`, and these.
 PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.origin", "sessions.state")
-PURE += ("engine.architectures", "library.models", "runtime.naming")
+PURE += ("engine.architectures", "library.files", "library.models", "runtime.naming")
 
 
 def sources(package: Path) -> Iterator[tuple[str, ast.Module]]:

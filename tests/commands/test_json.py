@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from notes_cli.config import resource, shipped_model
 
 from .. import stores
-from .conftest import Notes, saved
+from .conftest import Notes, command_line, saved
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
 RETURNS = str(resource("skills") / "returns")
@@ -73,6 +75,11 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("session export --json", ["session", "export", "mine", "{}/mine.notes.tar", "--json"]),
         ("session import --json", ["session", "import", "{}/imported.notes.tar", "--json"]),
         ("ls --json", ["ls", "--json"]),
+        ("prune --json", ["prune", "--older-than", "0s", "-y", "--json"]),
+        ("prune --json", ["prune", "--older-than", "0s", "--dry-run", "--json"]),
+        ("fsck --json", ["fsck", "--repair", "--json"]),
+        ("export --json", ["export", "returns", "{}/returns.gguf", "--json"]),
+        ("import --json", ["import", "{}/exported.gguf", "--name", "other", "--json"]),
         ("compile --json", ["compile", RETURNS, "--json", "--name", "other"]),
         ("compile --json", ["compile", "--from", "returns", "--blocks", "2", "--json"]),
         ("rm --json", ["rm", "returns", "--json"]),
@@ -95,6 +102,10 @@ def test_keys_are_those_of_the_document(
         assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", "2").code == 0
         assert notes("edit", "mine", "--field", "tier=basic").code == 0
         assert notes("session", "export", "mine", tmp_path / "imported.notes.tar").code == 0
+    if arguments[0] == "fsck":
+        compiled.chmod(0o644)
+    if arguments[0] == "import":
+        assert notes("export", "returns", tmp_path / "exported.gguf").code == 0
     if arguments[0] == "models":
         stores.lm_studio(Path.home() / ".lmstudio" / "models", "me/mine", "mine-Q8_0.gguf", model)
     if arguments[0] == "profile":
@@ -104,6 +115,20 @@ def test_keys_are_those_of_the_document(
     assert {key for key, _ in found} == set(keys)
     for key, value in found:
         assert type(value) in keys[key], key
+
+
+def test_events_of_a_watch_have_the_keys_of_the_document(skill: Path, model: Path) -> None:
+    """A line each, of what was compiled and of what failed."""
+    keys, broken = documented("watch --json"), skill.with_name("broken.txt")
+    broken.write_text("---\nname: [\n")
+    command = command_line("watch", skill, broken, "--json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout
+        events = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.terminate()
+    assert [event["event"] for event in events] == ["compiled", "failed"]
+    for event in events:
+        assert event.keys() == keys.keys() and all(type(value) in keys[key] for key, value in event.items())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,418 @@
+"""The library as its user sees it: Agent Skills by name, what is out of date, what went, what was damaged, imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from notes_cli.commands.options import SkillName, SkillSource
+from notes_cli.engine.segment import LayerRows
+from notes_cli.library.container import open_segment, peek, write_segment
+
+from ..text.test_discovery import put
+from .conftest import Notes, command_line, snapshot
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with the Agent Skills `pdf` and `mail`, the user's own `pdf`, and the working folder deep in it."""
+    root = tmp_path / "project"
+    (root / ".git").mkdir(parents=True)
+    (root / "deep").mkdir()
+    put(root / ".agents" / "skills", "pdf", "version: 3\n\nSee references/FORMS.md.")
+    (root / ".agents" / "skills" / "pdf" / "references").mkdir()
+    (root / ".agents" / "skills" / "pdf" / "references" / "FORMS.md").write_text("Forms.")
+    put(root / ".claude" / "skills", "mail")
+    put(Path.home() / ".agents" / "skills", "pdf", "Another.")
+    monkeypatch.chdir(root / "deep")
+    return root
+
+
+# notes compile NAME, --all, --stale
+
+
+def test_an_agent_skill_by_its_name(notes: Notes, project: Path) -> None:
+    """Found from below the root of the repository; which one it is, and which it hides, is told."""
+    outcome = notes("compile", "pdf")
+    assert outcome.code == 0 and peek(Path(outcome.out.strip())).text.startswith("version: 3")
+    assert f"pdf is {project}/.agents/skills/pdf, which hides {Path.home()}/.agents/skills/pdf" in outcome.err
+    assert "references/FORMS.md: linked files are not compiled" in outcome.err
+    shown = notes("inspect", "pdf")
+    assert "left out     front matter, references/FORMS.md" in shown.out
+
+
+def test_the_order_in_which_a_word_is_looked_up(notes: Notes, project: Path, home: Path) -> None:
+    """A file or folder, then a compiled skill by its file, then an Agent Skill."""
+    (project / "deep" / "mine.txt").write_text("Mine.")
+    assert notes("compile", "mine.txt", "--name", "mail").code == 0
+    outcome = notes("compile", "mail")
+    assert "(up to date)" in outcome.err and f"its text is read from {project}/deep/mine.txt" in outcome.err
+    put(project / "deep", "mail", "A folder here.")
+    assert "already, from" in notes("compile", "mail").err  # another text of that name
+    notes("rm", "mail")
+    assert peek(Path(notes("compile", "mail").out.strip())).text == "A folder here."
+
+
+def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
+    """One line with what is near and where was looked; a file that is missing is a missing file."""
+    outcome = notes("compile", "pdff")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert "Did you mean pdf?" in outcome.err and f"{project}/.claude/skills" in outcome.err
+    assert "no such skill file: no.txt" in notes("compile", "no.txt").err
+
+
+def test_a_name_of_two_skills_is_refused(notes: Notes, project: Path) -> None:
+    """Both are named, none is compiled; the folder says which."""
+    put(project / ".claude" / "skills", "pdf", "Other words.")
+    outcome = notes("compile", "pdf")
+    assert outcome.code == 1 and outcome.err.count("/skills/pdf") == 2 and "Name the folder" in outcome.err
+    assert notes("compile", project / ".claude" / "skills" / "pdf").code == 0
+
+
+def test_every_agent_skill(notes: Notes, project: Path) -> None:
+    """--all: those of the project and the user's, each name once; one that is broken stops no other, status 1."""
+    outcome = notes("compile", "--all", "--json")
+    assert outcome.code == 0
+    assert sorted(one["name"] for one in outcome.json["compiled"]) == ["mail", "pdf"]
+    (project / ".claude" / "skills" / "bad").mkdir()
+    (project / ".claude" / "skills" / "bad" / "SKILL.md").write_text("---\nname: bad\n")
+    outcome = notes("compile", "--all")
+    assert outcome.code == 1 and outcome.out.count("\n") == 2 and "not closed" in outcome.err
+    for wrong in (["pdf"], ["--name", "x"], ["--from", "pdf"], ["-o", "x.gguf"]):
+        assert notes("compile", "--all", *wrong).code == 2
+
+
+def test_nothing_to_sweep(notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for flag, message in (("--all", "no Agent Skills in"), ("--stale", "no compiled skills yet")):
+        outcome = notes("compile", flag)
+        assert (outcome.code, outcome.out) == (0, "") and message in outcome.err
+        assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
+
+
+def test_stale_compiles_what_has_changed_and_nothing_else(
+    notes: Notes, skill: Path, compiled: Path, tmp_path: Path, make_model: Callable[..., Path]
+) -> None:
+    """A text that changed, another model; in the same blocks as before; a file that is gone leaves its text."""
+    notes("compile", "-", "--name", "piped", stdin="fee: 12\nA text of two lines.")
+    notes("compile", "--from", "piped", "--blocks", "2")
+    assert notes("compile", "--stale").out == ""
+    skill.write_text(skill.read_text() + "More.\n")
+    outcome = notes("compile", "--stale")
+    assert (
+        outcome.out == f"{compiled}\n"
+        and "the text has changed" in outcome.err
+        and "1 of 2 was up to date" in outcome.err
+    )
+    assert peek(compiled).text.endswith("More.")
+    skill.unlink()
+    outcome = notes("compile", "--stale", "-m", make_model("qwen2"))
+    assert outcome.code == 0 and outcome.out.count("qwen2") == 0 and outcome.out.count("\n") == 2
+    texts = {peek(Path(line)).name: peek(Path(line)) for line in outcome.out.splitlines()}
+    assert texts["returns"].text.endswith("More.") and len(texts["piped"].blocks) == 2
+    assert notes("compile", "--stale", "-m", make_model("qwen2")).out == ""
+
+
+# notes ls
+
+
+def test_ls_says_what_is_out_of_date_and_why(
+    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word in the table and a line below it; no model is loaded for it."""
+    monkeypatch.setattr("notes_cli.engine.model.Model.__init__", None)  # nobody may
+    assert notes("ls").out.splitlines()[1].split()[-3:-1] == ["ok", "date=2026-06-01,"]
+    assert notes("ls", "--json").json[0]["stale"] == []
+    skill.write_text("date: 2026-06-02\n")
+    assert notes("ls", "--json").json[0]["stale"] == ["text"]
+    assert f"returns: the text has changed: {skill}" in notes("ls").out
+    skill.unlink()
+    (entry,) = notes("ls", "--json").json
+    assert entry["stale"] == ["gone"] and entry["why"] == [f"its file is gone: {skill}"]
+
+
+def test_ls_knows_the_model_in_use(
+    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its digest, if that is remembered: a skill that is not compiled for it is out of date."""
+    other, mine = skill.with_name("other.gguf"), skill.with_name("mine.gguf")
+    for path, kind in ((other, "qwen2"), (mine, "llama")):
+        shutil.copy(make_model(kind), path)
+        os.utime(path, (1, 1))  # a digest is remembered of files that were left alone
+    monkeypatch.setenv("NOTES_MODEL", str(mine))
+    assert notes("compile", skill).code == 0
+    assert notes("ls", "-m", other, "--json").json[0]["stale"] == []  # never hashed: nobody knows
+    notes("compile", "-", "--name", "more", "-m", other, stdin="x")
+    assert {one["name"]: one["stale"] for one in notes("ls", "-m", other, "--json").json} == {
+        "more": [],
+        "returns": ["model"],
+    }
+    assert {one["name"]: one["stale"] for one in notes("ls", "--json").json} == {"more": ["model"], "returns": []}
+    monkeypatch.setenv("NOTES_MODEL", "nowhere.gguf")
+    assert notes("ls").code == 0
+    assert notes("ls", "-m", "nowhere.gguf").code == 1
+
+
+def test_ls_counts_uses_and_sorts(notes: Notes, compiled: Path) -> None:
+    """What is asked with counts, what is explained does not; --long shows it, --sort has the first one first."""
+    notes("compile", "-", "--name", "a-long-one", stdin="A much longer text than that of the other skill. " * 9)
+    for _ in range(2):
+        assert notes("ask", "x", "-n", 1, "--splice", "returns").code == 0
+    notes("ask", "x", "--splice", "returns", "--explain")
+    notes("inspect", "returns")
+    found = {one["name"]: one for one in notes("ls", "--json").json}
+    assert (found["returns"]["uses"], found["a-long-one"]["uses"]) == (2, 0)
+    assert found["returns"]["used"] >= found["returns"]["created"] and found["a-long-one"]["used"] is None
+    assert "never" in notes("ls", "--long").out and "standard input" in notes("ls", "-l").out
+    orders = {by: notes("ls", "-q", "--sort", by).out.split() for by in ("name", "size", "age", "used", "uses")}
+    assert orders["name"] == orders["size"] == ["a-long-one", "returns"]
+    assert orders["used"] == orders["uses"] == ["returns", "a-long-one"]
+
+
+def test_a_library_that_is_read_only(
+    notes: Notes, compiled: Path, unprivileged: Callable[..., object], skill: Path
+) -> None:
+    """Asking and listing go on; uses are not counted, and nothing is said of it."""
+    folder = compiled.parent
+    folder.chmod(0o500)
+    try:
+        for arguments in (("ask", "x", "-n", 1, "--splice", "returns"), ("ls",), ("fsck",)):
+            outcome = unprivileged(*arguments)
+            assert outcome.code == 0 and "ermission" not in outcome.err, outcome  # type: ignore[attr-defined]
+        outcome = unprivileged("prune", "--older-than", "0s", "-y")
+        assert outcome.code == 1 and "Permission denied" in outcome.err  # type: ignore[attr-defined]
+    finally:
+        folder.chmod(0o700)
+    assert compiled.exists()
+
+
+# the budget, notes prune
+
+
+def test_the_budget_of_the_settings(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
+    """A compile above it removes the least recently used, in one line; a setting that is none is refused."""
+    size = compiled.stat().st_size
+    (home / "config.yaml").write_text(f"cache:\n  max_size: {size + 100}\n")
+    other = skill.with_name("other.txt")
+    other.write_text(skill.read_text())
+    outcome = notes("compile", other)
+    assert outcome.code == 0 and outcome.err.count("removed returns (") == 1 and not compiled.exists()
+    assert notes("ls", "-q").out == "other\n" and " of " in notes("ls").out.splitlines()[-1]
+    for text, message in (
+        ("max_size: much", "'much' is not a size"),
+        ("max_sise: 1GB", "no setting 'max_sise' under cache"),
+        ("- 1", "must hold"),
+        ("max_size:", "must hold"),
+    ):
+        (home / "config.yaml").write_text(f"cache:\n  {text}\n")
+        outcome = notes("ls")
+        assert (outcome.code, outcome.err.count("\n")) == (1, 1) and message in outcome.err, outcome.err
+
+
+def test_prune_asks_and_a_dry_run_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:
+    """Without a rule it is wrong usage; where nobody can answer -y is needed; --dry-run and a no change nothing."""
+    assert "--older-than AGE" in notes("prune").err and notes("prune").code == 2
+    before = snapshot(home)
+    assert notes("prune", "--older-than", "0s").code == 2
+    assert notes("prune", "--older-than", "0s", "--dry-run").out == f"{compiled}\n"
+    assert notes("prune", "--older-than", "1d", "-y").out == ""
+    assert notes("prune", "--max-size", "1TB", "--json").json["would_remove"] == []
+    assert snapshot(home) == before
+    assert notes("prune", "--older-than", "1x").code == 2 and notes("prune", "--max-size", "1x").code == 2
+    outcome = notes("prune", "--max-size", "0", "-y", "--json")
+    assert outcome.json["removed"] == [str(compiled)] and not compiled.exists()
+
+
+def test_prune_takes_what_is_stale_and_leaves_what_is_nowhere_else(notes: Notes, skill: Path, compiled: Path) -> None:
+    """--stale: the text changed or its file is gone. By age or size no text goes that is nowhere else: it is named."""
+    piped = Path(notes("compile", "-", "--name", "piped", stdin="fee: 12").out.strip())
+    assert notes("prune", "--stale", "-y").out == ""
+    outcome = notes("prune", "--older-than", "0s", "--dry-run", "--json")
+    assert outcome.json["would_remove"] == [str(compiled)] and outcome.json["stayed"] == [str(piped)]
+    assert "To remove it: notes rm piped" in outcome.err
+    skill.write_text("date: 1\n")
+    assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
+    assert piped.exists() and not compiled.exists()
+
+
+def test_prune_follows_the_settings(notes: Notes, compiled: Path, home: Path) -> None:
+    (home / "config.yaml").write_text("cache:\n  max_size: 1kB\n")
+    assert notes("prune", "-y").out == f"{compiled}\n"
+
+
+def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows what would go, and how much, before it asks; no is an answer, and yes is."""
+    answers, asked = [False, True], list[str]()
+    monkeypatch.setattr("notes_cli.commands.prune.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr("notes_cli.output.confirm", lambda question: asked.append(question) or answers.pop(0))
+    outcome = notes("prune", "--older-than", "0s")
+    assert outcome.code == 1 and "returns (" in outcome.err and "nothing was removed" in outcome.err
+    assert compiled.exists() and asked[0].startswith("Remove 1 file, ")
+    assert notes("prune", "--older-than", "0s").code == 0 and not compiled.exists()
+
+
+# notes fsck
+
+
+def test_fsck(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
+    """Nothing wrong: 0. Damage: 1, with what to do; --repair sets it aside, and the command that it says works."""
+    assert (notes("fsck").code, notes("fsck").out) == (0, "")
+    data = bytearray(compiled.read_bytes())
+    data[-40] ^= 1
+    compiled.write_bytes(data)
+    (compiled.parent / ".x.gguf.1.tmp").touch()
+    before = snapshot(home)
+    outcome = notes("fsck")
+    assert outcome.code == 1 and outcome.out.startswith(f"damaged: {compiled}") and "2 problems" in outcome.err
+    assert snapshot(home) == before
+    found = notes("fsck", "--json").json
+    assert not found["pass"] and [one["kind"] for one in found["findings"]] == ["damaged", "leftover"]
+    outcome = notes("fsck", "--repair")
+    assert outcome.code == 0 and f"notes compile {skill} --name returns" in outcome.out
+    assert notes("ls", "-q").out == "" and notes("fsck").code == 0
+    aside = compiled.parent / ".damaged" / compiled.name
+    assert notes("compile", "--from", aside).out == f"{compiled}\n"
+
+
+def test_fsck_of_folders_that_are_not_ours_alone(notes: Notes, compiled: Path) -> None:
+    """It says so, and goes on with the rest."""
+    compiled.parent.chmod(0o777)
+    outcome = notes("fsck", "--repair")
+    assert outcome.code == 1 and "permission" in outcome.out and "chmod 700" in outcome.out
+    assert compiled.parent.stat().st_mode & 0o777 == 0o777
+    compiled.parent.chmod(0o700)
+
+
+# notes export, notes import
+
+
+@pytest.fixture
+def other_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """From the call on, somebody else's library."""
+    yield lambda: monkeypatch.setenv("NOTES_HOME", str(tmp_path / "other home"))
+
+
+def test_a_skill_goes_to_another_library(
+    notes: Notes, compiled: Path, skill: Path, tmp_path: Path, other_home: Callable[[], None]
+) -> None:
+    """By a file and by a folder; the same rows, checked; asked with there, and no compile is needed."""
+    assert notes("export", "returns", tmp_path / "a.gguf").out == f"{tmp_path}/a.gguf\n"
+    (tmp_path / "share").mkdir()
+    outcome = notes("export", "returns", compiled, tmp_path / "share", "--json")
+    assert [one["path"] for one in outcome.json["exported"]] == [str(tmp_path / "share" / compiled.name)]
+    other_home()
+    outcome = notes("import", tmp_path / "share")
+    assert outcome.code == 0 and "computed again, differ by 0.0% at most" in outcome.err
+    assert notes("import", tmp_path / "a.gguf", "--name", "second", "--json").json["imported"][0]["how"] == "rows"
+    assert "which the library has already" in notes("import", tmp_path / "a.gguf").err
+    assert notes("ask", "x", "-n", 1, "--splice", "returns").code == 0
+    assert notes("ls", "--json").json[0]["source"] is None
+    assert "(up to date)" in notes("compile", skill).err
+
+
+def test_exports_that_cannot_be(notes: Notes, compiled: Path, skill: Path, tmp_path: Path) -> None:
+    """Several files into one, a name that is nothing, a text, a folder that is not there, a file that is."""
+    notes("compile", "-", "--name", "piped", stdin="x")
+    (tmp_path / "letter").write_text("Dear")
+    for arguments, message in (
+        (("returns", "piped", tmp_path / "a.gguf"), "these are 2 files"),
+        (("nothing", tmp_path / "a.gguf"), "no compiled skill"),
+        ((skill, tmp_path / "a.gguf"), "is a text"),
+        (("returns", tmp_path / "no" / "a.gguf"), "there is no folder"),
+        (("returns", tmp_path / "letter"), "is another file"),
+    ):
+        outcome = notes("export", *arguments)
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1) and message in outcome.err
+    assert (tmp_path / "letter").read_text() == "Dear" and not (tmp_path / "a.gguf").exists()
+    assert notes("export", "returns", "piped", f"{tmp_path}/new/").code == 0
+
+
+def test_imports_that_cannot_be(
+    notes: Notes, compiled: Path, tmp_path: Path, other_home: Callable[[], None], make_model: Callable[..., Path]
+) -> None:
+    """Of several the sound ones are taken; a forged one is refused with what is wrong; another model's is compiled."""
+    share = tmp_path / "share"
+    share.mkdir()
+    notes("compile", "-", "--name", "piped", stdin="fee: 12 and some more words")
+    notes("export", "returns", "piped", share)
+    segment = open_segment(share / compiled.name)
+    layers = [LayerRows(one.layer, one.k[::-1].copy(), one.v, one.part) for one in segment.layers]
+    write_segment(share / compiled.name, segment.__class__(**{**_parts(segment), "layers": tuple(layers)}))
+    other_home()
+    outcome = notes("import", share)
+    assert (
+        outcome.code == 1 and outcome.out.count("\n") == 1 and "does not hold what this model computes" in outcome.err
+    )
+    assert notes("ls", "-q").out == "piped\n"
+    outcome = notes("import", share, "-m", make_model("qwen2"), "--json")
+    assert {one["how"] for one in outcome.json["imported"]} == {"text"} and outcome.code == 0
+    assert notes("import", tmp_path / "empty").code == 1
+    assert notes("import", share, "--name", "x").code == 2
+
+
+def _parts(segment: object) -> dict[str, object]:
+    return {name: getattr(segment, name) for name in segment.__slots__}  # type: ignore[attr-defined]
+
+
+# notes watch
+
+
+def test_watch(model: Path, skill: Path, home: Path) -> None:
+    """Lines as things happen: compiled, changed, broken, gone; Ctrl-C ends it with nothing left behind."""
+    command = command_line("watch", skill.parent / "skills", skill, "--interval", "0.1", "--json", "-q")
+    put(skill.parent / "skills", "pdf")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+
+        def event() -> tuple[str, str | None]:
+            assert process.stdout
+            line = json.loads(process.stdout.readline())
+            return line["event"], line["name"]
+
+        assert [event(), event()] == [("compiled", "pdf"), ("compiled", "returns")]
+        skill.write_text("date: 2026-07-01\n")
+        assert event() == ("compiled", "returns")
+        (skill.parent / "skills" / "pdf" / "SKILL.md").write_text("---\nname: [\n")
+        assert event() == ("failed", None)
+        put(skill.parent / "skills", "later")
+        assert event() == ("compiled", "later")
+        skill.unlink()
+        assert event() == ("gone", None)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130 and process.stderr.read() == "notes: interrupted\n"
+    (left,) = (path for path in (home / "library").glob("returns.*.gguf"))
+    assert peek(left).text == "date: 2026-07-01"
+    assert not list((home / "library").glob(".*.tmp"))
+
+
+def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Path) -> None:
+    """What came from no file is nothing to watch; a word that is nothing is told at once."""
+    notes("rm", "returns")
+    notes("compile", "-", "--name", "piped", stdin="x")
+    assert "nothing to watch" in notes("watch").err and notes("watch").code == 1
+    assert "no such skill file" in notes("watch", "no.txt").err or notes("watch", "no.txt").code == 1
+
+
+# completion
+
+
+def test_names_are_completed_without_opening_a_file(compiled: Path, project: Path) -> None:
+    """Those of the library, for a compile those of Agent Skills, too; files where there are such."""
+    compiled.write_bytes(b"broken")
+    started = time.perf_counter()
+    words = SkillName().shell_complete(None, None, "ret")  # type: ignore[arg-type]
+    assert [word.value for word in words] == ["returns"] and time.perf_counter() - started < 1
+    words = SkillSource().shell_complete(None, None, "")  # type: ignore[arg-type]
+    assert [word.value for word in words] == ["returns", "mail", "pdf"]
+    (project / "deep" / "pdf.txt").touch()
+    (word,) = SkillSource().shell_complete(None, None, "pd")  # type: ignore[arg-type]
+    assert (word.type, word.value) == ("file", "pd")
