@@ -23,9 +23,9 @@ TITLE = (
     "`notes` killed by SIGKILL at every change of a file (open, write, fsync, rename, link, mkdir, remove), in the "
     "middle of every write, with the power cut there (what was not synced is torn, a rename without its folder's fsync "
     "is taken back), and at random instants: compile, compile of a changed text, ask (first and later turns, with a "
-    "skill), edit by erratum and in the rows, fork, undo, compact, export, import, rm of both kinds, a profile. Forked "
-    "from a process that has imported everything and opened no model; every fourth of the random ones is "
-    "executed from scratch."
+    "skill), edit by erratum and in the rows, fork, undo, compact, export and import of sessions and of skills, prune, "
+    "rm of both kinds, a profile. Forked from a process that has imported everything and opened no model; every fourth "
+    "of the random ones is executed from scratch."
 )
 FAILS = (
     "anything in the library or the sessions that is neither as before nor as after the command, a file that does not "
@@ -159,6 +159,9 @@ def jobs(stage: Stage) -> list[Job]:
         Job("export", "begun", ["session", "export", "mine", "HOME/out/new.notes.tar"]),
         Job("export over", "begun", ["session", "export", "mine", "HOME/out/old.notes.tar", "-f"]),
         Job("import", "begun", ["session", "import", "HOME/out/old.notes.tar", "--name", "came"], "came"),
+        Job("export skill", "begun", ["export", "returns", "HOME/out/returns.gguf"]),
+        Job("import skill", "begun", ["import", "HOME/out/skill.gguf", "--name", "came", *model]),
+        Job("prune", "begun", ["prune", "--stale", "-y"], text=changed),
         Job("rm", "begun", ["rm", "support"]),
         Job("session rm", "begun", ["session", "rm", "other", "-y"]),
         Job("profile", "begun", save_profile),
@@ -193,6 +196,7 @@ def prepare(stage: Stage) -> None:
         ["ask", "And now?", "--session", "mine", *ask],
         ["session", "export", "other", str(home / "out/old.notes.tar")],
         ["edit", "mine", "--field", "tier=blue", "--method", "erratum", *model],
+        ["export", "returns", str(home / "out/skill.gguf")],
     ):
         outcome = stage.run(arguments, home)
         if outcome.code:
