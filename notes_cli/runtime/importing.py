@@ -63,6 +63,8 @@ def import_segment(
     another text has.
     """
     segment = open_segment(source)
+    if segment.tools:
+        raise SegmentError(f"{source} holds tools as one model's template tells of them", "Compile their file")
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
     skill = Skill(name or segment.name, segment.description, segment.text, fields, "")
     workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))

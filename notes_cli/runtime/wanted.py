@@ -82,10 +82,10 @@ class Words:
         return Wanted(name, kept.skill, kept.latest)
 
     def known(self, name: str) -> Wanted | None:
-        """The skill of that name in the library, None without one that can be read."""
+        """The skill of that name in the library, None without one that can be read, and for tools."""
         infos = [entry.info for entry in self.library.entries(name) if entry.info is not None]
         latest = max(infos, key=lambda info: info.created, default=None)
-        return Wanted(name, again(latest), latest) if latest else None
+        return Wanted(name, again(latest), latest) if latest and not latest.tools else None
 
     def agent_skill(self, found: Found, name: str | None = None) -> Wanted:
         """An Agent Skill that was found. Raise SkillError where the name means several, or it cannot be read."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from notes_cli.errors import Progress
 from notes_cli.measure.picture import as_json
 from notes_cli.measure.probing import Probing, probe_skill
 from notes_cli.runtime.asking import Listener
-from notes_cli.serve.library import Json, watching
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.scheduler import Scheduler
@@ -17,6 +18,8 @@ from notes_cli.serve.scheduler import Scheduler
 CHOICES = 64  # answers to decide among, at most
 MARGIN = 512  # tokens for the template, the new value and an answer, beside the texts
 SEQUENCES = 4  # its own, one to compile in, and two looks ahead
+
+Json = dict[str, Any]
 
 
 def parse(data: Any) -> tuple[Probing, bool]:
@@ -45,6 +48,14 @@ def parse(data: Any) -> tuple[Probing, bool]:
 def probing(scheduler: Scheduler, wanted: Probing, told: Callable[[Json], object]) -> Callable[[], Json]:
     """What probes, telling how far it has come, and gives the picture that docs/json.md has of it, with the text."""
 
+    @contextmanager
+    def watch(label: str, *_: object, **__: object) -> Iterator[Progress]:
+        def update(done: int, total: int) -> None:
+            told({"step": label, "done": done, "total": total})
+            scheduler.between()
+
+        yield update
+
     def work() -> Json:
         workspace, room = scheduler.workspace, scheduler.room
         segment = scheduler.shelf.segment(str(wanted.skill))  # a client names skills, no files of this machine
@@ -52,12 +63,8 @@ def probing(scheduler: Scheduler, wanted: Probing, told: Callable[[Json], object
         tokens = 2 * len(segment) + sum(words) + MARGIN
         if not room.make(tokens, SEQUENCES):
             raise Refused(503, f"there is no room for the {tokens:,} tokens of a probe now", code="no_room", wait=5)
-        promise = room.grant(workspace.notebook(dry=True), 0, tokens)  # no answer is to count on it
-        watch = watching(scheduler, lambda step, done, total: told({"step": step, "done": done, "total": total}))
-        try:
+        with room.reserved(tokens):  # no answer is to count on it
             found = probe_skill(workspace, replace(wanted, skill=segment), Listener(watch=watch))
-        finally:
-            room.end([promise])
         return {"version": 1, **as_json(found), "text": found.text}
 
     return work

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notes_cli.errors import CompilingError, Help, Progress, SegmentError
 from notes_cli.explaining import entry_as_json
@@ -16,9 +15,6 @@ from notes_cli.serve.refusals import Refused
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import parse_skill
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Json = dict[str, Any]
 
@@ -119,20 +115,3 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
                 return {**shown(scheduler, skill.name), "reasons": list(made.reasons), "notices": notices}
 
     return work
-
-
-def watching(scheduler: Scheduler, told: Callable[[str, int, int], object]) -> Any:
-    """Who is told how far something has come; meanwhile the scheduler goes on with everybody else."""
-
-    @contextmanager
-    def watch(
-        label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
-    ) -> Iterator[Progress]:
-        def update(done: int, total: int) -> None:
-            told(label, done, total)
-            scheduler.between()
-
-        yield update
-
-    found: Callable[..., AbstractContextManager[Progress]] = watch
-    return found
