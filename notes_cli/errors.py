@@ -164,8 +164,8 @@ class SessionError(NotesError):
     """A session that is not there, in use, damaged, or of another model."""
 
 
-class BusyError(SessionError):
-    """A session that another process uses."""
+class HeldSessionError(SessionError):
+    """A session that somebody else has open at the moment."""
 
 
 class ModelError(NotesError):

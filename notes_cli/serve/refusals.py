@@ -6,6 +6,7 @@ from typing import Any
 
 from notes_cli.errors import (
     EngineError,
+    HeldSessionError,
     Help,
     ModelError,
     NotesError,
@@ -54,7 +55,7 @@ def refused(error: NotesError) -> Refused:
     if isinstance(error, SegmentError):
         return _segment(error, what)
     if isinstance(error, SessionError):
-        held = "another process uses" in error.what or "is being answered" in error.what
+        held = isinstance(error, HeldSessionError)
         return Refused(409 if held else 400, what, param="notes.session", code="session_in_use" if held else None)
     if isinstance(error, SkillError):
         return Refused(400, what, param="notes")

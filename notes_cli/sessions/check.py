@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from notes_cli.errors import BusyError, Help, NotesError, SessionError
+from notes_cli.errors import HeldSessionError, Help, NotesError, SessionError
 from notes_cli.library import private
 from notes_cli.library.check import Finding, Told, modes
 from notes_cli.sessions.archive import faults
@@ -30,7 +30,7 @@ def check_sessions(sessions: Sessions, told: Told = lambda size: None) -> Iterat
                 yield from _session(sessions, stored)
                 told(stored.nbytes)
         except SessionError as error:
-            kind = "busy" if isinstance(error, BusyError) else "damaged"
+            kind = "busy" if isinstance(error, HeldSessionError) else "damaged"
             yield Finding(kind, sessions.folder / name, error.what, error.remedy)
         except NotesError as error:
             yield Finding("permission", sessions.folder / name, error.what, error.remedy)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from notes_cli.errors import BusyError, Help, SessionError, reason
+from notes_cli.errors import HeldSessionError, Help, SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.library.lock import HeldError, locked
@@ -185,7 +185,7 @@ class Sessions:
             try:
                 held.enter_context(locked(self.folder / ".locks" / f"{name}.lock", wait=0))
             except HeldError:
-                raise BusyError(f"another process uses session {name}", "Wait for it, or end it") from None
+                raise HeldSessionError(f"another process uses session {name}", "Wait for it, or end it") from None
             except OSError as error:
                 if not (reading and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)):
                     raise SessionError(f"cannot write to {self.folder}: {reason(error)}") from error

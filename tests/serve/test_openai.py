@@ -88,3 +88,59 @@ def test_a_conversation_goes_on_from_its_rows(served: Served) -> None:
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == live
     full = served.chat(turns, notes={"splice": ["returns"], "recompute": True})
     assert told(full) == told(second)
+
+
+def test_stops_and_probabilities(served: Served) -> None:
+    """An answer ends before a stop, also one that comes in two tokens; each token has its probability, and their texts
+    are the answer, whole and in chunks."""
+    extra = {"notes": {"splice": ["returns"]}}
+    thinking = [{"role": "user", "content": f"{QUESTION} Think first."}]
+    create = served.client.chat.completions.create
+    whole = create(model="tiny", messages=thinking, extra_body=extra, logprobs=True, top_logprobs=3)
+    text = whole.choices[0].message.content or ""
+    found = whole.choices[0].logprobs
+    assert found and found.content and "".join(one.token for one in found.content) == text
+    assert all(len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob >= one.logprob for one in found.content)
+    assert all(one.logprob <= 0 and bytes(one.bytes or ()).decode() == one.token for one in found.content)
+    stop = text[len(text) // 2 : len(text) // 2 + 7]
+    cut = create(model="tiny", messages=thinking, extra_body=extra, stop=["nowhere", stop])
+    assert cut.choices[0].message.content == text.partition(stop)[0] and cut.choices[0].finish_reason == "stop"
+    limited = create(model="tiny", messages=thinking, extra_body=extra, max_tokens=4)
+    assert limited.choices[0].finish_reason == "length" and limited.usage and limited.usage.completion_tokens == 4
+    chunks = list(create(model="tiny", messages=thinking, extra_body=extra, stream=True, logprobs=True, stop=stop))
+    shown = [
+        token for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content or ()
+    ]
+    assert "".join(token.token for token in shown).startswith(text.partition(stop)[0])
+
+
+def test_completions_of_raw_prompts(served: Served) -> None:
+    """Several prompts have choices in their order; echo has the prompt; tokens are a prompt, too."""
+    create = served.client.completions.create
+    both = create(model="tiny", prompt=["# Returns", "May I"], max_tokens=5, n=2, temperature=0.5, seed=3, echo=True)
+    assert [one.index for one in both.choices] == [0, 1, 2, 3]
+    assert [one.text[:5] for one in both.choices] == ["# Ret", "# Ret", "May I", "May I"]
+    tokens = served.http.post("/tokenize", json={"content": "# Returns"}).json()["tokens"]
+    alone = create(model="tiny", prompt=tokens, max_tokens=5, temperature=0.5, seed=3, logprobs=2)
+    assert f"# Returns{alone.choices[0].text}" == both.choices[0].text
+    assert alone.choices[0].logprobs and len(alone.choices[0].logprobs.tokens or ()) == 5
+    streamed = create(model="tiny", prompt=["# Returns", "May I"], max_tokens=5, stream=True, echo=True)
+    words: dict[int, str] = {}
+    for chunk in streamed:
+        for one in chunk.choices:
+            words[one.index] = words.get(one.index, "") + one.text
+    greedy = create(model="tiny", prompt=["# Returns", "May I"], max_tokens=5, echo=True)
+    assert words == {one.index: one.text for one in greedy.choices}
+
+
+def test_reasoning_comes_apart(served: Served) -> None:
+    """A chain of thought is told as such, and the answer alone is the answer."""
+    extra = {"notes": {"splice": ["returns"], "errata": LATE}}
+    reply = served.client.chat.completions.create(
+        model="tiny", messages=ASKED, reasoning_effort="low", extra_body=extra
+    )
+    message = reply.choices[0].message
+    assert message.content == "refused" and message.model_extra
+    assert "2026-07-01" in message.model_extra["reasoning_content"]
+    assert reply.usage and reply.usage.completion_tokens_details
+    assert (reply.usage.completion_tokens_details.reasoning_tokens or 0) > 10

@@ -1,0 +1,47 @@
+"""Models of other kinds: windows, recurrent layers, learned positions. Together they answer as each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from notes_cli.engine.context import ContextOptions
+from notes_cli.serve.jobs import Limits
+
+from .conftest import Json, started, told
+from .test_together import at_once
+
+TEXT = (
+    "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, and later ones are refused by us."
+)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba", "gpt2"])
+def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: str) -> None:
+    """Skills are restored where they cannot be moved, a state is gone on from only whole, and a talk goes on."""
+    context = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32")
+    with started(tmp_path, Limits(parallel=3), context=context, model=make_model(kind)) as served:
+        reply = served.http.post("/v1/notes/compile", json={"name": "rules", "text": TEXT})
+        assert '"skill"' in reply.text, reply.text
+        every: list[Json] = [
+            {
+                "messages": [{"role": "user", "content": f"Why {number}?"}],
+                "max_tokens": 6,
+                "notes": {"splice": ["rules"], "explain": True},
+            }
+            for number in range(6)
+        ]
+        salted = [{**one, "notes": {**one["notes"], "cache_salt": str(n)}} for n, one in enumerate(every)]
+        alone = [told(served.http.post("/v1/chat/completions", json=one).json()) for one in salted]
+        replies = [one.json() for one in at_once(served.url, every)]
+        assert [told(one) for one in replies] == alone
+        hows = {piece["how"] for one in replies for piece in one["notes"]["pieces"] if piece["kind"] == "splice"}
+        assert "decoded" not in hows, "its rows were there"
+        talk = [*every[0]["messages"], {"role": "assistant", "content": alone[0]}, *every[1]["messages"]]
+        goes_on = {**every[0], "messages": talk}
+        first = served.http.post("/v1/chat/completions", json=goes_on).json()
+        fresh = {**goes_on, "notes": {"splice": ["rules"], "cache_salt": "fresh"}}
+        assert told(first) == told(served.http.post("/v1/chat/completions", json=fresh).json())
+        assert served.scheduler.load == 0 and not served.scheduler.room.grants
