@@ -93,7 +93,7 @@ faults: $(READY) ## Hostile files, kills, full disks and the like, by the thousa
 faults-slice: $(READY) ## Two minutes of the same
 	@$(BIN)/python -m bench.faults $(ONLY)
 
-clients: $(READY) ## 10,000 requests against notes serve, many of clients that vanish, stall or send garbage (docs/serving.md, 10 minutes)
+clients: $(READY) ## 10,000 requests against notes serve, many of clients that vanish, stall or send garbage (docs/serving.md, some minutes)
 	@nice $(BIN)/python -m bench.clients --write docs/results/clients.json
 
 train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on two cores)

@@ -310,7 +310,7 @@ def main() -> int:
         "requests": given.requests,
         "seed": given.seed,
         "kinds": dict(outcome.kinds),
-        "refused": dict(outcome.states),
+        "statuses": dict(outcome.states),
         "right": outcome.right,
         "wrong": outcome.wrong,
         "memory_mib": {"first_fifth": early >> 20, "last_fifth": late >> 20},

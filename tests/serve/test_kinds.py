@@ -13,9 +13,7 @@ from notes_cli.serve.jobs import Limits
 from .conftest import Json, started, told
 from .test_together import at_once
 
-TEXT = (
-    "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, and later ones are refused by us."
-)
+TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, and later ones are refused by us."
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba", "gpt2"])

@@ -108,10 +108,9 @@ def test_stops_and_probabilities(served: Served) -> None:
     limited = create(model="tiny", messages=thinking, extra_body=extra, max_tokens=4)
     assert limited.choices[0].finish_reason == "length" and limited.usage and limited.usage.completion_tokens == 4
     chunks = list(create(model="tiny", messages=thinking, extra_body=extra, stream=True, logprobs=True, stop=stop))
-    shown = [
-        token for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content or ()
-    ]
-    assert "".join(token.token for token in shown).startswith(text.partition(stop)[0])
+    told_with = [chunk.choices[0].logprobs for chunk in chunks]
+    shown = "".join(token.token for one in told_with if one for token in one.content or ())
+    assert shown.startswith(text.partition(stop)[0])
 
 
 def test_completions_of_raw_prompts(served: Served) -> None:
