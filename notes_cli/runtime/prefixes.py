@@ -96,13 +96,10 @@ class Prefixes:
             if one.salt != salt or not one.notebook.intact:
                 continue
             alike = self._alike(one, layout)
-            there = min(alike, one.notebook.rows)
-            if there < alike:
+            there = self._whole(one, layout, min(alike, one.notebook.rows))
+            if one.notebook.rows < alike:
                 coming = max(coming, self._whole(one, layout, alike))
-                there = self._whole(one, layout, there)
-            else:
-                there = self._whole(one, layout, alike)
-            if there > length or (there == length and best and one.idle and not best.idle and there):
+            if there > length:
                 best, length = one, there
         return best, length, max(coming, length)
 
