@@ -1,11 +1,13 @@
 """One operation of ggml on the CPU, without a model: arrays become tensors, and a graph of one result is computed.
 
-For tests of kernels, and for timing them. The library is the one that notes runs on, or that in LLAMA_CPP_LIB_PATH.
+For tests of kernels, and for timing them. The library is the one that notes runs on, or that in NOTES_LIBRARY. Of a
+wheel's CPU backends it is the one that NOTES_CPU names (`libggml-cpu-haswell`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from functools import cache
 from types import TracebackType
@@ -28,9 +30,10 @@ class InitParams(ctypes.Structure):
 
 @cache
 def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """libggml-base and libggml-cpu, typed as far as they are used."""
+    """libggml-base and a CPU backend, typed as far as they are used."""
     found = {path.stem: path for path in native.LIBRARY_PATH.parent.iterdir()}
-    base, cpu = ctypes.CDLL(str(found["libggml-base"])), ctypes.CDLL(str(found["libggml-cpu"]))
+    names = ("libnotes-ggml-base", os.environ.get("NOTES_CPU", "libnotes-ggml-cpu"))
+    base, cpu = (ctypes.CDLL(str(found[name])) for name in names)
     pointer, number = ctypes.c_void_p, ctypes.c_float
     base.ggml_init.argtypes, base.ggml_init.restype = [InitParams], pointer
     base.ggml_new_tensor_4d.argtypes = [pointer, ctypes.c_int, *4 * [ctypes.c_int64]]

@@ -39,7 +39,8 @@ def build() -> Path:
         source, library = ZOO / "llama.cpp", LIBRARY_PATH.parent
         includes = [f"-I{source / part}" for part in ("common", "include", "ggml/include", "vendor")]
         files = [str(source / "tools" / "llama-bench" / name) for name in ("llama-bench.cpp", "main.cpp")]
-        links = [f"-L{library}", f"-L{ZOO / 'bin'}", "-lllama-common", "-lllama", "-lggml", "-lggml-base", "-lggml-cpu"]
+        links = [f"-L{library}", f"-L{ZOO / 'bin'}", "-lllama-common"]
+        links += [f"-lnotes-{name}" for name in ("llama", "ggml", "ggml-base", "ggml-cpu")]
         links += ["-lpthread", f"-Wl,-rpath,{library}:{ZOO / 'bin'}"]
         shared = ["-DGGML_BACKEND_SHARED", "-DGGML_SHARED", "-DLLAMA_SHARED"]
         command = [os.environ.get("CXX", "c++"), "-O2", "-std=c++17", *shared, *includes, *files, "-o", str(PROGRAM)]

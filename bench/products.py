@@ -4,7 +4,7 @@
 
 A line for each number of columns (tokens), and for each type of weights milliseconds, the shortest of five, and
 billions of multiplications and additions a second. The matrix should be larger than the caches, as a model's are.
-`LLAMA_CPP_LIB_PATH=FOLDER` measures the libraries of another build.
+`NOTES_LIBRARY=FOLDER` measures the libraries of another build.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def environment(build: Path) -> dict[str, str]:
     suppressions = build / "suppressions.txt"
     suppressions.write_text("".join(f"{line}\n" for line in SUPPRESSIONS))
     return os.environ | {
-        "LLAMA_CPP_LIB_PATH": str(build / "bin"),
+        "NOTES_LIBRARY": str(build / "bin"),
         "LD_PRELOAD": " ".join(runtimes),
         "OMP_NUM_THREADS": "1",
         "PYTHONMALLOC": "malloc",  # so that reading beyond a buffer of Python's is seen

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -99,9 +100,11 @@ class Lines:
 
 
 def binding(build: Path) -> bool:
-    """Run the tests of llama-cpp-python on the installed library. True if all pass that need no download."""
-    import notes_cli.engine.native  # noqa: F401  first, so that llama_cpp loads our library
+    """Run the tests of llama-cpp-python, and its package, on the installed library. True if all pass that need no
+    download."""
+    from notes_cli.engine.native import LIBRARY_PATH
 
+    sys.path[:0] = [str(WORK)]  # before a llama_cpp that is installed
     sys.path += [str(ROOT / "native"), str(ROOT / "tests")]
     import prepare
     import tiny
@@ -110,9 +113,14 @@ def binding(build: Path) -> bool:
     prepare.check(sdist)
     with tarfile.open(sdist) as archive:
         for member in archive:
-            if "/tests/" in member.name and "/vendor/" not in member.name:
+            if "/vendor/" not in member.name and ("/tests/" in member.name or "/llama_cpp/" in member.name):
                 member.name = member.name.partition("/")[2]
                 archive.extract(member, WORK)
+    folder = WORK / "lib"  # the library under the name that the package looks for
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(LIBRARY_PATH.parent, folder)
+    (folder / LIBRARY_PATH.name).rename(folder / LIBRARY_PATH.name.replace("notes-llama", "llama"))
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
     vendor = WORK / "vendor" / "llama.cpp"
     vendor.parent.mkdir(exist_ok=True)
     vendor.unlink(missing_ok=True)

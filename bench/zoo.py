@@ -39,8 +39,6 @@ def measure(path: Path, columns: str, kept: Path | None = None) -> list[Line]:
         return [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
     command = [sys.executable, "-m", "bench.zoo_model", str(path), "--columns", columns]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    if "NOTES_LIBRARY" in environment:
-        environment["LLAMA_CPP_LIB_PATH"] = environment["NOTES_LIBRARY"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     # a dying process prints a backtrace, too
     lines = [{"model": path.stem} | json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,12 +1,9 @@
 #include "notes_file.h"
 
 #include "notes_kv.h"
+#include "notes_rows.h"
 
-// That of llama.cpp's sources: inlined, it is compiled for the processor that this file is compiled for.
 #define XXH_INLINE_ALL
-#ifdef __AVX512F__
-#define XXH_VECTOR XXH_AVX2 // as fast, and GCC 12 has warnings for its own intrinsics of AVX-512
-#endif
 #include "xxhash.h"
 
 #include <cerrno>
@@ -83,7 +80,7 @@ bool notes_file::read(int32_t layer, bool v, int64_t at, int64_t size, char * to
         }
         std::this_thread::yield();
     }
-    XXH3_128bits_update(&mine.hash, to, size);
+    notes_loops().hash(&mine.hash, to, size);
     mine.hashed.store(at + size, std::memory_order_release);
 
     if (at + size == what.size) {

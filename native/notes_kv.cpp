@@ -60,6 +60,18 @@ std::string notes_kv::adapters(const llama_context & ctx) {
     return res;
 }
 
+const notes_row_loops & notes_loops() {
+    static const auto & loops = [] () -> const notes_row_loops & {
+        ggml_backend_reg_t cpu = ggml_backend_reg_by_name("CPU");
+        const void * found = cpu ? ggml_backend_reg_get_proc_address(cpu, "notes_row_loops") : nullptr;
+        if (!found) {
+            throw notes_failure(NOTES_E_UNSUPPORTED, "the CPU backend that ggml has loaded is not that of notes");
+        }
+        return *(const notes_row_loops *) found;
+    }();
+    return loops;
+}
+
 std::string notes_kv::refusal(llama_context & ctx, notes_op op) {
     // Rows belong to the weights that they were computed with, and what we know of those is the digest of a file.
     if (const std::string added = adapters(ctx); !added.empty()) {
@@ -86,7 +98,7 @@ std::string notes_kv::refusal(llama_context & ctx, notes_op op) {
         }
         for (const auto & layer : cache.kv->layers) {
             for (const ggml_tensor * t : { layer.k, layer.v }) {
-                if (t && !notes_rows_can(t->type)) {
+                if (t && !notes_loops().can(t->type)) {
                     return std::string("rows of type ") + ggml_type_name(t->type) + " cannot be converted";
                 }
             }
@@ -489,9 +501,9 @@ bool notes_kv::move_rows(direction way, const part & part, const place & place, 
 
         const notes_row_block mine { part.type, data + (row - first)*part.size, part.size };
         const auto convert = [&](const auto & from, const auto & to) {
-            return !cache.columns     ? notes_rows_move(turn, from, to, n, part.n_embd)
-                 : way == INTO_CACHE  ? notes_rows_transpose(from, to, n, part.n_embd)
-                 :                      notes_rows_transpose(from, to, part.n_embd, n);
+            return !cache.columns     ? notes_loops().move(turn, from, to, n, part.n_embd)
+                 : way == INTO_CACHE  ? notes_loops().transpose(from, to, n, part.n_embd)
+                 :                      notes_loops().transpose(from, to, part.n_embd, n);
         };
         bool finite = true;
         switch (way) {
@@ -499,7 +511,7 @@ bool notes_kv::move_rows(direction way, const part & part, const place & place, 
             case OUT_OF_CACHE: finite = cache.read (cell, n, mine, convert); break;
             case NOWHERE: {
                 std::vector<char> over(part.n_embd*sizeof(float)); // every row over the one before
-                finite = notes_rows_move(turn, mine, { cache.t->type, over.data(), 0, part.hadamard }, n, part.n_embd);
+                finite = notes_loops().move(turn, mine, { cache.t->type, over.data(), 0, part.hadamard }, n, part.n_embd);
             }
         }
         if (!finite) {
@@ -523,7 +535,7 @@ bool notes_kv::move_state(direction way, const part & part, int64_t state, char 
         if (way == OUT_OF_CACHE) {
             ggml_backend_tensor_get(t, data, state*size, size);
         }
-        if (!notes_rows_move({}, block, { GGML_TYPE_F32, copy.data(), size }, 1, t->ne[0])) {
+        if (!notes_loops().move({}, block, { GGML_TYPE_F32, copy.data(), size }, 1, t->ne[0])) {
             return false;
         }
         if (way == INTO_CACHE) {

@@ -2,6 +2,13 @@
 
 #include "ggml-cpu.h"
 
+// That of llama.cpp's sources, inlined.
+#define XXH_INLINE_ALL
+#ifdef __AVX512F__
+#define XXH_VECTOR XXH_AVX2 // as fast, and GCC 12 has warnings for its own intrinsics of AVX-512
+#endif
+#include "xxhash.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -33,7 +40,7 @@ static bool fits(ggml_type type, const void * row, int n, ggml_type into) {
     return top < (into == GGML_TYPE_F32 ? 0x7f800000u : into == GGML_TYPE_BF16 ? 0x7f7f8000u : 0x477ff000u);
 }
 
-bool notes_rows_can(ggml_type type) {
+static bool can(ggml_type type) {
     return type == GGML_TYPE_F32 || (ggml_get_type_traits(type)->to_float && ggml_get_type_traits_cpu(type)->from_float);
 }
 
@@ -189,7 +196,7 @@ static bool copy(const notes_row_block & src, const notes_row_block & dst, int n
     return true;
 }
 
-bool notes_rows_move(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
+static bool move(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
     if (turn.identity && src.type == dst.type && src.hadamard == dst.hadamard && !ggml_is_quantized(src.type)) {
         return copy(src, dst, n_rows, n_embd);
     }
@@ -293,6 +300,15 @@ static bool transpose(const notes_row_block & src, const notes_row_block & dst, 
     return true;
 }
 
-bool notes_rows_transpose(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols) {
+static bool transpose_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols) {
     return dst.type == GGML_TYPE_F32 ? transpose<float>(src, dst, n_rows, n_cols) : transpose<uint16_t>(src, dst, n_rows, n_cols);
+}
+
+static void hash(void * state, const char * data, size_t size) {
+    XXH3_128bits_update((XXH3_state_t *) state, data, size);
+}
+
+// What the backend answers when it is asked for it by this name (patches/0001-notes-hooks.patch).
+extern "C" {
+notes_row_loops notes_row_loops_here = { can, move, transpose_rows, hash };
 }

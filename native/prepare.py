@@ -1,4 +1,4 @@
-"""Put the patched llama.cpp sources into a folder: find the pinned sdist, check it, unpack it, patch it.
+"""Put the patched llama.cpp sources and their binding into a folder: find the pinned sdist, check, unpack, patch it.
 
 Run by CMakeLists.txt at configure time: `python prepare.py DESTINATION`. Prints one sentence and exits 1 when it
 cannot. The sdist of llama-cpp-python is looked for in NOTES_SDIST (the file, or a folder holding it), else
@@ -22,6 +22,7 @@ import graphs
 HERE = Path(__file__).parent
 VERSION, SHA256 = (HERE / "LLAMA_CPP_PYTHON").read_text().split()
 SDIST = f"llama_cpp_python-{VERSION}.tar.gz"
+BINDING = ("llama_cpp/__init__.py", "llama_cpp/llama_cpp.py", "llama_cpp/_ctypes_extensions.py", "LICENSE.md")
 PATCHES = sorted((HERE / "patches").glob("*.patch"))
 
 
@@ -60,16 +61,22 @@ def check(sdist: Path) -> None:
 
 
 def unpack(sdist: Path, target: Path) -> None:
-    """The folder vendor/llama.cpp of the sdist, without the rest."""
-    prefix = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/"
+    """The folder vendor/llama.cpp of the sdist, and in it, as `llama_cpp`, the binding with its licence."""
+    root = f"llama_cpp_python-{VERSION}/"
+    sources = f"{root}vendor/llama.cpp/"
+    binding = {root + name: f"llama_cpp/{name.rpartition('/')[2]}" for name in BINDING}
     with tarfile.open(sdist) as archive:
         for member in archive:
-            if member.name.startswith(prefix) and ".." not in Path(member.name).parts:
-                member.name = member.name[len(prefix) :]
-                if hasattr(tarfile, "data_filter"):
-                    archive.extract(member, target, filter="data")
-                else:  # Python before 3.10.12; the hash above vouches for the content
-                    archive.extract(member, target)
+            if member.name in binding:
+                member.name = binding[member.name]
+            elif member.name.startswith(sources) and ".." not in Path(member.name).parts:
+                member.name = member.name[len(sources) :]
+            else:
+                continue
+            if hasattr(tarfile, "data_filter"):
+                archive.extract(member, target, filter="data")
+            else:  # Python before 3.10.12; the hash above vouches for the content
+                archive.extract(member, target)
 
 
 def patch(target: Path) -> None:

@@ -98,28 +98,27 @@ def torch_reader(work: Path) -> Reader:
 
 def llama_reader(path: Path) -> Reader:
     """The GGUF file in llama.cpp (f16 cache). Shared prefixes are kept between calls."""
-    from notes_cli.engine import native  # noqa: F401  (finds the llama.cpp that notes was built with)
+    from notes_cli.engine.context import Context, ContextOptions
+    from notes_cli.engine.model import Model
 
-    import llama_cpp  # isort: skip
-
-    llm = llama_cpp.Llama(str(path), n_ctx=2048, n_threads=1, n_gpu_layers=0, logits_all=True, verbose=False)
+    model = Model(path, gpu_layers=0)
+    context = Context(model, ContextOptions(n_ctx=2048, n_threads=1))
+    end = int(model.metadata("tokenizer.ggml.eos_token_id") or -1)
     state: list[int] = []
-
-    def encode(piece: str) -> Sequence[int]:
-        return llm.tokenize(piece.encode(), add_bos=False, special=True)
+    rows: list[npt.NDArray[np.float32]] = []  # by token of `state`
 
     def logits(ids: Sequence[int]) -> npt.NDArray[np.float32]:
         same = 0
         while same < min(len(ids), len(state)) and ids[same] == state[same]:
             same += 1
         same = min(same, len(ids) - 1)
-        llm.n_tokens = same
-        llm._ctx.kv_cache_seq_rm(-1, same, -1)
-        llm.eval(list(ids[same:]))
+        context.truncate(0, same)
+        context.append({0: np.array(ids[same:], np.int32)}, "all")
+        rows[same:] = [context.logits(index) for index in range(len(ids) - same)]
         state[:] = ids
-        return llm.scores[: len(ids)]
+        return np.array(rows)
 
-    return Reader(encode, lambda ids: llm.detokenize(list(ids)).decode("utf-8", "replace"), logits, llm.token_eos())
+    return Reader(lambda piece: model.tokenize(piece, special=True), model.text, logits, end)
 
 
 def measure(reader: Reader, cases: Sequence[world.Case]) -> dict[tuple[str, ...], list[bool]]:

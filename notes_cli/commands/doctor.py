@@ -53,7 +53,7 @@ def _native(_model: str | None) -> dict[str, str]:
     return {
         "native library": str(system.library()),
         "native interface": f"{versions['interface']}, llama.cpp of llama-cpp-python {versions['built from']}",
-        "llama-cpp-python": versions["installed"],
+        "llama-cpp-python": versions["built from"],
         "devices": "; ".join(system.devices()) or "none",
         "features": system.features(),
     }

@@ -1,7 +1,9 @@
-"""The patched llama.cpp: find it, load it before llama_cpp does, check that it is ours, and call its hooks.
+"""The patched llama.cpp: load it with its backends, check that it is ours, and call its hooks.
 
-`llama` is the ctypes binding of llama-cpp-python over our library, `call` the hooks of native/notes_ext.h. Importing
-this module loads the library; a missing or foreign one is one EngineError that names the command to run.
+`llama` is the ctypes binding of llama-cpp-python over our library, `call` the hooks of native/notes_ext.h. Both are in
+notes_cli/lib, which the build makes (native/CMakeLists.txt); a llama_cpp that is installed beside notes is neither used
+nor touched. Importing this module loads the library; a missing or foreign one is one EngineError that names the command
+to run.
 """
 
 from __future__ import annotations
@@ -9,11 +11,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-import notes_cli
 from notes_cli.errors import EngineError, UnsupportedError
 
 ABI_VERSION = 4
@@ -78,45 +78,54 @@ class LayerPlaces(ctypes.Structure):
     _fields_ = [("layer", ctypes.c_int32), ("type", ctypes.c_int32), ("k", TensorPlace), ("v", TensorPlace)]
 
 
-def library_folder() -> Path:
-    """The folder of our libllama. An editable install keeps it beside the source tree, so every package path counts."""
-    for root in notes_cli.__path__:
-        folder = Path(root) / "lib"
-        if any(folder.glob("*llama.*")):
-            return folder
-    raise EngineError("the native library of notes is missing", _MEND)
-
-
 def _load() -> tuple[Any, ctypes.CDLL]:
-    if "llama_cpp" not in sys.modules:
-        os.environ.setdefault("LLAMA_CPP_LIB_PATH", str(library_folder()))
     try:
-        package = importlib.import_module("llama_cpp")
-        binding = importlib.import_module("llama_cpp.llama_cpp")
-    except (OSError, RuntimeError, ImportError) as error:
+        package = importlib.import_module("notes_cli.lib")
+        binding = importlib.import_module("notes_cli.lib.llama_cpp")
+    except ModuleNotFoundError as error:
+        raise EngineError("the native library of notes is missing", _MEND) from error
+    except (OSError, RuntimeError, AttributeError) as error:  # AttributeError: a library that lacks what is bound
         raise EngineError(f"llama.cpp does not load: {error}", _MEND) from error
     library: ctypes.CDLL = binding._lib
     if not hasattr(library, "notes_abi_version"):
-        raise EngineError(
-            f"llama_cpp runs on {library._name}, which has no notes hooks (LLAMA_CPP_LIB_PATH, or llama_cpp was "
-            "imported before notes)",
-            "Unset it, import notes first",
-        )
+        raise EngineError(f"{library._name} has no notes hooks (NOTES_LIBRARY)", "Unset it")
     library.notes_upstream.restype = ctypes.c_char_p
     abi, upstream = library.notes_abi_version(), library.notes_upstream().decode()
     if abi != ABI_VERSION:
         raise EngineError(f"the native library has interface {abi}, this version of notes needs {ABI_VERSION}", _MEND)
     if upstream != package.__version__:
         raise EngineError(
-            f"the native library is built from llama-cpp-python {upstream}, but {package.__version__} is installed",
-            f"Run: pip install llama-cpp-python=={upstream}",
+            f"the native library is built from llama-cpp-python {upstream}, its binding is of {package.__version__}",
+            _MEND,
         )
     return binding, library
 
 
+def _load_backends() -> ctypes.CDLL:
+    """ggml, with the backends that are files of their own. A wheel has a CPU backend for each generation of processors:
+    ggml asks each whether it runs here, and how well, and takes the best."""
+    folder = LIBRARY_PATH.parent
+    ggml = ctypes.CDLL(str(next(folder.glob("*notes-ggml.*"))))
+    ggml.ggml_backend_reg_count.restype = ctypes.c_size_t
+    ggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
+    ggml.ggml_backend_load_all_from_path.restype = None
+    if not ggml.ggml_backend_reg_count():
+        ggml.ggml_backend_load_all_from_path(os.fsencode(folder))
+    if not ggml.ggml_backend_reg_count():
+        raise EngineError(f"none of the CPU backends in {folder} runs on this processor", _MEND)
+    return ggml
+
+
+def _hear(level: int, text: bytes, data: object) -> None:
+    """llama.cpp's log, dropped (engine/process.py hands it on once that is loaded)."""
+
+
 llama, _library = _load()
+_heard = llama.llama_log_callback(_hear)  # must live as long as the library
+llama.llama_log_set(_heard, ctypes.c_void_p(0))  # else ggml tells of each backend on stderr
 LIBRARY_PATH = Path(_library._name)
 UPSTREAM: str = _library.notes_upstream().decode()
+ggml = _load_backends()
 
 _int32_p = ctypes.POINTER(ctypes.c_int32)
 _signatures: dict[str, list[Any]] = {

@@ -14,15 +14,8 @@ def library() -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Of the interface of the native library, of the llama-cpp-python that it is built from, and of the installed
-    one."""
-    from importlib.metadata import version  # takes longer than all else here
-
-    return {
-        "interface": str(native.ABI_VERSION),
-        "built from": native.UPSTREAM,
-        "installed": version("llama-cpp-python"),
-    }
+    """Of the interface of the native library, and of the llama-cpp-python that it and its binding are taken from."""
+    return {"interface": str(native.ABI_VERSION), "built from": native.UPSTREAM}
 
 
 def build() -> str:
@@ -39,9 +32,7 @@ def devices() -> list[str]:
     """The backends' devices, as "name: description (free of total MiB)"."""
     base = ctypes.CDLL(str(next(native.LIBRARY_PATH.parent.glob("*ggml-base.*"))))
     base.ggml_backend_dev_name.restype = base.ggml_backend_dev_description.restype = ctypes.c_char_p
-    registry = ctypes.CDLL(
-        str(next(path for path in native.LIBRARY_PATH.parent.iterdir() if path.stem in ("libggml", "ggml")))
-    )
+    registry = native.ggml
     registry.ggml_backend_dev_count.restype = ctypes.c_size_t
     registry.ggml_backend_dev_get.argtypes, registry.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
     free, total = ctypes.c_size_t(), ctypes.c_size_t()

@@ -205,10 +205,10 @@ def test_adapters_are_part_of_it(notes: Notes, compiled: Path, tmp_path: Path) -
 def test_binding_and_library_are_of_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one interface, and of one llama.cpp: both versions are named, and what to run."""
     binding = native.llama
-    packages = {"llama_cpp": SimpleNamespace(__version__="0.0.1"), "llama_cpp.llama_cpp": binding}
+    packages = {"notes_cli.lib": SimpleNamespace(__version__="0.0.1"), "notes_cli.lib.llama_cpp": binding}
     with monkeypatch.context() as patched:
         patched.setattr(native.importlib, "import_module", packages.__getitem__)
-        with pytest.raises(EngineError, match=rf"{native.UPSTREAM}, but 0.0.1 is installed. Run: pip install"):
+        with pytest.raises(EngineError, match=rf"{native.UPSTREAM}, its binding is of 0.0.1. Build it with"):
             native._load()
     monkeypatch.setattr(native, "ABI_VERSION", 99)
     with pytest.raises(EngineError, match=r"has interface [0-9]+, this version of notes needs 99. Build it with"):

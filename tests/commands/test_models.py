@@ -243,7 +243,8 @@ def test_names_that_a_terminal_would_obey(user: Path, make_model: Callable[..., 
 
 def test_a_shell_completes_names(user: Path) -> None:
     """After -m; files where no name begins so; not what cannot be used. Nothing of llama.cpp is loaded for it."""
-    script = "import sys\nfrom notes_cli.cli import run\nrun([])\nprint('llama_cpp' in sys.modules, file=sys.stderr)"
+    script = "import sys\nfrom notes_cli.cli import run\nrun([])\n"
+    script += "print('notes_cli.lib' in sys.modules, file=sys.stderr)"
 
     def completed(start: str) -> list[str]:
         words = {"_NOTES_COMPLETE": "bash_complete", "COMP_WORDS": f"notes ask -m {start}", "COMP_CWORD": "3"}

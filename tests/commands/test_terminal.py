@@ -74,7 +74,7 @@ def test_help_needs_neither_numpy_nor_llama(arguments: list[str]) -> None:
     """Help is there at once: nothing heavy is imported; every option has a line."""
     code = (
         "import sys; from notes_cli.cli import run; status = run(sys.argv[1:]); "
-        "print(*sorted({'numpy', 'llama_cpp', 'gguf', 'rich', 'jinja2'} & set(sys.modules)), file=sys.stderr); "
+        "print(*sorted({'numpy', 'notes_cli.lib', 'gguf', 'rich', 'jinja2'} & set(sys.modules)), file=sys.stderr); "
         "sys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
@@ -88,7 +88,7 @@ def test_help_needs_neither_numpy_nor_llama(arguments: list[str]) -> None:
 
 def test_ls_needs_no_llama(home: Path) -> None:
     """Listing loads no model and no llama.cpp."""
-    code = "import sys; from notes_cli.cli import run; run(['ls', '--json']); print('llama_cpp' in sys.modules)"
+    code = "import sys; from notes_cli.cli import run; run(['ls', '--json']); print('notes_cli.lib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\nFalse\n"
 

@@ -130,5 +130,5 @@ def test_only_ranges_inside_that_ascend() -> None:
 
 def test_it_needs_no_llama_cpp() -> None:
     """So that whoever reads a ledger need not load a model's library."""
-    code = "import sys, notes_cli.engine.patches; sys.exit('llama_cpp' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, notes_cli.engine.patches; sys.exit('notes_cli.lib' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

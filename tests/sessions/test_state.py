@@ -106,5 +106,5 @@ def test_a_ledger_of_an_earlier_version() -> None:
 
 def test_it_needs_no_llama_cpp() -> None:
     """So that whoever lists or shows sessions need not load a model's library, and a ledger can be read anywhere."""
-    code = "import sys, notes_cli.sessions.folder, notes_cli.sessions.archive; sys.exit('llama_cpp' in sys.modules)"
+    code = "import sys, notes_cli.sessions.folder, notes_cli.sessions.archive; sys.exit('notes_cli.lib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
