@@ -39,6 +39,7 @@ COMMANDS = {
     "prune": "Remove compiled skills that are old, too many, or out of date.",
     "fsck": "Check every file that notes keeps, and mend what can be.",
     "models": "List the models on this machine that have a name.",
+    "pull": "Download a model from Hugging Face.",
     "doctor": "Show versions, devices, CPU features and where files are.",
 }
 

@@ -81,9 +81,14 @@ def open_sources(path: Path) -> list[Source]:
 
 def parts(path: Path) -> list[Path]:
     """All files of the model of which this is the first, by its name. A lone file of such a name is the model."""
-    match = _SPLIT.fullmatch(path.name)
+    first, *others = (path.with_name(name) for name in part_names(path.name))
+    return [first, *others] if any(part.exists() for part in others) else [path]
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of a split model, from that of the first; of another model its own name."""
+    match = _SPLIT.fullmatch(name)
     if match is None:
-        return [path]
+        return [name]
     count = match["count"]
-    others = [path.with_name(f"{match['stem']}-{number:05d}-of-{count}.gguf") for number in range(2, int(count) + 1)]
-    return [path, *others] if any(part.exists() for part in others) else [path]
+    return [f"{match['stem']}-{number:05d}-of-{count}.gguf" for number in range(1, int(count) + 1)]
