@@ -44,7 +44,7 @@ wheel: $(READY) ## Build the wheel for all processors (12 minutes on two cores, 
 	@$(WHEEL)/venv/bin/python -m pip install -q mypy # for README's Python example, run and type-checked as a user's file
 	@$(WHEEL)/venv/bin/python bench/readme.py
 
-processors: $(READY) ## The wheel that `make wheel` has installed on other processors (Linux on x86-64, qemu-user; 5 minutes)
+processors: $(READY) ## The wheel that `make wheel` has installed on other processors (Linux on x86-64, qemu-user; 10 minutes)
 	@$(BIN)/python -m bench.wheel --processors
 
 sdist: $(READY) ## Build the source distribution, install it without git, and ask it (3 minutes)
