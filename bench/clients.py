@@ -230,7 +230,7 @@ class Campaign:
         """What should not be there any more. `sequences`: free and idle ones at the beginning."""
         left = {name: gauges[name] for name in ("requests_running", "requests_waiting", "cells_promised")}
         left["sequences"] = sequences - gauges["sequences_free"] - gauges["prefixes_idle"]
-        return [f"{name}: {value:g} left behind" for name, value in left.items() if value]
+        return [f"{name}: {value:g} left over" for name, value in left.items() if value]
 
 
 async def campaign(

@@ -9,7 +9,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.listening import listening
-from notes_cli.commands.options import library, model_options, open_model
+from notes_cli.commands.options import library, model_options, named, open_model
 from notes_cli.explaining import edited
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
         raise click.UsageError("name a session, or all of them with --all")
     values = parse_values(fields)
     if name is None:
-        if method not in ("auto", "erratum"):
-            raise click.UsageError(f"--all says errata, --method {method} is for one session")
+        if named("method"):
+            raise click.UsageError("--all says errata: --method is for one session")
         _correct(values, json_, model)
         return
     edits = []

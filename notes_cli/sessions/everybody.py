@@ -18,7 +18,7 @@ from notes_cli.text.references import Known
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """What was done: the errata that stand now, the sessions that were edited, and why others were not."""
+    """What was done: the errata that hold now, the sessions that were edited, and why others were not."""
 
     errata: tuple[Standing, ...]
     edited: tuple[str, ...]
