@@ -58,7 +58,7 @@ bench: $(READY) ## Splice against prefill and memcpy, with a random model of the
 	@$(BIN)/python -m bench.speed | tee docs/speed.txt
 
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist. Made once.
-$(MODELS): native/LLAMA_CPP_PYTHON | $(READY)
+$(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*) | $(READY)
 	@echo "Building what writes a model of every architecture (about 3 minutes on two cores, once) ..."
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
 	@PATH="$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(BIN)/python >/dev/null

@@ -166,6 +166,11 @@ def terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def watched() -> bool:
+    """Whether stderr is one: somebody may like to see how far something is."""
+    return sys.stderr.isatty()
+
+
 def shows(characters: str) -> bool:
     """Whether stdout's encoding has all of these."""
     try:
@@ -297,7 +302,7 @@ def progress(
 
     `later`: it is not there before the first update.
     """
-    if hidden or not sys.stderr.isatty():
+    if hidden or not watched():
         yield lambda done, total: None
         return
     bar = _Bar(label, unit)

@@ -145,7 +145,7 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
       notes ask "May I return this?" --splice returns --think
       notes ask "And a week later?" --session mine
       echo "May I return this?" | notes ask --splice returns --choices yes,no
-      notes ask "Which date counts?" --splice returns --json-schema answer.schema.json
+      notes ask "Which date counts?" --splice returns -j answer.schema.json
       notes ask --batch questions.jsonl --splice returns > answers.jsonl
     """
     batch, parallel = given.pop("batch"), given.pop("parallel")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from notes_cli import output
@@ -35,7 +33,7 @@ def command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
     if not quiet:
         many = "" if len(choice.files) == 1 else f" in {len(choice.files)} files"
         output.say(f"{choice.name}: {size}{many}")
-    path = None if dry_run else fetch(choice, show=not quiet and sys.stderr.isatty())
+    path = None if dry_run else fetch(choice, show=not quiet and output.watched())
     if json_:
         facts = {"name": choice.name, "files": list(choice.files), "bytes": choice.size}
         output.as_json({"version": 1, **facts, "path": None if path is None else str(path)})

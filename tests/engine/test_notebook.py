@@ -56,6 +56,9 @@ class Script:
     def next(self, context: Context, index: int = -1) -> int:
         return self.tokens.pop(0)
 
+    def likeliest(self, context: Context) -> int:
+        return self.tokens[0]
+
 
 def test_pieces_cover_the_tokens(notebook: Notebook, segment: Segment) -> None:
     """Positions follow each other; seam and rest of a splice are two pieces; counts are by how."""

@@ -96,23 +96,22 @@ def test_what_cannot_be_counted_is_no_error(folder: Path, put: Callable[..., Pat
 
 def test_the_budget_takes_the_oldest_and_never_the_new_one(folder: Path, put: Callable[..., Path]) -> None:
     """As many as are needed, no more; what was compiled last stays though it is the oldest by its time."""
-    size = put("a", 400).stat().st_size
+    put("a", 400)
     put("b", 300)
-    put("c", 200)
-    new = put("new", 500)
-    done = tidy.shrink(folder, 2 * size + 10, new=new)
-    assert [one.name for one in done.removed] == ["a", "b"] and done.nbytes == 2 * size
+    new, youngest = put("new", 500), put("c", 200)
+    size = new.stat().st_size + youngest.stat().st_size
+    done = tidy.shrink(folder, size + 10, new=new)
+    assert [one.name for one in done.removed] == ["a", "b"] and done.nbytes == size
     assert names(folder) == ["new", "c"]
-    assert not tidy.shrink(folder, 2 * size, new=new).removed
+    assert not tidy.shrink(folder, size, new=new).removed
 
 
 def test_one_that_is_larger_than_the_budget_empties_no_library(folder: Path, put: Callable[..., Path]) -> None:
     """What would not help is not removed; the others keep within the budget for themselves."""
-    small = put("a", 300).stat().st_size
-    put("b", 200)
+    older, younger = (put(name, age).stat().st_size for name, age in (("a", 300), ("b", 200)))
     new = put("new", rows=4000)
-    assert not tidy.shrink(folder, 2 * small, new=new).removed
-    assert [one.name for one in tidy.shrink(folder, small, new=new).removed] == ["a"]
+    assert not tidy.shrink(folder, older + younger, new=new).removed
+    assert [one.name for one in tidy.shrink(folder, younger, new=new).removed] == ["a"]
 
 
 def test_a_segment_that_is_open_stays(folder: Path, put: Callable[..., Path]) -> None:
