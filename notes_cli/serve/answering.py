@@ -14,7 +14,7 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.runtime.thinking import replying, thinking
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.laying import Laid
+from notes_cli.serve.arranging import Arranged
 from notes_cli.text.messages import ToolCall
 from notes_cli.text.tools import FORCED, Form, Listening, form_of
 
@@ -79,18 +79,22 @@ class _Probabilities:
         return found
 
 
-def writing(workspace: Workspace, laid: Laid, books: Sequence[Notebook], seed: int, hear: Hear) -> Task[list[Written]]:
+def writing(
+    workspace: Workspace, arranged: Arranged, books: Sequence[Notebook], seed: int, hear: Hear
+) -> Task[list[Written]]:
     """The answers, each in a notebook that ends with the prompt. The seed of each is one more than that before."""
-    ways = _chat if laid.asked.prompt is None else _text
-    return together([ways(workspace, laid, book, index, seed + index, hear) for index, book in enumerate(books)])
+    ways = _chat if arranged.asked.prompt is None else _text
+    return together([ways(workspace, arranged, book, index, seed + index, hear) for index, book in enumerate(books)])
 
 
-def _chat(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed: int, hear: Hear) -> Task[Written]:
-    wanted, start = laid.asked.writing, len(notebook)
+def _chat(
+    workspace: Workspace, arranged: Arranged, notebook: Notebook, index: int, seed: int, hear: Hear
+) -> Task[Written]:
+    wanted, start = arranged.asked.writing, len(notebook)
     sampling = replace(wanted.sampling, seed=seed & 0xFFFFFFFF)
     told = _Probabilities(workspace.model, wanted.likely)
-    form = _form(workspace, laid)
-    listening = Listening(form, laid.asked.tools) if form else None
+    form = _form(workspace, arranged)
+    listening = Listening(form, arranged.asked.tools) if form else None
 
     def say(text: str) -> None:
         text = listening.feed(text) if listening else text
@@ -101,10 +105,10 @@ def _chat(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed
         hear(Words(index, text, thought=True))
 
     thought = None
-    if laid.think:
+    if arranged.think:
         thought = yield from thinking(workspace, notebook, sampling, wanted.max_think, say_thought, calls=bool(form))
     reply = yield from replying(
-        *(workspace, notebook, sampling, laid.limit),
+        *(workspace, notebook, sampling, arranged.limit),
         max_think=wanted.max_think,
         say=say,
         say_thought=say_thought,
@@ -123,20 +127,22 @@ def _chat(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed
     return Written(index, reply.stopped, len(notebook) - start, reasoning, told.take(), calls)
 
 
-def _form(workspace: Workspace, laid: Laid) -> Form | None:
+def _form(workspace: Workspace, arranged: Arranged) -> Form | None:
     """The form that calls of tools have in the answer; None where there are no tools, or it is not known."""
-    if not laid.asked.tools:
+    if not arranged.asked.tools:
         return None
-    return FORCED if laid.asked.writing.must_call else form_of(workspace.model.chat_template or "")
+    return FORCED if arranged.asked.writing.must_call else form_of(workspace.model.chat_template or "")
 
 
-def _text(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed: int, hear: Hear) -> Task[Written]:
+def _text(
+    workspace: Workspace, arranged: Arranged, notebook: Notebook, index: int, seed: int, hear: Hear
+) -> Task[Written]:
     from notes_cli.engine.grammar import Grammar
     from notes_cli.engine.sampler import Sampler
     from notes_cli.engine.writing import Writer
     from notes_cli.text.reasoning import Until
 
-    wanted, start, model = laid.asked.writing, len(notebook), workspace.model
+    wanted, start, model = arranged.asked.writing, len(notebook), workspace.model
     told, end = _Probabilities(model, wanted.likely), Until("", wanted.stops)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -146,7 +152,7 @@ def _text(workspace: Workspace, laid: Laid, notebook: Notebook, index: int, seed
 
     grammar = None if wanted.grammar is None else Grammar(model, wanted.grammar)
     with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF), grammar) as sampler:
-        writer = Writer(notebook, sampler, laid.limit)
+        writer = Writer(notebook, sampler, arranged.limit)
         while writer.goes_on and not end.found:
             (logits,) = yield [notebook]
             token = writer.choose(logits)

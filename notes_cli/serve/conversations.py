@@ -32,7 +32,7 @@ class Talk:
     with_skill: dict[str, tuple[str, ...]] = field(default_factory=dict)  # said right after a skill, when it came
     early: tuple[str, ...] = ()  # said after the skills of the first turn
     before: dict[int, tuple[str, ...]] = field(default_factory=dict)  # said before a message
-    own: frozenset[str] = frozenset()  # errata that the client gave: one that it gives anew is said again
+    own: frozenset[str] = frozenset()  # errata that the client gave: one that it gives once more is said again
     values: dict[tuple[str, str], str] = field(default_factory=dict)  # of skills' fields, as they were said last
     heard: int = 0  # standing errata that were there
 

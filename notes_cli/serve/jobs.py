@@ -11,7 +11,7 @@ from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
 from notes_cli.runtime.asking import Counts
 from notes_cli.serve.answering import Words, Written
-from notes_cli.serve.laying import Laid
+from notes_cli.serve.arranging import Arranged
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.room import Grant
 
@@ -51,7 +51,7 @@ class Job:
     tell: Callable[[Told], object]
     came: float = field(default_factory=time.perf_counter)
     gone: bool = False  # nobody wants the answer any more
-    laid: Laid | None = None
+    arranged: Arranged | None = None
     running: Running[None] | None = None
     grants: list[Grant] = field(default_factory=list)
 

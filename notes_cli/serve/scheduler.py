@@ -24,9 +24,9 @@ from notes_cli.library.standing import StandingErrata
 from notes_cli.library.store import Library
 from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.serve.arranging import Desk, arrange, turn_of
 from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.jobs import Job, Limits, Told
-from notes_cli.serve.laying import Desk, lay, turn_of
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.room import GRANT, Room
@@ -255,9 +255,9 @@ class Scheduler:
         """Begin, if there is room (else None), and nothing of it is about to be there (else False)."""
         if job.asked.notes.session is not None:
             return self._go_on_with_session(job, job.asked.notes.session)
-        if job.laid is None:
-            job.laid = lay(self.desk, job.asked)
-        laid, layout, salt = job.laid, job.laid.layout, job.asked.notes.cache_salt
+        if job.arranged is None:
+            job.arranged = arrange(self.desk, job.asked)
+        arranged, layout, salt = job.arranged, job.arranged.layout, job.asked.notes.cache_salt
         kept, length, coming = self.prefixes.find(layout, salt)
         if coming > length + SOON:
             return False
@@ -267,19 +267,19 @@ class Scheduler:
         if not self.room.make(0, 1):
             return None
         notebook = self.prefixes.begin(kept, length) if kept and length else self.workspace.notebook()
-        first = self._room_for(job, len(layout) - len(notebook), min(laid.room, GRANT))
+        first = self._room_for(job, len(layout) - len(notebook), min(arranged.room, GRANT))
         if first is None:
             self.prefixes.undo(kept, notebook)
             return None
         if first < 1:
             notebook.close()
             raise _too_long(least, self.room.cells)
-        notebook.bound = min(len(layout) + laid.room, self.workspace.context.n_ctx)
+        notebook.bound = min(len(layout) + arranged.room, self.workspace.context.n_ctx)
         held = self.prefixes.add(notebook, layout, salt)
         job.grants = [self.room.grant(notebook, len(layout) + first, (job.sequences - 1) * first)]
         self._jobs.append(job)
         self.tally.queued.add(time.perf_counter() - job.came)
-        job.running = self._loop.begin(self.turns.answer(job, laid, held, length, first))
+        job.running = self._loop.begin(self.turns.answer(job, arranged, held, length, first))
         return True
 
     def _room_for(self, job: Job, prompt: int, first: int) -> int | None:
@@ -342,16 +342,18 @@ class Scheduler:
             waiting = [look.notebook for one in self._loop.running for look in one.looks if look.pending]
             if not held or any(book not in held for book in waiting):
                 return held
-            going = [job for job in self._jobs if job.laid and job.grants and not any(one.aside for one in job.grants)]
+            going = [
+                job for job in self._jobs if job.arranged and job.grants and not any(one.aside for one in job.grants)
+            ]
             if len(going) < 2:
                 return [
                     book for book in held if not any(grant.notebook is book for job in going for grant in job.grants)
                 ]
             last = max(going, key=lambda job: job.came)
-            assert last.laid is not None and last.running is not None
+            assert last.arranged is not None and last.running is not None
             self.tally.aside += 1
             try:
-                self.room.set_aside(last.grants, max((end for _, end in last.laid.layout.splices), default=0))
+                self.room.set_aside(last.grants, max((end for _, end in last.arranged.layout.splices), default=0))
             except EngineError:  # a state cannot go back
                 last.running.fail(Refused(503, "there is no room for the rest of this answer", code="no_room", wait=1))
                 self._ended()

@@ -18,8 +18,8 @@ from notes_cli.runtime.asking import Counts, Listener, Plan, Request
 from notes_cli.runtime.assembling import assembling
 from notes_cli.runtime.prefixes import Kept, Layout
 from notes_cli.serve.answering import Words, Written, writing
+from notes_cli.serve.arranging import Arranged, Desk, arrange
 from notes_cli.serve.jobs import Begun, Job, Told
-from notes_cli.serve.laying import Desk, Laid, lay
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import ServerError
 from notes_cli.serve.room import Room
@@ -51,36 +51,36 @@ class Turns:
 
     def explain(self, asked: Asked) -> dict[str, object]:
         """What a prompt would be made of now, and how. Nothing is computed. Raise NotesError."""
-        laid = lay(self._desk, asked)
-        layout = laid.layout
+        arranged = arrange(self._desk, asked)
+        layout = arranged.layout
         kept, length, _ = self._prefixes.find(layout, asked.notes.cache_salt)
         live = length if kept else 0
         notebook = self._prefixes.begin(kept, live, dry=True) if kept and live else self._workspace.notebook(dry=True)
         run(self._reading(layout, notebook))
         counts = replace(Counts.of(notebook), shared=live)
-        return explanation(notebook.pieces, asdict(counts), laid.notices)
+        return explanation(notebook.pieces, asdict(counts), arranged.notices)
 
-    def answer(self, job: Job, laid: Laid, held: Kept, live: int, first: int) -> Task[None]:
+    def answer(self, job: Job, arranged: Arranged, held: Kept, live: int, first: int) -> Task[None]:
         """Read the prompt, write the answers, and leave the first one's notebook to others."""
-        layout, notebook = laid.layout, held.notebook
+        layout, notebook = arranged.layout, held.notebook
         books: list[Notebook] = []
         try:
             yield from self._reading(layout, notebook)
             yield [notebook]
             counts = replace(Counts.of(notebook), shared=live)
-            self._tell_begun(job, counts, live, notebook.pieces, laid.notices)
+            self._tell_begun(job, counts, live, notebook.pieces, arranged.notices)
             books = [notebook.share() for _ in range(job.sequences - 1)]
             job.grants[0].more = 0
             for book in books:
                 book.bound = notebook.bound
                 job.grants.append(self._room.grant(book, len(layout) + first))
-            seed = laid.asked.writing.sampling.seed
+            seed = arranged.asked.writing.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
             heard = _Answer(job.tell)
-            for written in (yield from writing(self._workspace, laid, [notebook, *books], seed, heard.hear)):
+            for written in (yield from writing(self._workspace, arranged, [notebook, *books], seed, heard.hear)):
                 self._tell_written(job, written)
-            if laid.talk:
-                self._desk.conversations.keep(laid.asked, laid.talk, heard.text)
+            if arranged.talk:
+                self._desk.conversations.keep(arranged.asked, arranged.talk, heard.text)
         except Exception as error:
             self._prefixes.drop(held)  # nobody should go on from what failed
             raise fault(error) from error

@@ -367,7 +367,7 @@ def _parts(segment: object) -> dict[str, object]:
 
 
 def test_watch(model: Path, skill: Path, home: Path) -> None:
-    """Lines as things happen: compiled, changed, broken, gone; Ctrl-C ends it with nothing left behind."""
+    """Lines as things happen: compiled, changed, broken, gone; Ctrl-C ends it and leaves nothing."""
     command = command_line("watch", skill.parent / "skills", skill, "--interval", "0.1", "--json", "-q")
     put(skill.parent / "skills", "pdf")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -130,7 +130,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
         patch.setattr("notes_cli.serve.turns.writing", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.serve.scheduler.lay", fault)
+        patch.setattr("notes_cli.serve.scheduler.arrange", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     assert told(served.ask(splice=["returns"])) == "accepted"
     sequences, resting, load = held(served)

@@ -27,7 +27,7 @@ MATCHED = ("system", "user", "tool")  # messages in which texts of skills are lo
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class Arranged:
     """A request, ready to be read and answered."""
 
     asked: Asked
@@ -53,7 +53,7 @@ def model_of(model: str, known: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class Desk:
-    """What requests are laid out with."""
+    """What requests are arranged with."""
 
     workspace: Workspace
     shelf: Shelf
@@ -64,8 +64,8 @@ class Desk:
     most: int  # tokens of an answer
 
 
-def lay(desk: Desk, asked: Asked) -> Laid:
-    """Lay a request out. Raise NotesError."""
+def arrange(desk: Desk, asked: Asked) -> Arranged:
+    """Arrange a request. Raise NotesError."""
     named = model_of(asked.model, desk.names)
     if asked.prompt is not None:
         if named:
@@ -77,7 +77,7 @@ def lay(desk: Desk, asked: Asked) -> Laid:
     for name in (*named, *asked.notes.splice):
         segment = known.get(name) or desk.shelf.segment(name)
         skills.setdefault(segment.name, segment)
-    return _laid(desk, asked, talk, skills)
+    return _arranged(desk, asked, talk, skills)
 
 
 def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
@@ -106,8 +106,8 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
     )
 
 
-def _laid(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segment]) -> Laid:
-    """Lay messages out, with these skills in the system message and those that are matched where they are."""
+def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segment]) -> Arranged:
+    """Arrange messages, with these skills in the system message and those that are matched where they are."""
     workspace, wanted = desk.workspace, asked.writing
     think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
     found, messages = dict(named), list(asked.messages)
@@ -135,7 +135,7 @@ def _laid(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segment]
         if len(found) == len(named):
             raise
         # A template that encodes results of tools has no place for a skill there: the text goes as it is.
-        return _laid(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, named)
+        return _arranged(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, named)
     layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
     return replace(_finished(desk, asked, layout, think), talk=now)
 
@@ -165,7 +165,7 @@ def _placed(messages: list[Message], given: list[Part], place: str) -> list[Mess
     return messages
 
 
-def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Laid:
+def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Arranged:
     """With how much may be written."""
     workspace, writing, most = desk.workspace, asked.writing, desk.most
     workspace.check_length(len(layout) + 1)
@@ -176,7 +176,7 @@ def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Laid:
     room = limit + (writing.max_think + ROOM if thinks else 0)
     if workspace.longest is not None:
         room = min(room, workspace.longest - len(layout))
-    return Laid(asked, layout, think, limit, room)
+    return Arranged(asked, layout, think, limit, room)
 
 
 def _raw(workspace: Workspace, prompt: str | tuple[int, ...]) -> Tokens:
