@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from training import export, model
 from training.next import tokenizer, world
 from training.next.lessons import KIND, KINDS, Batch, Mix, Teacher
-from training.next.start import start
+from training.next.start import Marks, start
 from training.tokenizer import Encoder
-from training.train import Marks, settle
+from training.train import Marks as Means
+from training.train import settle
 
 HERE = Path(__file__).resolve().parent
 
@@ -42,40 +43,40 @@ class Stage:
     longest: int = 200
 
 
-TABLE = world.Level(rules=(1, 2), rows=(2, 3), shared=0.0, below=0.03)
 EVERY = ("table", "date", "amount")
+FIRST = world.Level(rules=(1, 2), rows=(2, 3), kinds=EVERY, shared=0.0, below=0.05)
 STAGES: tuple[Stage, ...] = (
-    Stage("words of one token", TABLE, Mix(), 0.9),
-    Stage("words of several", replace(TABLE, whole=0.5), Mix(), 0.9),
+    Stage("words of one token", FIRST, Mix(reason=0.15, compare=0.03), 0.85, patience=900),
     Stage(
-        "more rules and reasons",
-        replace(TABLE, whole=0.3, rules=(1, 3), rows=(2, 4), spare=(0, 2), below=0.1),
-        Mix(reason=0.25, cannot=0.04),
+        "words of several",
+        replace(FIRST, whole=0.5, near=0.15, below=0.1),
+        Mix(reason=0.2, cannot=0.03, compare=0.03),
+        0.88,
+        patience=900,
+    ),
+    Stage(
+        "more rules",
+        replace(FIRST, whole=0.3, near=0.2, rules=(1, 3), rows=(2, 4), spare=(0, 2), below=0.1, shared=0.1),
+        Mix(reason=0.25, cannot=0.04, compare=0.04),
         0.9,
         patience=1200,
     ),
     Stage(
-        "limits",
-        replace(TABLE, whole=0.3, kinds=EVERY, near=0.1, below=0.1),
-        Mix(reason=0.3, cannot=0.03, compare=0.08),
-        0.9,
-        patience=900,
-    ),
-    Stage(
         "two skills",
         replace(
-            TABLE,
+            FIRST,
             skills=(1, 2),
             rules=(1, 3),
             rows=(2, 4),
             spare=(0, 2),
             fillers=(0, 1),
             whole=0.3,
-            kinds=EVERY,
-            near=0.2,
+            near=0.25,
+            versions=0.1,
             below=0.1,
+            shared=0.1,
         ),
-        Mix(reason=0.25, cannot=0.05, compare=0.06),
+        Mix(reason=0.25, cannot=0.05, compare=0.04),
         0.92,
         patience=2000,
         longest=300,
@@ -112,8 +113,10 @@ class Plan:
     steps: int = 20000
     texts: int = 8
     branches: int = 6
-    first_rate: float = 3e-4  # twice that tears the start's circuits down before anything uses them
-    first_steps: int = 250
+    first_rate: float = 1e-3  # of the last two layers, which learn alone at first to say what the others find:
+    first_steps: int = 200  # an answer that is all wrong tears down the start's circuits before anything uses them
+    ramp: int = 300  # steps in which the others come to learn, too
+    gentle: float = 0.1  # how fast, compared with the last two: what compares numbers is soon blunted
     rate: float = 4e-4
     warm: int = 60
     cool: float = 0.3  # of all steps: straight down to nothing
@@ -125,6 +128,10 @@ class Plan:
         """Learning rate of a step."""
         top = self.first_rate if step < self.first_steps else self.rate
         return top * min(1.0, (step + 1) / self.warm, (self.steps - step) / (self.cool * self.steps))
+
+    def early_rate_at(self, step: int) -> float:
+        """That of all but the last two layers."""
+        return self.rate_at(step) * self.gentle * min(1.0, max(0.0, (step - self.first_steps) / self.ramp))
 
 
 def step_loss(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,16 +173,33 @@ def build(encoder: Encoder, shape: model.Shape, seed: int, note: bool = True) ->
     vocabulary = dict(sorted(encoder.vocab.items()))
     blank = tokenizer.BLANK
     families = [[i, vocabulary[t[1:]]] for t, i in vocabulary.items() if t[0] == blank and t[1:] in vocabulary]
-    two = [f"{n:02d}" for n in range(100)]
-    lines = [[vocabulary[lead + str(n)] for n in range(2020, 2036)] for lead in ("", blank)]
-    lines += [[vocabulary[t] for t in two]]
-    lines += [[vocabulary[lead + str(n)] for n in range(1000) if n not in range(10, 100)] for lead in ("", blank)]
-    lines[-1:] = [[vocabulary[blank + str(n)] for n in range(1000)]]
-    going_on = [i for t, i in vocabulary.items() if t.isalpha() and t.islower() and t.isascii()]
-    equals, thens = [vocabulary[blank + "is"], vocabulary[":"]], [vocabulary[blank + "then"]]
-    ifs, ends = [vocabulary["If"]], [vocabulary["\u010a"]]
-    turns, stops, dots = ([vocabulary[mark]] for mark in ("<|im_start|>", "<|im_end|>", "."))
-    start(net, families, lines, going_on, equals, thens, ifs, ends, turns, stops, dots, seed, note)
+    two = {n: vocabulary[f"{n:02d}"] for n in range(100)}
+    leads = ("", blank)
+    years = [(n, vocabulary[lead + str(n)]) for n in range(2020, 2036) for lead in leads]
+    amounts = [(n, vocabulary[lead + str(n)]) for n in range(1000) for lead in leads if lead or not 10 <= n < 100]
+
+    def known(*words: str) -> list[int]:
+        return [vocabulary[word] for word in words]
+
+    marks = Marks(
+        families=families,
+        going_on=[i for t, i in vocabulary.items() if t.isalpha() and t.islower() and t.isascii()],
+        two=two,
+        years=years,
+        amounts=amounts,
+        equals=known(blank + "is", ":"),
+        thens=known(blank + "then"),
+        others=known(blank + "otherwise"),
+        ifs=known("If"),
+        ends=known("\u010a"),
+        turns=known("<|im_start|>"),
+        stops=known("<|im_end|>"),
+        closing=known(".", ","),
+        relations=known(blank + "before", blank + "over", blank + "now"),
+        common=known("-", *(blank + w for w in ("the", "not", "earlier", "replaces")))
+        + known("The", "Correction", "This", "What", "?", "system", "user", "assistant"),
+    )
+    start(net, marks, seed, note)
     return net
 
 
@@ -201,8 +225,12 @@ def train(
     net.to(device)
     teacher = Teacher(encoder, f"next {plan.seed}")
     params = list(net.parameters())
-    opt = torch.optim.AdamW(params, lr=plan.rate, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
-    marks, level, since, tokens, begin, spent = Marks(), 0, 0, 0, 0, 0.0
+    early = [net.embed, *net.blocks[:-2].parameters()]
+    late = [*net.blocks[-2:].parameters(), net.norm]
+    opt = torch.optim.AdamW(
+        [{"params": early}, {"params": late}], lr=plan.rate, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0
+    )
+    marks, level, since, tokens, begin, spent = Means(), 0, 0, 0, 0, 0.0
     if resume:
         found = torch.load(out / "resume.pt", weights_only=False, map_location=device)
         net.load_state_dict(torch.load(out / "next.pt", map_location=device)["state"])
@@ -224,8 +252,8 @@ def train(
         os.replace(out / "resume.part", out / "resume.pt")
 
     for step in range(begin, plan.steps):
-        for group in opt.param_groups:
-            group["lr"] = plan.rate_at(step)
+        for group, rate in zip(opt.param_groups, (plan.early_rate_at(step), plan.rate_at(step)), strict=True):
+            group["lr"] = rate
         use = teacher.rng.randrange(level) if level and teacher.rng.random() < plan.earlier else level
         stage = STAGES[use]
         batch = teacher.batch(plan.texts, plan.branches, stage.level, stage.mix, stage.longest)
@@ -233,7 +261,9 @@ def train(
             loss, kind, right = step_loss(net, batch, plan.text_weight)
         opt.zero_grad(set_to_none=True)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(params, 1.0)
+        # Each by itself: what compares numbers is steep, and would take all the room there is.
+        norms = torch.stack([nn.utils.clip_grad_norm_([param], 0.2) for param in params])
+        norm = norms.square().sum().sqrt()
         opt.step()
         tokens += int(batch.prefix_len.sum()) + int((batch.branch > 0).sum())
         if use == level:
@@ -294,7 +324,7 @@ def main() -> None:
         net.load_state_dict(found["state"])
         export.write(net, made, args.work / "next.gguf")
         return
-    shape = model.Shape(vocab=-(-made.get_vocab_size() // 32) * 32, width=288, layers=7, ffn=224, rope_base=10_000.0)
+    shape = model.Shape(vocab=-(-made.get_vocab_size() // 32) * 32, width=224, layers=7, ffn=320, rope_base=10_000.0)
     plan = Plan(steps=args.steps, rate=args.rate, cool=args.cool, seed=args.seed)
     with (args.work / "train.log").open("a" if args.resume else "w", encoding="utf-8", buffering=1) as log:
 
