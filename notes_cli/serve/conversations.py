@@ -62,7 +62,8 @@ class Conversations:
             turns = self._turns.get(keys[number - 1]) if message.role == "assistant" else None
             if turns:
                 said = [one for one in turns if one.answer is not None and one.answer.strip() == message.text.strip()]
-                return (said or turns)[-1]
+                own = frozenset(asked.notes.errata)
+                return max(reversed(said or turns), key=lambda one: (one.talk.own == own, not one.talk.own))
         return None
 
     def keep(self, asked: Asked, talk: Talk, answer: str | None) -> None:
@@ -72,7 +73,7 @@ class Conversations:
             before.last = False
         key = _keys(asked)[-1]
         turns = self._turns.setdefault(key, [])
-        turns[:] = [one for one in turns if one.answer != answer][-3:]
+        turns[:] = [one for one in turns if (one.answer, one.talk.own) != (answer, talk.own)][-3:]
         turns.append(_Turn(talk, answer))
         self._turns.move_to_end(key)
         while len(self._turns) > MOST:
@@ -96,7 +97,8 @@ def value_of(segment: Segment, name: str) -> str | None:
 
 def _keys(asked: Asked) -> list[bytes]:
     """A digest of the messages up to each of them."""
-    digest = hashlib.sha256(json.dumps([asked.notes.cache_salt, asked.tools], default=dict).encode())
+    whose = [asked.notes.cache_salt, asked.model, asked.notes.splice, asked.tools]
+    digest = hashlib.sha256(json.dumps(whose, default=dict).encode())
     keys = []
     for message in asked.messages:
         digest.update(b"\0" + json.dumps(_plain(message)).encode())
@@ -133,8 +135,9 @@ def told(
     for name, segment in skills.items():
         there = name in talk.skills
         latest: dict[str, Standing] = {}
-        for one in errata[talk.heard if there else 0 :]:
-            if one.skill == name and value_of(segment, one.field) == one.was:
+        # What was given since its last turn is about its older text, too. (A file that has become shorter was mended.)
+        for one in errata[talk.heard if there and talk.heard <= len(errata) else 0 :]:
+            if one.skill == name and (there or value_of(segment, one.field) == one.was):
                 latest[one.field] = one
         for one in latest.values():
             if values.get((name, one.field), one.was) != one.value:

@@ -6,7 +6,6 @@ An unknown key is refused, as OpenAI's API does; keys of that API which change n
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -29,6 +28,7 @@ IGNORED = {
     *("verbosity", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "parallel_tool_calls"),
 }
 MOST_CHOICES = 16  # n
+PROMPTS = 128  # of one request
 MOST_STOPS = 16
 MOST_LIKELY = 20  # top_logprobs
 
@@ -123,7 +123,7 @@ class Reader:
     def number(self, key: str, low: float, high: float, default: float) -> float:
         def right(value: Any) -> bool:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            return number and math.isfinite(value) and low <= value <= high
+            return number and low <= value <= high  # neither NaN nor infinity is
 
         return float(self.take(key, f"a number from {low:g} to {high:g}", right, default))
 
@@ -341,6 +341,9 @@ def _prompts(given: Any) -> list[str | tuple[int, ...]]:
         raise wrong
     if all(_is_token(one) for one in given):
         return [tuple(given)]
+    if len(given) > PROMPTS:
+        what = f"prompt must be {PROMPTS} prompts at most, not {len(given):,}"
+        raise Refused(400, what, param="prompt", code="invalid_value")
     found: list[str | tuple[int, ...]] = []
     for one in given:
         if isinstance(one, list) and all(_is_token(token) for token in one):
@@ -421,7 +424,7 @@ def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:
         name, words = function.text("name"), function.any("arguments")
         try:
             arguments = json.loads(words) if isinstance(words, str) else words
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
             raise function.wrong("arguments", "an object as JSON", words)

@@ -112,7 +112,7 @@ class Room:
 
     def resume(self, grants: Sequence[Grant]) -> bool:
         """Let those go on that were set aside, if there is room for them now."""
-        wanted = [len(grant.notebook) + GRANT for grant in grants]
+        wanted = [min(len(grant.notebook) + GRANT, grant.notebook.size) for grant in grants]
         rows = sum(grant.notebook.rows for grant in grants)
         if not self.make(sum(wanted) - rows):
             return False

@@ -38,6 +38,7 @@ from notes_cli.sessions.session import Session
 
 T = TypeVar("T")
 
+LONG = 8  # compiles and probes that wait at most
 SOON = 16  # tokens of a prompt that others are reading, and that are worth waiting for
 SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
 
@@ -68,6 +69,7 @@ class Scheduler:
         self._open = workspace
         self._arrivals: queue.SimpleQueue[Job | _Work | Callable[[], object] | None] = queue.SimpleQueue()
         self._works: deque[_Work] = deque()
+        self._long = 0  # works that have come and not ended
         self._count = 0  # jobs that have come and not ended
         self._lock = threading.Lock()
         self._waiting: deque[Job] = deque()
@@ -107,8 +109,14 @@ class Scheduler:
 
     def call(self, function: Callable[[], T], *, long: bool = False) -> Future[T]:
         """Have a function called between two steps, where the context may be used. `long`: it takes its time, and
-        calls `between` now and then; one of these is done at a time."""
+        calls `between` now and then; one of these is done at a time. Raise Refused where too many of them wait."""
         future: Future[T] = Future()
+        if long:
+            with self._lock:
+                if self._long == LONG:
+                    raise Refused(429, "too many compiles and probes are waiting", code="queue_full", wait=5)
+                self._long += 1
+            future.add_done_callback(self._long_ended)
 
         def called() -> None:
             if future.set_running_or_notify_cancel():
@@ -119,6 +127,10 @@ class Scheduler:
 
         self._arrivals.put(_Work(called) if long else called)
         return future
+
+    def _long_ended(self, _: Future[T]) -> None:
+        with self._lock:
+            self._long -= 1
 
     # In the thread.
 
@@ -229,7 +241,11 @@ class Scheduler:
         reading does not stop those after it; one that waits for room does."""
         for job in sorted(self._jobs, key=lambda job: job.came):
             if any(grant.aside for grant in job.grants) and not self.room.resume(job.grants):
-                return
+                if any(not any(grant.aside for grant in other.grants) for other in self._jobs):
+                    return  # until those that go on have ended
+                assert job.running is not None
+                job.running.fail(Refused(503, "there is no room for the rest of this answer", code="no_room", wait=1))
+                self._ended()
         for job in list(self._waiting):
             if self._busy + job.sequences > self.limits.parallel and self._jobs:
                 return
@@ -258,20 +274,20 @@ class Scheduler:
         if job.arranged is None:
             job.arranged = arrange(self.desk, job.asked)
         arranged, layout, salt = job.arranged, job.arranged.layout, job.asked.notes.cache_salt
-        kept, length, coming = self.prefixes.find(layout, salt)
-        if coming > length + SOON:
-            return False
         least = len(layout) + 1
         if not self.room.could(least):
             raise _too_long(least, self.room.cells)
         if not self.room.make(0, 1):
             return None
+        kept, length, coming = self.prefixes.find(layout, salt)  # after room was made: that takes idle ones away
+        if coming > length + SOON:
+            return False
         notebook = self.prefixes.begin(kept, length) if kept and length else self.workspace.notebook()
         first = self._room_for(job, len(layout) - len(notebook), min(arranged.room, GRANT))
         if first is None:
             self.prefixes.undo(kept, notebook)
             return None
-        if first < 1:
+        if first < min(1, arranged.room):
             notebook.close()
             raise _too_long(least, self.room.cells)
         notebook.bound = min(len(layout) + arranged.room, self.workspace.context.n_ctx)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -46,7 +45,7 @@ class Guard:
         if self._hosts and _name(host) not in self._hosts:
             return Refused(403, f"this server answers to {' and '.join(LOOPBACK[:2])}, not to {host[:80]!r}")
         origin = headers.get("origin")
-        if origin is not None and origin not in self._origins and urlsplit(origin).netloc != host:
+        if origin is not None and origin not in self._origins and origin.partition("://")[2] != host:
             return Refused(403, f"pages of {origin[:80]} may not ask this server")
         if not self._keys or path in OPEN or (path in self._pages and method == "GET") or method == "OPTIONS":
             return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, SegmentError, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
 
 SHORTEST = 64  # characters of a text that is looked for in messages: others cost less than looking
@@ -36,11 +37,11 @@ class Shelf:
     def segment(self, name: str) -> Segment:
         """A compiled skill. Raise SegmentError where there is none, or none for this model."""
         store, workspace = self._workspace.library, self._workspace
-        target = store.resolve(name)
-        if target.kind != "name":  # a client names skills, no files of this machine
-            raise SegmentError(f"no compiled skill {name!r}", Help.LIST_SKILLS())
-        path = store.find(target.name, workspace.identity, workspace.compile_again(target.name))
-        return self._open(path, target.name)
+        named = names.typed(name)
+        if not names.is_name(named):  # a client names skills: what may be a file is not even looked for
+            raise SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
+        path = store.find(named, workspace.identity, workspace.compile_again(named))
+        return self._open(path, named)
 
     def _open(self, path: Path, name: str) -> Segment:
         found = path.stat()
@@ -104,13 +105,14 @@ def _cut(text: str, wanted: str) -> tuple[str, str] | None:
     """What is before and after a text that is whole paragraphs of another; None where it is not in there so. Put
     together with empty lines between, the three are the text again."""
     place = text.find(wanted) if wanted == wanted.strip() else -1
-    while place >= 0:
-        before, after = text[:place], text[place + len(wanted) :]
-        above, below = before.removesuffix(BETWEEN), after.removeprefix(BETWEEN)
-        opens = not before.strip() or (above != before and above == above.rstrip())
-        closes = not after.strip() or (below != after and below == below.lstrip())
+    first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    while place >= 0:  # looked at in its place: a text may repeat it thousands of times
+        end = place + len(wanted)
+        above, below = place - len(BETWEEN), end + len(BETWEEN)
+        opens = place <= first or (text.endswith(BETWEEN, 0, place) and not text[above - 1 : above].isspace())
+        closes = end >= last or (text.startswith(BETWEEN, end) and not text[below : below + 1].isspace())
         if opens and closes:
-            return above, below
+            return text[:place].removesuffix(BETWEEN), text[end:].removeprefix(BETWEEN)
         place = text.find(wanted, place + 1)
     return None
 

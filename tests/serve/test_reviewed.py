@@ -1,0 +1,160 @@
+"""What a review of the server found, each as a client would come upon it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.segment import Segment
+from notes_cli.library.standing import Standing
+from notes_cli.serve.conversations import Conversations, Talk, told
+from notes_cli.serve.jobs import Limits
+from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.scheduler import LONG
+from notes_cli.serve.shelf import _cut
+
+from .conftest import Served, started
+from .test_robust import ASK
+
+HELLO = [{"role": "user", "content": "Hello"}]
+AGAIN = [*HELLO, {"role": "assistant", "content": "Hi!"}, {"role": "user", "content": "May I return this?"}]
+
+
+def test_the_name_of_a_skill_opens_no_file(served: Served, tmp_path: Path) -> None:
+    """Not even looked for: a pipe would be waited for, and an answer would tell which files there are."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    said = {served.chat(ASK, 404, notes={"splice": [str(name)]})["message"] for name in (pipe, tmp_path / "nothing")}
+    assert {text.replace("pipe", "").replace("nothing", "") for text in said} == {
+        f"no compiled skill '{tmp_path}/'. List the library to see what there is"
+    }
+    for name in ("~nosuchuser/a", "a" * 400):
+        assert served.chat(ASK, 404, notes={"splice": [name]})["code"] == "skill_not_found"
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"temperature": int("9" * 400)}, "temperature"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 200_000}}
+                        ],
+                    }
+                ]
+            },
+            "arguments",
+        ),
+    ],
+)
+def test_what_python_cannot_hold_is_the_clients_fault(served: Served, given: dict[str, Any], param: str) -> None:
+    """A number or a depth without bounds: 400, and no fault of the server."""
+    found = served.http.post("/v1/chat/completions", json={"messages": ASK, **given})
+    assert found.status_code == 400 and param in found.text
+
+
+def test_many_prompts_are_one_error(served: Served) -> None:
+    """Before a reply is made for each."""
+    found = served.http.post("/v1/completions", json={"prompt": ["a"] * 129})
+    assert found.status_code == 400 and "128" in found.json()["error"]["message"]
+
+
+def test_an_origin_that_is_none_is_refused(served: Served) -> None:
+    assert served.http.get("/v1/models", headers={"Origin": "http://["}).status_code == 403
+
+
+def test_nothing_is_written_where_no_token_is_asked_for(served: Served) -> None:
+    """Tools that evaluate models ask for none, and want the prompt's counts."""
+    found = served.http.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 0})
+    assert found.status_code == 200, found.text
+    assert found.json()["usage"]["completion_tokens"] == 0
+
+
+def test_long_works_are_limited(served: Served) -> None:
+    """Compiles and probes that wait hold their texts: too many are told to come again."""
+    release, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        release.wait(30)
+
+    works = [served.scheduler.call(work, long=True) for _ in range(LONG)]
+    assert begun.wait(10)
+    with pytest.raises(Refused) as refused:
+        served.scheduler.call(work, long=True)
+    assert refused.value.status == 429
+    release.set()
+    for one in works:
+        one.result(30)
+    served.scheduler.call(work, long=True).result(30)
+
+
+def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
+    """The same words and the same answer: who gave an erratum is told of it, who gave none is not."""
+    conversations = Conversations()
+    notes: dict[str, Any] = {"splice": ["returns"]}
+    mine = {**notes, "errata": {"date": "2026-07-01"}}
+    first, other = (parse_chat({"messages": HELLO, "notes": one}) for one in (mine, notes))
+    conversations.keep(first, Talk(early=("mine",), own=frozenset(first.notes.errata)), "Hi!")
+    conversations.keep(other, Talk(), "Hi!")
+    for one, early in ((mine, ("mine",)), (notes, ())):
+        talk = conversations.find(parse_chat({"messages": AGAIN, "notes": one}))
+        assert talk is not None and talk.early == early
+    assert conversations.find(parse_chat({"messages": AGAIN, "notes": {"splice": ["support"]}})) is None
+
+
+def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:
+    """The skill was compiled again with another value before the field was corrected for all."""
+    segment: Segment = served.at_context(lambda: served.scheduler.shelf.segment("returns"))
+    talk = Talk(skills={"returns": segment}, heard=0)
+    errata = [Standing("returns", "date", was="2030-01-01", value="2026-07-01", time="2026-11-22T00:00:00Z")]
+    now = told(talk, {"returns": segment}, errata, (), 2, None)
+    assert "2026-07-01" in " ".join(now.before[2])
+    again = told(Talk(skills={"returns": segment}, heard=5), {"returns": segment}, errata, (), 2, None)
+    assert again.before == now.before  # the file of errata was mended, and is shorter
+
+
+def test_a_text_that_repeats_a_skill_is_looked_over_once() -> None:
+    """A whole paragraph is found after thousands that are none, in a time that does not grow with their square."""
+    skill = "All goods may be returned within thirty days."
+    text = skill * 20_000 + "\n\n" + skill + "\n\nafter"
+    assert _cut(text, skill) == (skill * 20_000, "after")
+    assert _cut(f"  \n{skill}\n ", skill) == ("  \n", "\n ") and _cut(f"a {skill}", skill) is None
+    assert _cut(f"a\n\n\n{skill}", skill) is None and _cut(f"a\n\n{skill}\n\nb", skill) == ("a", "b")
+
+
+def test_room_that_no_context_has_is_not_waited_for(
+    library: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that was set aside goes on with what there is, and others after it are answered."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    options = ContextOptions(n_ctx=1024, n_threads=1)
+    model = make_model("llama")
+    with started(library, Limits(parallel=4), None, options, model, fixed_size=True) as server:
+        done: dict[str, int] = {}
+
+        def ask(name: str, tokens: int, written: int) -> None:
+            prompt = [5 + number % 40 for number in range(tokens)]
+            done[name] = server.http.post(
+                "/v1/completions", json={"prompt": prompt, "max_tokens": written}, timeout=50
+            ).status_code
+
+        asked = [threading.Thread(target=ask, args=one) for one in (("a", 4, 60), ("b", 800, 220))]
+        for thread in asked:
+            thread.start()
+        for thread in asked:
+            thread.join(50)
+        ask("c", 2, 3)
+        assert done["a"] == done["c"] == 200 and done["b"] in (200, 503)
