@@ -43,6 +43,11 @@ EXTRA = "Install it: pip install 'notes-cli[serve]'"
     "--cors-origin", "origins", multiple=True, metavar="ORIGIN", help="A site whose pages may ask. Repeatable."
 )
 @click.option("--page/--no-page", default=True, help="A page to look at, at /.  [default: --page]")
+@click.option(
+    "--forms/--no-forms",
+    default=True,
+    help="Requests may hold answers to a grammar or a schema.  [default: --forms]",
+)
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="What clients may call the model. Repeatable.")
 @click.option(
     "--drain", type=Number(0, kind=float), default=30, show_default=True, help="Seconds that answers have to end."
@@ -59,6 +64,7 @@ def command(
     keys: tuple[str, ...],
     origins: tuple[str, ...],
     page: bool,
+    forms: bool,
     aliases: tuple[str, ...],
     drain: float,
     **model: Any,
@@ -92,7 +98,7 @@ def command(
 
     names = [*aliases, *([model["model"]] if model["model"] and not os.path.exists(model["model"]) else [])]
     scheduler = Scheduler(workspace, Limits(parallel, queue, max_tokens, chunk), names)
-    options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page)
+    options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms)
     with listen(host, port) as listening:
         shown = f"[{host}]" if ":" in host else host
         where = f"http://{shown}:{listening.getsockname()[1]}"

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from notes_cli.errors import NotesError, reason
 from notes_cli.library import private
-from notes_cli.library.lock import locked
+from notes_cli.library.lock import HeldError, locked
 
 NAME = "errata.jsonl"
+PATIENCE = 2  # seconds that another process may hold the file: a server answers nobody meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class StandingErrata:
         """Tell these from now on. Raise NotesError where the file cannot be written."""
         data = b"".join(json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n" for one in errata)
         try:
-            with locked(self.path.parent / ".locks" / f"{NAME}.lock"):
+            with locked(self.path.parent / ".locks" / f"{NAME}.lock", wait=PATIENCE):
                 self.all()
                 with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
                     whole = file.read().rfind(b"\n") + 1  # a line that a crash tore is written over
@@ -68,6 +69,8 @@ class StandingErrata:
                     file.seek(whole)
                     file.write(data)
                     os.fsync(file.fileno())
+        except HeldError as error:
+            raise NotesError(f"another process writes {self.path}: {error}", "Try again") from None
         except OSError as error:
             raise NotesError(f"cannot write {self.path}: {reason(error)}") from error
 

@@ -20,8 +20,9 @@ from starlette.routing import Route
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, heat, library
 from notes_cli.serve.answers import Events, Told, answer, while_there
+from notes_cli.serve.arranging import model_of
 from notes_cli.serve.metrics import KIND, exposed
-from notes_cli.serve.parsing import Reader, parse_chat, parse_completion
+from notes_cli.serve.parsing import Asked, Reader, parse_chat, parse_completion
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.serve.security import Guard
@@ -40,6 +41,7 @@ class Options:
     origins: tuple[str, ...] = ()  # pages of other sites that may ask
     body: int = BODY
     page: bool = True  # to look at, at /
+    forms: bool = True  # requests may bring a grammar, or a schema, that the answer is held to
 
 
 class Service:
@@ -62,7 +64,7 @@ class Service:
             ClientDisconnect: _gone,
             Exception: _fault,
         }
-        middleware = [guard, *([cors] if self.options.origins else [])]
+        middleware = [*([cors] if self.options.origins else []), guard]  # a refusal can be read by the page, too
         return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     def routes(self) -> list[Route]:
@@ -70,6 +72,7 @@ class Service:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
@@ -102,9 +105,22 @@ class Service:
         self._check()
         names = await self._at_context(lambda: [one.name for one in self.scheduler.shelf.all()])
         model = self.scheduler.names[0]
-        made = {"object": "model", "created": self.scheduler.started, "owned_by": "notes"}
-        listed = [{"id": name, **made} for name in (model, *(f"{model}@{name}" for name in names))]
+        listed = [self._model(name) for name in (model, *(f"{model}@{name}" for name in names))]
         return JSONResponse({"object": "list", "data": listed})
+
+    async def model(self, request: Request) -> Response:
+        self._check()
+        name = request.path_params["name"]
+
+        def found() -> None:
+            for skill in model_of(name, self.scheduler.names):
+                self.scheduler.shelf.segment(skill)
+
+        await self._at_context(found)
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self.scheduler.started, "owned_by": "notes"}
 
     async def tokenize(self, request: Request) -> Response:
         given = Reader(await self._body(request))
@@ -118,10 +134,12 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         asked = parse_chat(await self._body(request))
+        self._check_form(asked)
         return await answer(request, self.scheduler, [asked], asked.model or self.scheduler.names[0])
 
     async def completions(self, request: Request) -> Response:
         every = parse_completion(await self._body(request))
+        self._check_form(*every)
         return await answer(request, self.scheduler, every, every[0].model or self.scheduler.names[0])
 
     # The library.
@@ -162,6 +180,11 @@ class Service:
         return JSONResponse({"sessions": await self._at_context(lambda: errata.sessions(self.scheduler))})
 
     # What they share.
+
+    def _check_form(self, *every: Asked) -> None:
+        """Raise Refused for a form that this server takes from nobody: one step of it may take minutes."""
+        if not self.options.forms and any(asked.writing.grammar is not None for asked in every):
+            raise Refused(400, "this server holds answers to no grammar and no schema", code="no_forms")
 
     def _check(self) -> None:
         """Raise Refused while nobody can be answered."""

@@ -27,6 +27,14 @@ IGNORED = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("verbosity", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "parallel_tool_calls"),
 }
+EMPTY = {
+    "logit_bias",
+    "functions",
+    "function_call",
+    "modalities",
+    "prediction",
+    "audio",
+}  # refused if they ask for anything
 MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
@@ -138,8 +146,12 @@ class Reader:
         return tuple(found)
 
     def ignore(self, keys: set[str]) -> None:
+        """Pass these over, and those of EMPTY that ask for nothing."""
         for key in keys:
             self._data.pop(key, None)
+        for key in EMPTY:
+            if self._data.get(key) in (None, {}, [], ["text"]):
+                self._data.pop(key, None)
 
     def end(self) -> None:
         """Raise Refused for a key that nobody took."""

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from notes_cli import output
 from notes_cli.engine.loop import Loop
 from notes_cli.engine.notebook import Notebook
 from notes_cli.errors import EngineError, NotesError
@@ -230,7 +231,10 @@ class Scheduler:
         """Give up what nobody waits for any more."""
         for job in [job for job in self._jobs if job.gone]:
             if job.running is not None:
-                self._loop.drop(job.running)
+                try:
+                    self._loop.drop(job.running)
+                except Exception as error:  # of its end: nobody else is to suffer from it
+                    output.say(f"a request that was given up: {type(error).__name__}: {error}")
             self._forget(job)
         for job in [job for job in self._waiting if job.gone]:
             self._waiting.remove(job)

@@ -50,7 +50,9 @@ class Guard:
         if not self._keys or path in OPEN or (path in self._pages and method == "GET") or method == "OPTIONS":
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
-        right = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]  # all, whichever is right
+        right = [
+            hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys
+        ]  # all, whichever is right
         if kind.lower() == "bearer" and any(right):
             return None
         return Refused(

@@ -14,6 +14,7 @@ from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Segment
 from notes_cli.library.standing import Standing
+from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import Conversations, Talk, told
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
@@ -63,6 +64,13 @@ def test_what_python_cannot_hold_is_the_clients_fault(served: Served, given: dic
     """A number or a depth without bounds: 400, and no fault of the server."""
     found = served.http.post("/v1/chat/completions", json={"messages": ASK, **given})
     assert found.status_code == 400 and param in found.text
+
+
+def test_what_asks_for_nothing_is_no_error(served: Served) -> None:
+    """Clients send features that they do not use as empty; one that is used is refused."""
+    empty = {"logit_bias": {}, "functions": None, "modalities": ["text"], "prediction": None}
+    served.chat(ASK, max_tokens=1, **empty)
+    assert served.chat(ASK, 400, logit_bias={"5": 1})["code"] == "unknown_parameter"
 
 
 def test_many_prompts_are_one_error(served: Served) -> None:
@@ -158,3 +166,24 @@ def test_room_that_no_context_has_is_not_waited_for(
             thread.join(50)
         ask("c", 2, 3)
         assert done["a"] == done["c"] == 200 and done["b"] in (200, 503)
+
+
+def test_one_model_is_told_of(served: Served) -> None:
+    """As the official client asks for it, with a skill in its name, too."""
+    assert served.client.models.retrieve("tiny@returns").id == "tiny@returns"
+    for name, code in (("other", "model_not_found"), ("tiny@nothing", "skill_not_found")):
+        found = served.http.get(f"/v1/models/{name}")
+        assert found.status_code == 404 and found.json()["error"]["code"] == code
+
+
+def test_a_key_of_any_letters_opens_and_forms_can_be_off(library: Path) -> None:
+    """Headers are bytes: what a client sends as UTF-8 is compared as that. A refusal is readable across sites."""
+    options = Options(keys=("schlüssel",), origins=("https://there.example",), forms=False)
+    with started(library, options=options) as server:
+        right = {"Authorization": "Bearer schlüssel".encode()}
+        assert server.http.get("/v1/models", headers=right).status_code == 200
+        held = {"messages": ASK, "grammar": 'root ::= "a"'}
+        assert server.http.post("/v1/chat/completions", headers=right, json=held).json()["error"]["code"] == "no_forms"
+        refused = server.http.get("/v1/models", headers={"Origin": "https://there.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://there.example"
