@@ -222,7 +222,7 @@ def _nothing(found: bool) -> str:
 
 def _compile(
     model: Model,
-    skill: Skill | ToolSet,
+    wanted: Skill | ToolSet,
     target: Path | None,
     force: bool,
     shape: Shape,
@@ -232,10 +232,8 @@ def _compile(
     """Compile one skill, say what was done, and return the facts of it."""
     from notes_cli.runtime.compiling import allowed, skill_of
     from notes_cli.text.keys import listed
-    from notes_cli.text.skill import Skill
 
-    if not isinstance(skill, Skill):
-        skill = skill_of(model.workspace, skill)
+    skill = skill_of(model.workspace, wanted)
     compiled = model.bring_up_to_date(
         skill,
         output=target,

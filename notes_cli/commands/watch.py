@@ -98,15 +98,16 @@ def _compile(model: Model, words: Words, word: str, path: Path, json_: bool, *, 
     """Bring the skill of a file up to date, and tell what was done. `first`: not that there was nothing to do."""
     from notes_cli.commands.compile import shape_of
     from notes_cli.runtime.compiling import skill_of
-    from notes_cli.text.skill import Skill
 
     try:
         wanted = words.read(word)
         kept = words.known(wanted.skill.name)
         shape = shape_of(model, words, kept or wanted)
-        skill = wanted.skill if isinstance(wanted.skill, Skill) else skill_of(model.workspace, wanted.skill)
         compiled = model.bring_up_to_date(
-            skill, influence=shape.influence, blocks=shape.blocks, listener=listening(json_)
+            skill_of(model.workspace, wanted.skill),
+            influence=shape.influence,
+            blocks=shape.blocks,
+            listener=listening(json_),
         )
     except NotesError as error:
         _tell(json_, event="failed", source=str(path), error=worded(error))

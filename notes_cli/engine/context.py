@@ -156,9 +156,7 @@ class Context:
         return llama.llama_get_memory(self.handle)
 
     def close(self) -> None:
-        if self._handle is not None:
-            llama.llama_free(self._handle)
-            self._handle = None
+        native.free_once(self, "_handle", llama.llama_free)
 
     def __enter__(self) -> Context:
         return self

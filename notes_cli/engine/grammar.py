@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from notes_cli.engine import process
 from notes_cli.engine.model import Model
-from notes_cli.engine.native import llama
+from notes_cli.engine.native import free_once, llama
 from notes_cli.errors import EngineError, GrammarError
 
-ROOT = b"root"  # the rule that an answer is# struct llama_token_data
+ROOT = b"root"  # the rule that an answer is
+# struct llama_token_data
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 PATIENCE = 2  # seconds for one step, which takes milliseconds
 FIRST = 256  # of the likeliest tokens that are looked at before all are
@@ -111,9 +112,7 @@ class Grammar:
         return left
 
     def close(self) -> None:
-        if self._sampler is not None:
-            llama.llama_sampler_free(self._sampler)
-            self._sampler = None
+        free_once(self, "_sampler", llama.llama_sampler_free)
 
     def __enter__(self) -> Grammar:
         return self

@@ -97,9 +97,7 @@ class Model:
         return llama.llama_model_get_vocab(self.handle)
 
     def close(self) -> None:
-        if self._handle is not None:
-            llama.llama_model_free(self._handle)
-            self._handle = None
+        native.free_once(self, "_handle", llama.llama_model_free)
         if self.sources:
             process.guard.remove(str(self.path))
         for source in self.sources:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,15 @@ def call(name: str, *arguments: Any) -> int:
     if result < OK:
         raise EngineError(last_error())
     return result
+
+
+def free_once(owner: object, name: str, free: Callable[[Any], object]) -> None:
+    """Free what an attribute holds, if it holds something. It is empty before: an interrupt may be raised when `free`
+    returns, and whoever closes the owner after that must not free it again."""
+    handle = getattr(owner, name)
+    setattr(owner, name, None)
+    if handle is not None:
+        free(handle)
 
 
 def traffic() -> tuple[int, int]:

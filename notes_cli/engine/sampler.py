@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from notes_cli.engine import native
 from notes_cli.engine.grammar import CANDIDATE, Grammar
-from notes_cli.engine.native import llama
+from notes_cli.engine.native import free_once, llama
 from notes_cli.errors import EngineError
 
 
@@ -111,11 +111,10 @@ class Sampler:
         return int(array.data[array.selected].id)
 
     def close(self) -> None:
-        if self._chain is not None:
-            llama.llama_sampler_free(self._chain)
+        self._closed = True
+        free_once(self, "_chain", llama.llama_sampler_free)
         if self._grammar is not None:
             self._grammar.close()
-        self._chain, self._closed = None, True
 
     def __enter__(self) -> Sampler:
         return self

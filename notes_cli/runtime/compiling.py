@@ -233,9 +233,9 @@ def check_support(workspace: Workspace, name: str) -> None:
             raise UnsupportedError(f"{name} cannot be compiled for {workspace.model.name}: {reason}")
 
 
-def skill_of(workspace: Workspace, found: ToolSet) -> Skill:
-    """What this model is told of some tools, as a text to be compiled."""
-    return tools_skill(workspace.template, found)
+def skill_of(workspace: Workspace, found: Skill | ToolSet) -> Skill:
+    """A skill as it is; of tools what this model is told of them, as a text to be compiled."""
+    return tools_skill(workspace.template, found) if isinstance(found, ToolSet) else found
 
 
 def compile_to_library(

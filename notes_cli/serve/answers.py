@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -24,6 +24,7 @@ from notes_cli.serve.scheduler import Scheduler
 T = TypeVar("T")
 Outcome = Begun | Words | Written | NotesError | None
 PING = 15.0  # seconds without a word after which a comment is sent, for those between us and the client
+PINGING = b": still there\n\n"
 STALLED = 60.0  # seconds that a client has to take what is sent to it
 
 
@@ -44,7 +45,7 @@ class Heard:
             self.close()
             raise
 
-    def _teller(self, number: int) -> Any:
+    def _teller(self, number: int) -> Callable[[Outcome], None]:
         def tell(told: Outcome) -> None:  # in the scheduler's thread
             with suppress(RuntimeError):  # asyncio has ended, and with it whoever would hear
                 self._loop.call_soon_threadsafe(self._told.put_nowait, (number, told))
@@ -112,22 +113,13 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class Stream(Response):
-    """A reply in chunks, as server-sent events: each is data, and none has a name."""
+class EventStream(Response):
+    """Server-sent events, for as long as the client is there and takes them: each is data, and none has a name."""
 
-    def __init__(self, heard: Heard) -> None:
+    def __init__(self) -> None:
         self.background = None
         self.status_code = 200
-        self._heard = heard
-        self._first: asyncio.Future[Any] | None = None
         self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"})
-
-    async def begin(self) -> None:
-        """Wait for the first words, not for ever: until then an error has a status of its own."""
-        self._first = asyncio.ensure_future(self._heard.next())
-        await asyncio.wait({self._first}, timeout=PING)
-        if self._first.done():
-            self._first.result()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -137,19 +129,43 @@ class Stream(Response):
         finally:
             self.close()
 
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self.events()) as events:
+            async for data in events:
+                await _put(send, data)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """What is sent, as `event` has it, or PINGING."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Give up what nobody hears any more."""
+        raise NotImplementedError
+
+
+class Stream(EventStream):
+    """A reply in chunks."""
+
+    def __init__(self, heard: Heard) -> None:
+        super().__init__()
+        self._heard = heard
+        self._first: asyncio.Future[Any] | None = None
+
+    async def begin(self) -> None:
+        """Wait for the first words, not for ever: until then an error has a status of its own."""
+        self._first = asyncio.ensure_future(self._heard.next())
+        await asyncio.wait({self._first}, timeout=PING)
+        if self._first.done():
+            self._first.result()
+
+    def close(self) -> None:
         self._heard.close()
         if self._first is not None and not self._first.cancel() and not self._first.cancelled():
             self._first.exception()  # which nobody is told any more
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for data in self._events():
-            await _put(send, data)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         for reply in self._heard.replies:
             for chunk in reply.opening():
                 yield event(chunk)
@@ -158,7 +174,7 @@ class Stream(Response):
             while True:
                 done, _ = await asyncio.wait({waiting}, timeout=PING)
                 if not done:
-                    yield b": still there\n\n"
+                    yield PINGING
                     continue
                 if (found := waiting.result()) is None:
                     break
@@ -168,7 +184,7 @@ class Stream(Response):
         except Refused as error:
             yield event(body(error))
             return
-        for chunk in closing(self._heard.replies):
+        for chunk in self._heard.replies[0].closing(self._heard.replies):
             yield event(chunk)
         yield b"data: [DONE]\n\n"
 
@@ -192,58 +208,44 @@ class Told:
         return await self._queue.get()
 
 
-class Events(Response):
-    """Progress as server-sent events, then what came of it."""
+class Events(EventStream):
+    """Progress, then what came of it."""
 
     def __init__(self, told: Told, result: asyncio.Future[Json], name: str = "skill") -> None:
         """`name`: the key that the result has."""
-        self.background = None
-        self.status_code = 200
+        super().__init__()
         self._told, self._result, self._name = told, result, name
-        self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"})
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await while_there(receive, self._send(send))
-        except (ClientDisconnect, TimeoutError):
-            pass
-        finally:
-            self._told.gone = True
-            self._result.cancel()
+    def close(self) -> None:
+        self._told.gone = True
+        self._result.cancel()
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def events(self) -> AsyncGenerator[bytes, None]:
         following = asyncio.ensure_future(self._told.next())
         try:
             while True:
                 both: set[asyncio.Future[Any]] = {following, self._result}
                 done, _ = await asyncio.wait(both, timeout=PING, return_when=asyncio.FIRST_COMPLETED)
                 if following in done:
-                    await _put(send, event(following.result()))
+                    yield event(following.result())
                     following = asyncio.ensure_future(self._told.next())
                 elif self._result in done:
                     break
                 else:
-                    await _put(send, b": still there\n\n")
+                    yield PINGING
         finally:
             following.cancel()
         try:
             found = {self._name: self._result.result()}
         except NotesError as error:
             found = body(refused(error))
-        await _put(send, event(found))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        yield event(found)
 
 
 async def _put(send: Send, data: bytes) -> None:
     """Send a part of a body. Raise TimeoutError where it is not taken."""
     with anyio.fail_after(STALLED):
         await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-def closing(replies: Sequence[Reply]) -> Sequence[Json]:
-    """The last chunk."""
-    return list(replies[0].closing(replies))
 
 
 def event(data: Json) -> bytes:

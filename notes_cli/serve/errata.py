@@ -7,11 +7,10 @@ from typing import Any
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
+from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.sessions.everybody import correct
 from notes_cli.sessions.folder import Sessions
-
-Json = dict[str, Any]
 
 
 def parse(data: Any) -> dict[str, str]:

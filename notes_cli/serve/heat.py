@@ -13,13 +13,12 @@ from notes_cli.measure.probing import Probing, probe_skill
 from notes_cli.runtime.asking import Listener
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
+from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
 
 CHOICES = 64  # answers to decide among, at most
 MARGIN = 512  # tokens for the template, the new value and an answer, beside the texts
 SEQUENCES = 4  # its own, one to compile in, and two looks ahead
-
-Json = dict[str, Any]
 
 
 def parse(data: Any) -> tuple[Probing, bool]:

@@ -12,11 +12,10 @@ from notes_cli.library.store import Library
 from notes_cli.runtime.compiling import block_warnings, compile_to_library
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
+from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import parse_skill
-
-Json = dict[str, Any]
 
 
 def listed(scheduler: Scheduler) -> list[Json]:
@@ -44,12 +43,10 @@ def shown(scheduler: Scheduler, name: str) -> Json:
     entries.sort(key=lambda one: one.info is None or one.info.identity != identity)
     entry = entries[0]
     facts = entry_as_json(entry, str(entry.problem) if entry.problem else None)
-    if entry.info is None:
-        return {**facts, "model_matches": False}
-    spans = [
-        {"name": span.name, "value": span.value, "start": span.start, "end": span.end} for span in entry.info.fields
-    ]
     info = entry.info
+    if info is None:
+        return {**facts, "model_matches": False}
+    spans = [{"name": span.name, "value": span.value, "start": span.start, "end": span.end} for span in info.fields]
     return {
         **facts,
         "description": info.description,

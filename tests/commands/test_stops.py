@@ -73,6 +73,29 @@ def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) 
     assert not [path for path in snapshot(home) if path.endswith(".tmp")]
 
 
+# Raises a signal when llama.cpp has freed something.
+FREED = """
+import os, signal
+import notes_cli.stops
+notes_cli.stops.install()
+from notes_cli.engine.native import llama
+free = llama.{name}
+def freed(handle):
+    free(handle)
+    os.kill(os.getpid(), signal.{signal})
+llama.{name} = freed
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["llama_free", "llama_model_free"])
+def test_stopped_when_something_was_freed(model: Path, name: str, number: signal.Signals) -> None:
+    """Nothing is freed again by what closes the rest."""
+    done = told(FREED.format(name=name, signal=number.name), "ask", "Why?", "-n", "3")
+    right = {signal.SIGINT: (130, "notes: interrupted"), signal.SIGTERM: (-number, "notes: terminated")}
+    assert (done.returncode, done.stderr.splitlines()[-1]) == right[number]
+
+
 @pytest.mark.parametrize("after", [0.0, 0.03, 0.1, 0.2, 0.3, 0.45, 0.7])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) -> None:

@@ -1,4 +1,4 @@
-"""What a review of the server found, each as a client would come upon it."""
+"""Demands that clients may not make, small ones that they may, and corrections that are somebody else's."""
 
 from __future__ import annotations
 
