@@ -248,6 +248,8 @@ def _compile(
         if compiled.blocks > 1:
             fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
             done += fresh if compiled.reasons else ", in blocks"
+        elif compiled.reasons and compiled.decoded < compiled.tokens:
+            done += f"; the first {compiled.tokens - compiled.decoded} tokens were there already"
         where = f". {allowed(model.workspace, compiled.tokens)}" if compiled.reasons else ""
         output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}")
     return _facts(skill, compiled)
@@ -263,5 +265,6 @@ def _facts(skill: Skill, compiled: Compiled) -> dict[str, Any]:
         "reasons": list(compiled.reasons),
         "blocks": compiled.blocks,
         "fresh": compiled.fresh,
+        "decoded": compiled.decoded,
         "warnings": [*skill.warnings, *compiled.warnings],
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from notes_cli.errors import (
     SegmentError,
     reason,
 )
-from notes_cli.library import held, private, uses
+from notes_cli.library import begun, held, private, uses
 from notes_cli.library.atomic import sync_folder
 from notes_cli.library.container import SegmentInfo, open_segment, peek
 from notes_cli.library.files import FILE, segment_files
@@ -34,6 +35,7 @@ from notes_cli.library.profiles import Profiles
 from notes_cli.library.tidy import lock_of
 
 ASIDE = ".damaged"
+OLD = 30 * 86400.0  # seconds after which nobody goes on with a compile
 Told = Callable[[int], object]  # gets the bytes of a file that has been checked
 
 
@@ -57,6 +59,12 @@ def check_library(folder: Path, told: Told = lambda size: None) -> Iterator[Find
         with suppress(OSError):
             told(path.stat().st_size)
     yield from leftovers(folder)
+    yield from leftovers(folder / begun.FOLDER)
+    for part in begun.parts(folder):
+        with suppress(OSError):  # removed meanwhile
+            if time.time() - part.stat().st_mtime > OLD:
+                what = "a compile was interrupted, and nobody went on with it"
+                yield Finding("leftover", part, what, mend=_removal(part))
     for record in uses.orphans(folder):
         yield Finding("orphan", record, "the segment whose uses it counts is gone", mend=_removal(record))
 

@@ -30,7 +30,7 @@ from notes_cli.errors import (
     UnwritableError,
     reason,
 )
-from notes_cli.library import private, tidy, uses
+from notes_cli.library import begun, private, tidy, uses
 from notes_cli.library.atomic import sweep
 from notes_cli.library.container import SegmentInfo, peek
 from notes_cli.library.files import segment_files
@@ -161,6 +161,7 @@ class Library:
             except OSError as error:
                 raise SegmentError(f"cannot remove {path}: {reason(error)}") from error
             uses.forget(path)
+            begun.forget(path)
         return files
 
     def resolve(self, word: str) -> Target:

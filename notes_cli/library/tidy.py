@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
-from notes_cli.library import held
+from notes_cli.library import begun, held
 from notes_cli.library.container import peek
 from notes_cli.library.files import segment_files
 from notes_cli.library.lock import HeldError, locked
@@ -86,6 +86,7 @@ def remove(path: Path) -> bool:
         raise UnwritableError(f"cannot remove {path}: {reason(error)}") from error
     if gone:
         forget(path)
+        begun.forget(path)
     return gone
 
 

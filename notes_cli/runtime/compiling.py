@@ -3,6 +3,9 @@
 Only the skill's own rows are kept: its first token is then no attention sink, and the segment fits anywhere. Where rows
 cannot be moved, those of the left context are kept with them, and the segment fits the start of a prompt.
 
+Tokens that were compiled before, after the same ones, are taken from the file that is there, rows unchanged: a change
+near the end of a text is a prefill of its end, and a compile that was interrupted or killed goes on.
+
 In blocks, each part is prefilled after the left context alone and moved to its place. It has not seen the parts before
 it; in return, a change of the text is a prefill of the parts that it is in: the others are taken from the file that is
 there, and rounded once more if they move. No token at a block's start is repaired: it would depend on the block before.
@@ -11,7 +14,8 @@ there, and rounded once more if they move. No token at a block's start is repair
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +30,18 @@ from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import LayerRows, Segment
-from notes_cli.errors import DamagedError, Help, Progress, Say, SegmentError, SkillError, TakenError, UnsupportedError
+from notes_cli.errors import (
+    DamagedError,
+    Help,
+    Progress,
+    Say,
+    SegmentError,
+    SkillError,
+    TakenError,
+    UnsupportedError,
+    UnwritableError,
+)
+from notes_cli.library import begun
 from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
@@ -34,6 +49,8 @@ from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.skill import Skill
 from notes_cli.text.toolset import ToolSet, tools_skill
 
+KEEP = 20.0  # seconds of a prefill after which what is there is kept, for a compile that is interrupted
+COST = 50.0  # times as long as that takes must have passed since
 MOVES = 8  # times that the rows of a block are moved, each a rounding, before it is computed again (docs/LOG.md)
 
 
@@ -46,6 +63,7 @@ class Compiled:
     reasons: tuple[str, ...]
     blocks: int = 1
     fresh: int = 0  # blocks that were prefilled; the others were there already
+    decoded: int = 0  # tokens that were prefilled
     warnings: tuple[str, ...] = ()  # of blocks that refer to each other
 
 
@@ -57,13 +75,15 @@ def compile_skill(
     measure: Progress | None = None,
     blocks: Blocks | None = None,
     known: Segment | None = None,
+    keep: Callable[[Segment], object] | None = None,
 ) -> Segment:
     """Prefill the skill and read its rows.
 
     `progress` is told tokens done and in all. `measure`: also measure the influence of each field, a prefill a field;
-    it is told how many are done. `blocks`: in so many parts, or one a heading, each on its own; those that `known` has
-    are taken from there. Raise UnsupportedError where this model's rows cannot be kept, EngineError for more tokens
-    than it was trained for.
+    it is told how many are done. `blocks`: in so many parts, or one a heading, each on its own. What `known` has,
+    blocks or the first tokens, is taken from there. `keep` is given what there is now and then, where it takes long: a
+    segment of the first tokens, to be `known` if this is interrupted. Raise UnsupportedError where this model's rows
+    cannot be kept, EngineError for more tokens than it was trained for.
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     if workspace.context.supports("read") is None:
@@ -78,24 +98,64 @@ def compile_skill(
             reused, moves = _reused(notebook.context, segment, known)
             segment = replace(segment, layers=_in_blocks(notebook, segment, reused, progress), moves=moves)
         else:
-            segment = replace(segment, layers=_in_one(notebook, segment, progress))
+            segment = replace(segment, layers=_in_one(notebook, segment, known, progress, keep))
         if measure is not None:
             segment = replace(segment, influence=_influence(notebook, segment, measure))
     return segment
 
 
-def _in_one(notebook: Notebook, segment: Segment, progress: Progress | None) -> tuple[LayerRows, ...]:
+def _in_one(
+    notebook: Notebook,
+    segment: Segment,
+    known: Segment | None,
+    progress: Progress | None,
+    keep: Callable[[Segment], object] | None,
+) -> tuple[LayerRows, ...]:
     notebook.append(segment.context)
     notebook.flush()
-    notebook.append(segment.tokens)
-    notebook.flush(progress)
+    there = _shared(segment, known)
+    if there and known:
+        notebook.splice(known.slice(0, there))
+    notebook.append(segment.tokens[there:])
+    notebook.flush(_keeping(notebook, segment, keep, progress) if keep and not segment.pinned else progress)
     return _read(notebook, segment)
 
 
-def _read(notebook: Notebook, segment: Segment) -> tuple[LayerRows, ...]:
-    """The segment's rows, which end the notebook."""
+def _keeping(
+    notebook: Notebook, segment: Segment, keep: Callable[[Segment], object], progress: Progress | None
+) -> Progress:
+    """Progress that has what is there kept now and then."""
+    kept, cost = time.monotonic(), 0.0
+
+    def told(done: int, total: int) -> None:
+        nonlocal kept, cost
+        if progress:
+            progress(done, total)
+        now = time.monotonic()
+        if done < total and now - kept > max(KEEP, COST * cost):
+            count = len(notebook) - len(notebook.pending) - segment.base
+            rows = _read(notebook, segment, count)
+            keep(replace(segment, text="", tokens=segment.tokens[:count], fields=(), layers=rows))
+            kept = time.monotonic()
+            cost = kept - now
+
+    return told
+
+
+def _read(notebook: Notebook, segment: Segment, count: int | None = None) -> tuple[LayerRows, ...]:
+    """The rows of the segment, which the notebook ends with, or of its first `count` tokens."""
     first, sequence = segment.first, notebook.sequence
-    return notebook.context.read(sequence, first, len(notebook) - first, base=first, dtype=segment.row_type)
+    end = len(notebook) if count is None else segment.base + count
+    return notebook.context.read(sequence, first, end - first, base=first, dtype=segment.row_type)
+
+
+def _shared(segment: Segment, known: Segment | None) -> int:
+    """How many first tokens of the segment have the rows that they would get in `known`."""
+    if known is None or known.blocks or segment.blocks or segment.pinned or not _alike(known, segment):
+        return 0
+    same = min(len(known), len(segment))
+    differ = np.flatnonzero(known.tokens[:same] != segment.tokens[:same])
+    return int(differ[0]) if len(differ) else same
 
 
 def _in_blocks(
@@ -287,13 +347,33 @@ def _compile_to(
     reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measured, blocks=blocks)
     if not reasons:
         return _up_to_date(path)
-    known = None if force or blocks == 1 else _known(path)
+    known = None if force else _known(path)
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
-    segment = compile_skill(workspace, skill, progress, measure=measure, blocks=blocks, known=known)
-    fresh = _reused(workspace.context, segment, known)[0].count(None)
-    write_segment(path, segment, writer=f"notes {notes_cli.__version__}")
-    return Compiled(path, len(segment), tuple(reasons), max(1, len(segment.blocks)), fresh if segment.blocks else 1)
+    planned = plan(workspace, skill, blocks)
+    if not force and not planned.blocks:
+        known = max(known, _known(begun.beside(path)), key=lambda one: _shared(planned, one))  # the first of equals
+    writer = f"notes {notes_cli.__version__}"
+
+    def keep(part: Segment) -> None:
+        with suppress(UnwritableError):  # the compile itself will say so
+            write_segment(begun.beside(path), part, writer=writer)
+
+    segment = compile_skill(
+        workspace, skill, progress, measure=measure, blocks=blocks, known=known, keep=None if force else keep
+    )
+    write_segment(path, segment, writer=writer)
+    begun.forget(path)
+    return _made(workspace.context, path, segment, known, tuple(reasons))
+
+
+def _made(context: Context, path: Path, segment: Segment, known: Segment | None, reasons: tuple[str, ...]) -> Compiled:
+    """What was done for a segment of which `known` was there."""
+    if not segment.blocks:
+        return Compiled(path, len(segment), reasons, fresh=1, decoded=len(segment) - _shared(segment, known))
+    parts = zip(segment.spans, _reused(context, segment, known)[0], strict=True)
+    fresh = [last - first for (first, last), part in parts if part is None]
+    return Compiled(path, len(segment), reasons, len(segment.blocks), len(fresh), sum(fresh))
 
 
 def _up_to_date(path: Path) -> Compiled:

@@ -13,7 +13,9 @@ from notes_cli.commands.remedies import worded
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
+from notes_cli.library import begun
 from notes_cli.library.container import open_segment, peek, write_segment
+from notes_cli.runtime import compiling
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import MOVES, block_warnings, compile_skill, compile_to_library, plan
 from notes_cli.runtime.workspace import Workspace
@@ -351,3 +353,82 @@ def test_a_text_that_has_other_tokens_now(make_workspace: MakeWorkspace, monkeyp
     assert spliced == full and 259 in spliced
     assert compile_to_library(workspace, skill).reasons == ("its text gives different tokens now",)
     assert 259 not in assemble(workspace, Prompt("Why </think>?", [workspace.open(old.path)])).tokens.tolist()
+
+
+TEXT = "".join(f"Rule {number} is said here.\n" for number in range(40))
+
+
+def text_of(words: str) -> Skill:
+    return Skill("rules", "", words, (), "rules.txt")
+
+
+def same_rows(one: Segment, other: Segment, count: int) -> bool:
+    """Whether the first tokens have the same rows, bit for bit."""
+    pairs = zip(one.layers, other.layers, strict=True)
+    return all(np.array_equal(a.k[:count], b.k[:count]) and np.array_equal(a.v[:count], b.v[:count]) for a, b in pairs)
+
+
+def test_a_change_near_the_end_decodes_the_end(make_workspace: MakeWorkspace) -> None:
+    """The first tokens keep their rows, bit for bit; the others are those of a compile of the whole."""
+    workspace = make_workspace(n_ctx=4096)
+    path = compile_to_library(workspace, text_of(TEXT)).path
+    before = open_segment(path)
+    changed = text_of(TEXT.replace("Rule 36", "Rule 99"))
+    done = compile_to_library(workspace, changed)
+    kept = done.tokens - done.decoded
+    assert 0.8 * done.tokens < kept < done.tokens
+    after, whole = open_segment(path), compile_skill(workspace, changed)
+    assert same_rows(before, after, kept) and after.tokens.tolist() == whole.tokens.tolist()
+    for found, row in zip(after.layers, whole.layers, strict=True):
+        np.testing.assert_allclose(found.k, row.k, atol=0.01)
+        np.testing.assert_allclose(found.v, row.v, atol=0.01)
+
+
+def test_what_is_forced_is_decoded(make_workspace: MakeWorkspace) -> None:
+    workspace = make_workspace(n_ctx=4096)
+    compile_to_library(workspace, text_of(TEXT))
+    done = compile_to_library(workspace, text_of(TEXT), force=True)
+    assert done.decoded == done.tokens
+
+
+def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorkspace) -> None:
+    """They were computed after other tokens."""
+    workspace = make_workspace(n_ctx=4096)
+    known = compile_skill(workspace, text_of(TEXT))
+    other = replace(known, context=known.context[::-1].copy())
+    assert compiling._shared(known, known) == len(known) and compiling._shared(known, other) == 0
+
+
+@pytest.fixture
+def interrupted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> tuple[Workspace, Path]:
+    """A workspace in which a compile was interrupted near its end, and the file that it did not write."""
+    monkeypatch.setattr(compiling, "KEEP", 0.0)
+    monkeypatch.setattr(compiling, "COST", 0.0)
+    workspace = make_workspace(n_ctx=4096, n_ubatch=128)
+
+    def stop(done: int, total: int) -> None:
+        if done > 0.7 * total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_to_library(workspace, text_of(TEXT), progress=stop)
+    return workspace, workspace.library.path("rules", workspace.identity)
+
+
+def test_an_interrupted_compile_goes_on(interrupted: tuple[Workspace, Path]) -> None:
+    """What was kept is taken as it is, the next compile decodes the rest, and nothing is left over."""
+    workspace, path = interrupted
+    assert not path.exists() and not workspace.library.names()
+    part = open_segment(begun.beside(path))
+    done = compile_to_library(workspace, text_of(TEXT))
+    assert len(part) > 300 and done.decoded == done.tokens - len(part)
+    assert same_rows(part, open_segment(path), len(part)) and not begun.beside(path).exists()
+
+
+def test_what_was_kept_and_is_damaged_is_not_used(interrupted: tuple[Workspace, Path]) -> None:
+    workspace, path = interrupted
+    data = bytearray(begun.beside(path).read_bytes())
+    data[-100] ^= 1
+    begun.beside(path).write_bytes(data)
+    done = compile_to_library(workspace, text_of(TEXT))
+    assert done.decoded == done.tokens
