@@ -26,8 +26,9 @@ from notes_cli.engine.segment import LayerRows, Segment, Stored, StoredLayer, St
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
 from notes_cli.library import held
 from notes_cli.library.atomic import replacing
-from notes_cli.library.gguf import MAGIC, FormatError, Head, ShortError, TensorEntry, padded, read_head
+from notes_cli.library.gguf import Head, TensorEntry, padded, read_head
 from notes_cli.library.info import FORMAT, INFLUENCE, KIND, SegmentInfo, field_names, metadata, read_info
+from notes_cli.library.metadata import MAGIC, FormatError, ShortError
 
 __all__ = ["SegmentInfo", "open_segment", "open_stored", "peek", "write_segment"]
 

@@ -8,32 +8,17 @@ without gaps) and knows nothing of what the keys mean.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-MAGIC = b"GGUF"
-VERSION = 3
+from notes_cli.library.metadata import Cursor, FormatError, ShortError, begin, read_metadata
+
 ALIGNMENT = 32  # of every tensor; also the default of the format
-
-UINT32, STRING, UINT64 = 4, 8, 10
 DTYPES: Mapping[int, np.dtype[np.generic]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 26: np.dtype("<i4")}
-
-# A segment has a few tensors a layer and one checksum for each. Far above any model, far below what takes
-# long to read.
-MAX_ENTRIES = 1 << 14
 MAX_DIMS = 4
-
-
-class FormatError(ValueError):
-    """The bytes are not the head of a GGUF file that this reader understands."""
-
-
-class ShortError(FormatError):
-    """The bytes end before the head does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +49,9 @@ def read_head(data: memoryview, size: int | None = None) -> Head:
 
     The tensors must follow each other without a gap and end where the file ends.
     """
-    cursor = _Cursor(data)
-    if cursor.take(4) != MAGIC:
-        raise FormatError("it does not begin like a GGUF file")
-    version = cursor.uint32()
-    if version != VERSION:
-        raise FormatError(f"GGUF version {version}, not {VERSION}")
-    n_tensors, n_keys = cursor.uint64(), cursor.uint64()
-    if n_tensors > MAX_ENTRIES or n_keys > MAX_ENTRIES:
-        raise FormatError("it declares too many entries")
-    metadata, value_offset = _read_metadata(cursor, n_keys)
+    cursor = Cursor(data)
+    n_tensors, n_keys = begin(cursor)
+    metadata, value_offset = read_metadata(cursor, n_keys)
     entries = _read_entries(cursor, n_tensors)
     start = padded(cursor.at)
     tensors = {name: _shifted(entry, start) for name, entry in entries.items()}
@@ -91,52 +69,7 @@ def padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class _Cursor:
-    """Reads forward in the bytes and refuses to leave them."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self.at = 0
-
-    def take(self, size: int) -> bytes:
-        if size > len(self._data) - self.at:
-            raise ShortError("it ends too early")
-        self.at += size
-        return bytes(self._data[self.at - size : self.at])
-
-    def uint32(self) -> int:
-        return int(struct.unpack("<I", self.take(4))[0])
-
-    def uint64(self) -> int:
-        return int(struct.unpack("<Q", self.take(8))[0])
-
-    def string(self) -> str:
-        try:
-            return self.take(self.uint64()).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise FormatError("it holds a string that is not UTF-8") from error
-
-
-def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, str | int], dict[str, int]]:
-    metadata: dict[str, str | int] = {}
-    offsets: dict[str, int] = {}
-    for _ in range(count):
-        key, kind = cursor.string(), cursor.uint32()
-        if key in metadata:
-            raise FormatError("it holds a key twice")
-        if kind == STRING:
-            offsets[key] = cursor.at + 8
-            metadata[key] = cursor.string()
-        elif kind == UINT32:
-            metadata[key] = cursor.uint32()
-        elif kind == UINT64:
-            metadata[key] = cursor.uint64()
-        else:
-            raise FormatError(f"it holds a value of type {kind}, which segments do not have")
-    return metadata, offsets
-
-
-def _read_entries(cursor: _Cursor, count: int) -> dict[str, TensorEntry]:
+def _read_entries(cursor: Cursor, count: int) -> dict[str, TensorEntry]:
     """Where the tensors lie, with offsets that count from the first of them."""
     entries: dict[str, TensorEntry] = {}
     expected = 0

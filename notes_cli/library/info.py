@@ -14,7 +14,8 @@ from typing import Any
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
-from notes_cli.library.gguf import FormatError, Head
+from notes_cli.library.gguf import Head
+from notes_cli.library.metadata import FormatError
 
 FORMAT = 1  # changes when an older version would read a newer file wrongly
 KIND = "segment"

@@ -253,7 +253,8 @@ class Library:
         """What to raise for a word that is nothing, with names that are near."""
         near = get_close_matches(word, self.names(), n=3)
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
-        return SegmentError(f"no compiled skill and no file {word!r}{hint}", Help.LIST_SKILLS())
+        remedy = Help.LIST_SKILLS() if near else Help.COMPILE_NAMED(name=word)
+        return SegmentError(f"no compiled skill and no file {word!r}{hint}", remedy)
 
 
 def came_from(info: SegmentInfo, source: str) -> bool:

@@ -19,8 +19,9 @@ from notes_cli.errors import DamagedError, Help, SegmentError, SessionError, rea
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing, sync_folder
 from notes_cli.library.container import open_segment
-from notes_cli.sessions.folder import LEDGER, SessionFolder, Sessions, clear
+from notes_cli.sessions.folder import SessionFolder, Sessions, clear
 from notes_cli.sessions.ledger import FORMAT, Ledger, LedgerError, NewerError, line_bytes, read_ledger
+from notes_cli.sessions.listing import LEDGER
 from notes_cli.text import names
 
 SUFFIX = ".notes.tar"

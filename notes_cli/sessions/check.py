@@ -15,7 +15,8 @@ from notes_cli.errors import HeldSessionError, Help, NotesError, SessionError
 from notes_cli.library import private
 from notes_cli.library.check import Finding, Told, modes
 from notes_cli.sessions.archive import faults
-from notes_cli.sessions.folder import LEDGER, SessionFolder, Sessions, clear
+from notes_cli.sessions.folder import SessionFolder, Sessions, clear
+from notes_cli.sessions.listing import LEDGER
 from notes_cli.text import names
 
 IMPORT = re.compile(r"\.(?P<name>.+)\.import")

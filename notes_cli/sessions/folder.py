@@ -21,10 +21,10 @@ from notes_cli.library.atomic import replacing
 from notes_cli.library.lock import HeldError, locked
 from notes_cli.sessions.ledger import FORMAT, Header, Ledger, LedgerError, NewerError, as_bytes, read_ledger
 from notes_cli.sessions.lines import ROWS, Line
+from notes_cli.sessions.listing import LEDGER, session_names
 from notes_cli.sessions.state import State
 from notes_cli.text import names
 
-LEDGER = "ledger.jsonl"
 OWN = re.compile(rf"{re.escape(LEDGER)}|{ROWS.pattern}|\.({re.escape(LEDGER)}|{ROWS.pattern})\..+\.tmp")
 
 
@@ -142,14 +142,7 @@ class Sessions:
 
     def names(self) -> list[str]:
         """Raise NotesError if the folder may be of somebody else's making (private.py)."""
-        private.check(self.folder)
-        try:
-            found = [(names.typed(path.name), path) for path in self.folder.iterdir()]
-            return sorted(name for name, path in found if names.is_name(name) and (path / LEDGER).is_file())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise SessionError(f"cannot read {self.folder}: {reason(error)}") from error
+        return session_names(self.folder)
 
     def find(self, name: str) -> SessionFolder:
         """Raise SessionError, naming what is near, if there is no such session."""

@@ -16,7 +16,8 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
 from notes_cli.sessions.archive import load, name_of, save
-from notes_cli.sessions.folder import LEDGER, SessionFolder, Sessions
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.listing import LEDGER
 
 from .ledgers import HEADER, turn
 

@@ -10,7 +10,8 @@ from notes_cli.library.check import Finding
 from notes_cli.runtime.asking import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.check import check_sessions
-from notes_cli.sessions.folder import LEDGER, Sessions
+from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.listing import LEDGER
 from notes_cli.sessions.session import Session
 
 

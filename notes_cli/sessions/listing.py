@@ -1,0 +1,24 @@
+"""Which folders are sessions. Nothing in them is read, so that a shell can complete names at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from notes_cli.errors import SessionError, reason
+from notes_cli.library import private
+from notes_cli.text import names
+
+LEDGER = "ledger.jsonl"
+
+
+def session_names(folder: Path) -> list[str]:
+    """The sessions in a folder, which need not be there. Raise NotesError if it may be of somebody else's making
+    (private.py), or cannot be read."""
+    private.check(folder)
+    try:
+        found = [(names.typed(path.name), path) for path in folder.iterdir()]
+        return sorted(name for name, path in found if names.is_name(name) and (path / LEDGER).is_file())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SessionError(f"cannot read {folder}: {reason(error)}") from error
