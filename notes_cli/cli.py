@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from notes_cli import __version__, output, stops
+from notes_cli.commands.common import give
 from notes_cli.errors import NotesError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
@@ -40,7 +41,29 @@ COMMANDS = {
     "fsck": "Check every file that notes keeps, and mend what can be.",
     "models": "List the models on this machine that have a name.",
     "pull": "Download a model from Hugging Face.",
-    "doctor": "Show versions, devices, CPU features and where files are.",
+    "init": "Copy the sample skills and a commented config.yaml to begin with.",
+    "paths": "Show where config.yaml, the library and the samples are.",
+    "completion": "Let a shell complete commands, skills, models and fields.",
+    "man": "Show a manual page, or install all of them.",
+    "doctor": "Show versions, devices, CPU features and what is wrong.",
+}
+
+# What other programs call what we have.
+ELSEWHERE = {
+    **dict.fromkeys(("chat", "run", "query", "prompt", "generate"), "ask"),
+    **dict.fromkeys(("list", "skills"), "ls"),
+    **dict.fromkeys(("remove", "delete", "del", "uninstall"), "rm"),
+    **dict.fromkeys(("install", "download", "fetch"), "pull"),
+    **dict.fromkeys(("show", "info", "cat"), "inspect"),
+    **dict.fromkeys(("config", "cache", "where", "dir"), "paths"),
+    **dict.fromkeys(("check", "repair"), "fsck"),
+    **dict.fromkeys(("gc", "clean"), "prune"),
+    **dict.fromkeys(("new", "start", "samples"), "init"),
+    **dict.fromkeys(("add", "build", "prefill"), "compile"),
+    **dict.fromkeys(("server", "api"), "serve"),
+    **dict.fromkeys(("version", "env", "status"), "doctor"),
+    **dict.fromkeys(("help",), "man"),
+    **dict.fromkeys(("sessions", "history"), "session"),
 }
 
 
@@ -61,8 +84,8 @@ class Commands(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean {near[0]}?" if near else f" Commands: {', '.join(COMMANDS)}."
+            near = ELSEWHERE.get(args[0]) or next(iter(difflib.get_close_matches(args[0], COMMANDS, n=1)), None)
+            hint = f" Did you mean {near}?" if near else f" Commands: {', '.join(COMMANDS)}."
             raise click.UsageError(f"there is no command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -75,13 +98,24 @@ def command_named(name: str) -> click.Command:
     """A subcommand; its module is imported. That of one that is a word of Python ends with an underscore."""
     module = name + "_" * keyword.iskeyword(name)
     command: click.Command = importlib.import_module(f"notes_cli.commands.{module}").command
-    return command
+    return give(command, name)
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        output.result(f"notes {__version__}")
+        output.result(f"notes {__version__}{_build()}")
         ctx.exit()
+
+
+def _build() -> str:
+    """Of which native library, "" where it cannot be loaded: `notes doctor` says why."""
+    try:
+        from notes_cli.engine import system
+
+        versions = system.versions()
+    except (NotesError, OSError):
+        return ""
+    return f" (llama.cpp of llama-cpp-python {versions['built from']}, native interface {versions['interface']})"
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -227,6 +261,9 @@ def run(arguments: list[str]) -> int:
 def _invoke(arguments: list[str]) -> Any:
     """What the command returns. `click.Command.main` would print an empty line when it is interrupted."""
     if "_NOTES_COMPLETE" in os.environ:  # a shell asks what may come next
+        from notes_cli.commands.completing import register
+
+        register()
         return cli.main(arguments, prog_name="notes", standalone_mode=False)
     try:
         with cli.make_context("notes", list(arguments), obj=arguments) as context:

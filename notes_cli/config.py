@@ -176,6 +176,25 @@ def resource(name: str) -> Path:
     raise NotesError(f"the folder {name}/ is missing from this installation of notes", "Install it again")
 
 
+def sample_skills() -> list[Path]:
+    """The skills that come with notes, each a folder or a text file, by name."""
+    found = resource("skills").iterdir()
+    return sorted(path for path in found if (path / "SKILL.md").is_file() or path.suffix == ".txt")
+
+
+def sample_skill(name: str) -> Path | None:
+    """The skill of that name that comes with notes."""
+    return next((path for path in sample_skills() if path.stem == name), None)
+
+
+def offline() -> str | None:
+    """The variable by which the user forbids the network, None if none does."""
+    for name in ("NOTES_OFFLINE", "HF_HUB_OFFLINE"):
+        if os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off"):
+            return name
+    return None
+
+
 def shipped_model() -> Path:
     """The small model that comes with notes. Raise NotesError if it is not there."""
     model = resource("models") / SHIPPED_MODEL

@@ -37,6 +37,7 @@ class Help(Enum):
     INTERRUPT = "Interrupt this to end the wait"
     LIST_SKILLS = "List the library to see what there is"
     COMPILE = "Compile it first"
+    COMPILE_NAMED = "Compile {name} first, or list the library to see what there is"
     LOOKED_FOR_SKILLS = "Skills are looked for in {places}"
     COMPILE_OTHERWISE = "Compile {name} again with {options}"  # arguments of compile_skill, such as {"blocks": 8}
     # Also `options`: those, and fields of ContextOptions that differ from the default, "beyond_trained".

@@ -2,7 +2,7 @@
 
 Names, texts and errors may be anybody's: what would move a cursor, colour a terminal or turn text round is shown, not
 sent. An answer, a text or a path (`data`) is that in a terminal only; a pipe gets it as it is. JSON spells such
-characters out. Colour and progress are for terminals; rich decides on colour (NO_COLOR, FORCE_COLOR, TERM=dumb).
+characters out. Colour and progress are for terminals, unless a user says otherwise (`_coloured`).
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class _Run:
 
     json: bool = False  # errors are to be JSON, too
     printed: bool = False  # a JSON document
+    colour: str = "auto"
+    quiet: bool = False  # nothing is told but errors
 
 
 _run = _Run()
@@ -63,11 +65,26 @@ _run = _Run()
 def begin(*, json: bool) -> None:
     """A call of `notes` begins. `json`: an error is one JSON document on stdout, beside its line on stderr."""
     _run.json, _run.printed = json, False
+    _run.colour, _run.quiet = "auto", False
 
 
 def want_json() -> None:
     """A setting asks for JSON."""
     _run.json = True
+
+
+COLOURS = ("auto", "always", "never")
+
+
+def colour(when: str, *, setting: bool = False) -> None:
+    """When there is colour, one of COLOURS. Variables of the user's environment win over a `setting`."""
+    if not (setting and any(os.environ.get(name) for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"))):
+        _run.colour = when
+
+
+def hush() -> None:
+    """Tell nothing but errors, and show no progress."""
+    _run.quiet = True
 
 
 def open_streams() -> None:
@@ -111,11 +128,17 @@ class Stdout(io.TextIOWrapper):
 
 
 def _write(text: str) -> None:
-    click.echo(text, sys.stdout, nl=False)  # named: of an ASCII one that it looks up itself click makes UTF-8
+    # The stream is named: of an ASCII one that it looks up itself click makes UTF-8. Colour is decided here.
+    click.echo(text, sys.stdout, nl=False, color=True)
 
 
 def say(message: str) -> None:
     """A line for people, on stderr."""
+    if not _run.quiet:
+        _say(message)
+
+
+def _say(message: str) -> None:
     _tell(clean(message).replace("\n", "\\n") + "\n")
 
 
@@ -136,7 +159,7 @@ def _tell(text: str) -> None:
 
 def fail(message: str, status: int) -> int:
     """An error: a line on stderr and, where JSON is asked for and nothing was printed, a document. The exit status."""
-    say(f"notes: {message}")
+    _say(f"notes: {message}")
     if _run.json and not _run.printed:
         with suppress(OutputError):
             as_json({"version": 1, "error": {"message": message, "status": status}})
@@ -201,10 +224,29 @@ def confirm(question: str) -> bool:
     return click.confirm(clean(question), err=True)
 
 
+def _coloured(shown: bool) -> bool:
+    """Whether there is colour on a stream that is a terminal (`shown`) or none: as this call says, else as no-color.org
+    and CLICOLOR have it, where an empty variable says nothing, and 0 does not force."""
+    if _run.colour != "auto":
+        return _run.colour == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    return shown and os.environ.get("CLICOLOR") != "0" and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
 def _console(*, err: bool = False, width: int | None = None) -> Console:
     from rich.console import Console
 
-    return Console(stderr=err, width=width, highlight=False, markup=False, emoji=False)
+    shown = (sys.stderr if err else sys.stdout).isatty()
+    kept = {"stderr": err, "width": width, "highlight": False, "markup": False, "emoji": False, "no_color": False}
+    if not _coloured(shown):
+        return Console(force_terminal=shown, color_system=None, **kept)  # type: ignore[arg-type]
+    console = Console(force_terminal=True, **kept)  # type: ignore[arg-type]
+    if console.color_system is None:  # of a terminal that does not say what it can
+        console = Console(force_terminal=True, color_system="standard", **kept)  # type: ignore[arg-type]
+    return console
 
 
 def width(elsewhere: int) -> int:
@@ -222,6 +264,8 @@ def styled(parts: Iterable[tuple[str, str]]) -> None:
 
 def aside(text: str) -> None:
     """A part of what a model says beside its answer: on stderr, dimmed on a terminal."""
+    if _run.quiet:
+        return
     with suppress(OSError):
         _console(err=True).out(clean(text), style="dim", highlight=False, end="")
 
@@ -302,7 +346,7 @@ def progress(
 
     `later`: it is not there before the first update.
     """
-    if hidden or not watched():
+    if hidden or _run.quiet or not watched():
         yield lambda done, total: None
         return
     bar = _Bar(label, unit)

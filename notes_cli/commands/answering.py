@@ -93,6 +93,8 @@ class Voices:
             output.data("")
         if not answer.decision:
             self._tell_cut("answer", answer.stopped, "-n", self._call.request.limit)
+        if self._call.verbose:
+            output.say(_times(answer, time.perf_counter()))
 
     def _tell_cut(self, what: str, stopped: Stopped | None, option: str, limit: int) -> None:
         """Say that something was cut, and what to do."""
@@ -105,6 +107,16 @@ class Voices:
             at_most = longest is not None and size >= longest
             told = "the model was trained for no more (--beyond-trained)" if at_most else f"give it more: -c {2 * size}"
             output.say(f"the {what} was cut: the context of {size:,} tokens is full; {told}")
+
+
+def _times(answer: Answer, now: float) -> str:
+    """What the answer took, in a line, as docs/json.md has it in keys."""
+    counts, written = answer.counts, now - answer.opened - answer.first_token
+    told = f"{counts.total} tokens, {counts.spliced} of them spliced, in {1000 * answer.prompt:.0f} ms"
+    told += f"; the first of the answer after {1000 * answer.first_token:.0f} ms"
+    if answer.tokens > 1 and written > 0:
+        told += f", then {(answer.tokens - 1) / written:.1f} tokens/s"
+    return told
 
 
 def as_json(answer: Answer, started: float, goes_on: bool = False) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.answering import Voices, as_json, settings_as_json
-from notes_cli.commands.options import Number, SkillName, model_options, named, open_model
+from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, model_options, named, open_model
 from notes_cli.commands.request import Call, read_call
 from notes_cli.explaining import as_json as piece_as_json
 from notes_cli.explaining import why
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--erratum",
     "errata",
+    type=FieldValue(),
     multiple=True,
     metavar="FIELD=VALUE",
     help="A correction, or free text. Repeatable; the last one wins.",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 @click.option(
     "--field",
     "fields",
+    type=FieldValue(),
     multiple=True,
     metavar="NAME=VALUE",
     help="A new value of a field, applied by --method. Repeatable.",
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     "recompute, stale, or auto: the one that notes calibrate chose for this model.  [default: auto]",
 )
 @click.option("-s", "--system", metavar="TEXT", help="System text before the skills.")
-@click.option("--session", metavar="NAME", help="Start a session of that name, or continue it.")
+@click.option("--session", type=SessionName(), metavar="NAME", help="Start a session of that name, or continue it.")
 @click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
 @click.option(
     *("--max-think", "max_think"),

@@ -24,6 +24,11 @@ def command(model: str | None, json_: bool) -> int:
     """Show versions, the native library, devices, CPU features, the model found, and where files are.
 
     Exits 1 if something that notes needs is missing.
+
+    \b
+    Examples:
+      notes doctor
+      notes doctor -m qwen3:0.6b
     """
     facts: dict[str, str] = {
         "notes": __version__,

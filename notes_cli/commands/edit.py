@@ -9,7 +9,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.listening import listening
-from notes_cli.commands.options import library, model_options, named, open_model
+from notes_cli.commands.options import FieldValue, SessionName, library, model_options, named, open_model
 from notes_cli.explaining import edited
 
 if TYPE_CHECKING:
@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", type=SessionName(), required=False)
 @click.option("--all", "everybody", is_flag=True, help="Tell all sessions that have the field, and those to come.")
 @click.option(
-    "--field", "fields", multiple=True, required=True, metavar="FIELD=VALUE", help="The new value. Repeatable."
+    "--field",
+    "fields",
+    type=FieldValue(),
+    multiple=True,
+    required=True,
+    metavar="FIELD=VALUE",
+    help="The new value. Repeatable.",
 )
 @click.option(
     "--method",

@@ -60,6 +60,17 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         return number
 
 
+class Level(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """How often a flag is given. A setting may also be true or false, as for any other flag."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if str(value).isdecimal():
+            return int(value)
+        return int(click.BOOL.convert(value, param, ctx))
+
+
 class ModelName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
     """A model by its file or its name. A shell completes the names that there are, else files."""
 
@@ -116,8 +127,53 @@ class SkillSource(SkillName):
         from notes_cli.text.discovery import find_skills
 
         with suppress(NotesError):
-            return [*super().known(), *(found.name for found in find_skills(config.skill_folders()))]
+            samples = [path.stem for path in config.sample_skills()]
+            return [*super().known(), *(found.name for found in find_skills(config.skill_folders())), *samples]
         return super().known()
+
+
+class SessionName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A session by its name. A shell completes those that there are."""
+
+    name = "name"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from notes_cli import config
+        from notes_cli.errors import NotesError
+        from notes_cli.sessions.listing import session_names
+
+        with suppress(NotesError):
+            names = session_names(config.paths().sessions)
+            return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return []
+
+
+class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A field and its new value. A shell completes the fields of the skills that the line has, else those of the
+    library; after the = the value that the text has, to be changed."""
+
+    name = "field=value"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from notes_cli import config
+        from notes_cli.errors import NotesError
+        from notes_cli.library.files import segment_files
+        from notes_cli.library.metadata import fields_in
+
+        given = [ctx.params.get(parameter) for parameter in ("splices", "names", "name")]
+        named = {word for one in given if one for word in ([one] if isinstance(one, str) else one)}
+        try:
+            files = segment_files(config.paths().library)
+        except NotesError:
+            return []
+        mine = [path for name, path in files if name in named] or [path for _, path in files]
+        fields = {name: value for path in mine for name, value in fields_in(path).items()}
+        known = [f"{name}={value}" if "=" in incomplete else f"{name}=" for name, value in fields.items()]
+        return [CompletionItem(word) for word in known if word.startswith(incomplete)]
 
 
 model_option = click.option(
@@ -209,7 +265,12 @@ _MODEL_OPTIONS = [
         is_flag=True,
         help="Allow more tokens than the model was trained for, RoPE scaling included.",
     ),
-    click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log, and what a context takes, on stderr."),
+    click.option(
+        *("-v", "--verbose"),
+        count=True,
+        type=Level(),
+        help="On stderr: which file the model is, what a context takes, and times. Twice: llama.cpp's log, too.",
+    ),
 ]
 
 
@@ -249,7 +310,7 @@ def open_workspace(
         raise click.UsageError(
             f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
         )
-    log.show(output.log if given["verbose"] else None)
+    log.show(output.log if given["verbose"] > 1 else None)
     options = ContextOptions(
         n_ctx=DEFAULT_CONTEXT if given["ctx_size"] is None else given["ctx_size"],
         n_batch=given["batch_size"],
@@ -356,7 +417,7 @@ def _model_path(begun: Header | None, session: str | None, options: Mapping[str,
     return path
 
 
-def _given_model(word: str, verbose: bool) -> Path:
+def _given_model(word: str, verbose: int) -> Path:
     """The file of a model that the user names. Raise ModelError for a name that there is not. A line on stderr says
     which file a name is (`verbose`), and that a file is in a form that is misread: names of such are refused."""
     from notes_cli import output

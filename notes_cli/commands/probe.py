@@ -9,15 +9,21 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.listening import listening
-from notes_cli.commands.options import Number, answers_of, model_options, open_model
+from notes_cli.commands.options import FieldValue, Number, SkillName, answers_of, model_options, open_model
 
 if TYPE_CHECKING:
     from notes_cli.measure.probe import Probe, Window
 
 
 @click.command()
-@click.argument("name")
-@click.option("--field", required=True, metavar="NAME[=NEW]", help="The field, and a new value.  [default: made up]")
+@click.argument("name", type=SkillName())
+@click.option(
+    "--field",
+    type=FieldValue(),
+    required=True,
+    metavar="NAME[=NEW]",
+    help="The field, and a new value.  [default: made up]",
+)
 @click.option("--question", metavar="TEXT", help="What to decide.  [default: the value of the field]")
 @click.option(
     "--choices", metavar="A,B,...", help="Decide among these answers.  [default: the greedy answers of both texts]"

@@ -16,8 +16,9 @@ def command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
     """Download a GGUF model from Hugging Face into its cache, which llama.cpp and others share, and print the file's
     path. From then on -m takes it by the same name.
 
-    Nothing else that notes does uses the network. A download that was interrupted goes on where it ended. Without a
-    quantization Q4_K_M is meant, where there are several.
+    Nothing else that notes does uses the network, and with NOTES_OFFLINE=1 (or HF_HUB_OFFLINE=1) nothing at all does. A
+    download that was interrupted goes on where it ended. Without a quantization Q4_K_M is meant, where there are
+    several.
 
     \b
     Examples:
@@ -25,8 +26,12 @@ def command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
       notes pull unsloth/Qwen3-4B-GGUF:Q8_0 --dry-run
       notes ask "Why?" -m "$(notes pull -q ggml-org/Qwen3-0.6B-GGUF)"
     """
+    from notes_cli.config import offline
+    from notes_cli.errors import NotesError
     from notes_cli.library.pulling import choose, fetch
 
+    if forbidden := offline():
+        raise NotesError(f"{forbidden} is set, and {name} would be downloaded", "What is there: notes models")
     quiet = quiet or json_
     choice = choose(name)
     size = output.human_size(choice.size)

@@ -57,6 +57,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.LIST_SKILLS: "See: notes ls",
     Help.LOOKED_FOR_SKILLS: "Skills are looked for in the library (notes ls) and in {places}",
     Help.COMPILE: "Compile it first: notes compile - --name NAME",
+    Help.COMPILE_NAMED: "Compile it first: notes compile {name!q}. What is compiled: notes ls",
     Help.COMPILE_OTHERWISE: _compile_again,
     Help.COMPILE_AGAIN: _compile_again,
     Help.OTHER_NAME: "Give it another: --name NAME",

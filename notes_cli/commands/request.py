@@ -35,6 +35,7 @@ class Call:
     explain: bool
     json: bool
     stream: bool
+    verbose: bool = False
 
     def following(self) -> Request:
         """The request for a session that has begun: a setting of config.yaml is for where it fits. Raise NotesError for
@@ -69,6 +70,7 @@ def call_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any])
         explain=given["explain"],
         json=given["json_"],
         stream=not given["no_stream"],
+        verbose=bool(given["verbose"]),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import model_options, open_model
+from notes_cli.commands.options import SessionName, model_options, open_model
 from notes_cli.explaining import entry_why
 from notes_cli.text.sizes import human_age
 
@@ -88,7 +88,7 @@ def ls(quiet: bool, json_: bool) -> None:
 
 
 @command.command("show")
-@click.argument("name")
+@click.argument("name", type=SessionName())
 @_JSON
 def show(name: str, json_: bool) -> None:
     """Show the pieces and edits of a session."""
@@ -123,7 +123,7 @@ def show(name: str, json_: bool) -> None:
 
 
 @command.command("rm")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", type=SessionName(), nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_JSON
 def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
@@ -153,7 +153,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
 
 
 @command.command("fork")
-@click.argument("name")
+@click.argument("name", type=SessionName())
 @click.argument("new")
 @_JSON
 def fork(name: str, new: str, json_: bool) -> None:
@@ -166,7 +166,7 @@ def fork(name: str, new: str, json_: bool) -> None:
 
 
 @command.command("undo")
-@click.argument("name")
+@click.argument("name", type=SessionName())
 @_JSON
 def undo(name: str, json_: bool) -> None:
     """Take back the last turn, edit or compaction of a session."""
@@ -177,7 +177,7 @@ def undo(name: str, json_: bool) -> None:
 
 
 @command.command("compact")
-@click.argument("name")
+@click.argument("name", type=SessionName())
 @_JSON
 @model_options
 def compact(name: str, json_: bool, **model: Any) -> None:
@@ -200,7 +200,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
 
 
 @command.command("export")
-@click.argument("name")
+@click.argument("name", type=SessionName())
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
 @_JSON

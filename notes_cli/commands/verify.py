@@ -10,7 +10,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.listening import listening
-from notes_cli.commands.options import Number, answers_of, model_options, open_model
+from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
 from notes_cli.commands.remedies import worded
 from notes_cli.explaining import entry_why, expected
 
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME...]")
-@click.option("--session", metavar="NAME", help="Verify a session instead, as it is put back from disk.")
+@click.argument("names", type=SkillName(), nargs=-1, metavar="[NAME...]")
+@click.option(
+    "--session", type=SessionName(), metavar="NAME", help="Verify a session instead, as it is put back from disk."
+)
 @click.option(
     "--question",
     "questions",
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--erratum",
     "errata",
+    type=FieldValue(),
     multiple=True,
     metavar="FIELD=VALUE",
     help="Ask each question with this correction, too. Repeatable.",
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 @click.option(
     "--field",
     "fields",
+    type=FieldValue(),
     multiple=True,
     metavar="NAME=VALUE",
     help="Verify edit methods that give the field this value. Repeatable.",

@@ -1,6 +1,7 @@
 """What is to be compiled: the skills that a user's words mean, each with how it is to be compiled.
 
-A word is a file or a folder; else the name of a compiled skill, whose file is read again; else that of an Agent Skill.
+A word is a file or a folder; else the name of a compiled skill, whose file is read again; else that of an Agent Skill;
+else that of a sample that came with notes.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class Words:
                 if not self.found()[typed].hides:
                     self._note(f"{typed} is {self.found()[typed].path}")
                 return self.agent_skill(self.found()[typed], name)
+        sample = config.sample_skill(typed)
+        if sample is not None:
+            self._note(f"{typed} is a sample that came with notes: {sample}")
+            return Wanted(typed, load_skill(sample, name=name))
         if names.is_name(typed):
             raise self._nothing(word)
         return Wanted(word, load_skill(word, name=name))  # which says that there is no such file

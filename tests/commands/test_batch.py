@@ -99,7 +99,7 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
         '{"question": "Why?", "method": "field"}': "the method says how new values of fields come in",
         '{"question": "Why?", "fields": {"tier": "b"}, "method": "magic"}': "magic",
         '{"question": "Why?", "wording": "loud"}': "loud",
-        '{"question": "Why?", "splice": ["nothing"]}': "no compiled skill and no file 'nothing'. See: notes ls",
+        '{"question": "Why?", "splice": ["nothing"]}': "no compiled skill and no file 'nothing'. Compile it first",
         '{"question": "Why?", "splice": ["-"]}': "standard input",
         '"\\ud800"': "the line holds half a character",
         "[" * 100_000: "the line is not JSON",

@@ -87,6 +87,8 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("inspect --json", ["inspect", "returns", "--json"]),
         ("models --json", ["models", "--json"]),
         ("doctor --json", ["doctor", "--json"]),
+        ("init --json", ["init", "{}/samples", "--json"]),
+        ("paths --json", ["paths", "--json"]),
         ("profile ls --json", ["profile", "ls", "--json"]),
         ("calibrate --json", ["profile", "show", "PROFILE", "--json"]),
         ("profile rm --json", ["profile", "rm", "PROFILE", "--json"]),

@@ -1,0 +1,62 @@
+"""What every command has: --color, --quiet where it has no -q of its own, and a variable for each option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from notes_cli import output
+
+
+def give(command: click.Command, *path: str) -> click.Command:
+    """The command called by these words, with what it need not know of; those below it, too. Once is enough.
+
+    An option that has no variable gets one that is called as the setting in config.yaml: `predict: 3` under `ask:` is
+    NOTES_ASK_PREDICT=3. Only --json, by which errors are printed before options are read, has none.
+    """
+    if isinstance(command, click.Group):
+        for name, one in command.commands.items():
+            give(one, *path, name)
+        return command
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    if "--color" not in known:
+        command.params += [_color()] if "--quiet" in known else [_quiet(), _color()]
+    for option in command.params:
+        if isinstance(option, click.Option) and option.envvar is None and option.name != "json_":
+            flag = next(flag for flag in option.opts if flag.startswith("--"))
+            option.envvar = "_".join(("notes", *path, flag[2:])).replace("-", "_").upper()
+    return command
+
+
+def _color() -> click.Option:
+    return click.Option(
+        ["--color"],
+        type=click.Choice(output.COLOURS),
+        metavar="WHEN",
+        envvar="NOTES_COLOR",
+        expose_value=False,
+        callback=_coloured,
+        help="auto (on a terminal, unless NO_COLOR and the like say otherwise), always, never.",
+    )
+
+
+def _quiet() -> click.Option:
+    return click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_hushed,
+        help="Nothing on stderr but errors.",
+    )
+
+
+def _coloured(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value is not None and parameter.name:
+        source = ctx.get_parameter_source(parameter.name)
+        output.colour(value, setting=source is click.core.ParameterSource.DEFAULT_MAP)
+
+
+def _hushed(_ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        output.hush()

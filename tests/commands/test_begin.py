@@ -1,0 +1,81 @@
+"""The first minutes: samples are at hand, settings are explained, and each dead end says where to go on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from notes_cli import config
+from notes_cli.commands.init import SETTINGS
+from notes_cli.text.skill import load_skill
+
+from .conftest import run_here
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The empty folder that a newcomer is in."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_sample_by_its_name(empty: Path, home: Path) -> None:
+    """From an empty folder: compiled and asked, told where its text is; a file or a skill of the name goes first."""
+    done = run_here("compile", "returns")
+    assert done.code == 0 and f"returns is a sample that came with notes: {config.resource('skills')}" in done.err
+    assert run_here("ask", "May I return this?", "--splice", "returns").out == "accepted\n"
+    assert list(empty.iterdir()) == []
+    Path("support").write_text("Be kind.\n")
+    assert "sample" not in run_here("compile", "support").err
+
+
+def test_samples_are_none_of_all_skills(empty: Path) -> None:
+    """--all means the project's and the user's."""
+    assert "no Agent Skills" in run_here("compile", "--all").err
+
+
+def test_init_copies_what_ships(empty: Path, home: Path) -> None:
+    """Every sample, to be changed, and config.yaml; what is there stays, and nothing is lost by a second time."""
+    done = run_here("init")
+    assert done.code == 0 and "next: notes compile skills/returns" in done.err
+    for sample in config.sample_skills():
+        assert load_skill(empty / "skills" / sample.name).text == load_skill(sample).text
+    assert (home / "config.yaml").read_text() == SETTINGS and home.stat().st_mode & 0o777 == 0o700
+    changed = empty / "skills" / "returns" / "SKILL.md"
+    changed.write_text("Mine.\n")
+    again = run_here("init", "--json").json
+    assert again["written"] == [] and str(home / "config.yaml") in again["kept"] and changed.read_text() == "Mine.\n"
+
+
+def test_every_setting_that_is_explained_is_one(empty: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As written it sets nothing; with each # before a word taken away it is read without complaint."""
+    assert run_here("init").code == 0 and config.load_config() == {}
+    text = re.sub(r"^#(?! \w)", "", SETTINGS, flags=re.M)
+    (home / "config.yaml").write_text(text)
+    assert len(config.load_config()) >= 7
+    assert run_here("ls", "-q").code == 0
+
+
+def test_init_where_nothing_can_be_written(empty: Path) -> None:
+    Path("skills").write_text("a file")
+    outcome = run_here("init")
+    assert outcome.code == 1 and outcome.err.startswith("notes: cannot write skills/")
+
+
+def test_paths(home: Path) -> None:
+    """A table for people, one path for scripts; nothing is made by asking."""
+    assert run_here("paths", "config").out == f"{home}/config.yaml\n"
+    assert f"library   {home}/library " in run_here("paths").out
+    assert run_here("paths", "--json").json["sessions"] == f"{home}/sessions"
+    assert run_here("paths", "nowhere").code == 2 and not home.exists()
+
+
+def test_a_skill_that_is_not_compiled_says_how(empty: Path) -> None:
+    """Also one of the samples: the command that is named works."""
+    outcome = run_here("ask", "Why?", "--splice", "support")
+    assert outcome.code == 1 and "Compile it first: notes compile support." in outcome.err
+    assert run_here("compile", "support").code == 0

@@ -1,0 +1,130 @@
+"""Completion by a shell: installed by one command, quick, and of everything that has a name."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Notes, run_here
+
+
+@pytest.fixture
+def shell(tmp_path: Path, compiled: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `notes` on the path of a user with a skill and a session; its folder."""
+    assert notes("ask", "Why?", "-n", 1, "--session", "mine").code == 0
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    command = folder / "notes"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m notes_cli "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return folder
+
+
+def completed(line: str) -> list[str]:
+    """What bash offers after this line, in whatever way it breaks words."""
+    script = """source <(notes completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _notes_complete notes
+    ((${#COMPREPLY[@]})) && printf '%s\\n' "${COMPREPLY[@]}" || true"""
+    done = subprocess.run(["bash", "-c", script, "-", line], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_what_is_completed(shell: Path) -> None:
+    """Commands, options and their values, skills, fields of the skill in the line, their values, sessions, samples."""
+    assert completed("notes comp") == ["compile", "completion"]
+    assert completed("notes ask --spl") == ["--splice"]
+    assert completed("notes ls --color=a") == ["auto", "always"]
+    assert completed("notes ask --splice re") == ["returns"]
+    assert completed("notes verify re") == ["returns"] == completed("notes probe re")
+    assert completed("notes ask --splice returns --field ") == ["date=", "tier="]
+    assert completed("notes ask --erratum da") == ["date="]
+    assert completed("notes edit mine --field date=") == ["2026-06-01"]
+    assert completed("notes ask --session ") == ["mine"] == completed("notes session undo m")
+    assert completed("notes compile supp") == ["support"]
+    assert completed("notes ask --splice no") == []
+
+
+def test_models_with_a_colon(shell: Path, home: Path) -> None:
+    """bash takes the colon for the end of a word: what precedes it is not offered again."""
+    home.joinpath("config.yaml").write_text(f"models:\n  'small:1b': {os.environ['NOTES_MODEL']}\n")
+    assert completed("notes ask -m sm") == ["small:1b"] and completed("notes ask -m small:") == ["1b"]
+
+
+@pytest.mark.parametrize(
+    "words", [f"notes {typed}" for typed in ("ask --field da", "ask --session m", "ask -m a", "compile r")]
+)
+def test_nothing_heavy_is_loaded(shell: Path, words: str) -> None:
+    """Neither numpy nor llama.cpp: a person waits at a keyboard."""
+    script = "import sys\nfrom notes_cli.cli import run\n"
+    script += "try: run([])\nexcept SystemExit: pass\n"
+    script += "print(*sorted({'numpy', 'notes_cli.lib', 'gguf', 'rich'} & set(sys.modules)), file=sys.stderr)"
+    environment = {**os.environ, "_NOTES_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "-1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stderr == "\n", done.stderr
+
+
+def test_one_command_installs_it(shell: Path, tmp_path: Path) -> None:
+    """A script, and one line in .bashrc, which keeps what it has; a second time changes nothing."""
+    (tmp_path / ".bashrc").write_text("alias ll='ls -l'")
+    done = run_here("completion", "bash", "--install")
+    path, start = Path(done.out.strip()), (tmp_path / ".bashrc").read_text()
+    assert path.is_file() and str(path) in start and start.startswith("alias ll='ls -l'\n") and start.endswith("\n")
+    assert run_here("completion", "bash", "--install", "-q").err == "" and (tmp_path / ".bashrc").read_text() == start
+    path.unlink()
+    gone = subprocess.run(["bash", "-c", "source ~/.bashrc"], capture_output=True)
+    assert (gone.returncode, gone.stderr) == (0, b""), "a shell starts without it as well"
+
+
+def test_tab_in_a_real_shell(shell: Path, tmp_path: Path) -> None:
+    """Installed, typed, and the Tab key pressed."""
+    assert run_here("completion", "bash", "--install").code == 0
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp("bash", ["bash", "--noprofile", "--rcfile", str(tmp_path / ".bashrc"), "-i"])
+    shown = b""
+
+    def until(wanted: bytes) -> None:
+        nonlocal shown
+        end = time.monotonic() + 20
+        while wanted not in shown and time.monotonic() < end:
+            if select.select([terminal], [], [], 0.1)[0]:
+                shown += os.read(terminal, 4096)
+        assert wanted in shown, shown
+
+    os.write(terminal, b"notes inspect --text ret\t")
+    until(b"--text returns ")
+    os.write(terminal, b"\nexit\n")
+    until(b"Returns before 2026-06-15 are accepted")
+    os.close(terminal)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("name", ["zsh", "fish"])
+def test_scripts_of_other_shells(shell: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each looks for it; without a name it is the user's own shell; where that shell is there it reads it."""
+    monkeypatch.setenv("SHELL", f"/usr/bin/{name}")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    path = Path(run_here("completion", "--install").out.strip())
+    assert f"_NOTES_COMPLETE={name}_complete" in path.read_text()
+    if name == "fish":
+        assert path == tmp_path / ".config" / "fish" / "completions" / "notes.fish"
+    else:
+        assert str(path) in (tmp_path / ".zshrc").read_text()
+    if shutil.which(name):
+        subprocess.run([name, "-n", path], check=True)
+
+
+def test_a_shell_that_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    outcome = run_here("completion")
+    assert outcome.code == 2 and "SHELL says 'tcsh'" in outcome.err

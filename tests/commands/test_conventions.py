@@ -1,0 +1,212 @@
+"""What users of any command line expect of every command: colour, quiet, variables, help, pages, a word mistyped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from notes_cli import output
+from notes_cli.cli import COMMANDS, ELSEWHERE, cli
+from notes_cli.commands.man import page as man_page
+
+from .conftest import Notes, on_a_terminal, run_apart, run_here
+
+NUMPY = "import sys\nfrom notes_cli.cli import run\n"
+
+
+def leaves(command: click.Command = cli, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that does something, with its words."""
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            child = command.get_command(click.Context(command), name)
+            assert child
+            yield from leaves(child, *path, name)
+    else:
+        yield path, command
+
+
+LEAVES = dict(leaves())
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_every_command_has_what_all_have(words: tuple[str, ...]) -> None:
+    """-q, --color, a line of help for each option, a variable for each but --json, and short flags as elsewhere."""
+    options = [one for one in LEAVES[words].params if isinstance(one, click.Option)]
+    flags = {flag: one for one in options for flag in one.opts}
+    assert {"-q", "--quiet", "--color"} <= set(flags)
+    assert [one.name for one in options if not one.help] == []
+    assert [one.name for one in options if one.envvar is None] in ([], ["json_"])
+    usual = {"-m": "--model", "-f": ("--file", "--force"), "-s": "--system", "-o": "--output", "-y": "--yes"}
+    usual |= {"-c": "--ctx-size", "-t": "--threads", "-ngl": "--gpu-layers", "-v": "--verbose", "-p": "--prompt"}
+    for short, long in usual.items():
+        if short in flags:
+            assert set(flags[short].opts) & {long, *long}, short
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_examples(name: str) -> None:
+    """Each command's page shows what to type; those of a group show it for what is below it."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command and "Examples:\n" in command.get_help(click.Context(command))
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "terminal", "coloured"),
+    [
+        ({}, [], True, True),
+        ({}, [], False, False),
+        ({"NO_COLOR": "1"}, [], True, False),
+        ({"NO_COLOR": ""}, [], True, True),
+        ({"TERM": "dumb"}, [], True, False),
+        ({"CLICOLOR": "0"}, [], True, False),
+        ({"FORCE_COLOR": "1"}, [], False, True),
+        ({"CLICOLOR_FORCE": "1"}, [], False, True),
+        ({"CLICOLOR_FORCE": "0"}, [], False, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, [], False, False),
+        ({}, ["--color", "always"], False, True),
+        ({"NO_COLOR": "1"}, ["--color", "always"], False, True),
+        ({"FORCE_COLOR": "1"}, ["--color", "never"], True, False),
+        ({"NOTES_COLOR": "never"}, [], True, False),
+        ({"NOTES_COLOR": "never"}, ["--color=always"], True, True),
+    ],
+)
+def test_colour(
+    compiled: Path, environment: dict[str, str], arguments: list[str], terminal: bool, coloured: bool
+) -> None:
+    """A flag wins over NOTES_COLOR, that over NO_COLOR, FORCE_COLOR and CLICOLOR, these over what stdout is."""
+    if terminal:
+        shown = on_a_terminal(["ls", *arguments], **environment)
+    else:
+        os.environ.update(environment)
+        try:
+            shown = run_apart("ls", *arguments).out
+        finally:
+            for name in environment:
+                del os.environ[name]
+    assert ("\x1b[1m" in shown) == coloured and "returns" in shown
+
+
+def test_colour_as_a_setting(notes: Notes, compiled: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """config.yaml is asked after the variables, and no file of colour is a typing error."""
+    (home / "config.yaml").write_text("color: always\n")
+    assert "\x1b[1m" in notes("ls").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in notes("ls").out and notes("ls", "--color", "red").code == 2
+
+
+def test_quiet(home: Path, skill: Path) -> None:
+    """-q: no notice, no hint, no thought; the result and errors are as ever."""
+    loud, soft = run_here("ask", "Why?", "-n", 2, "--splice", skill), run_here("ask", "Why?", "-n", 2, "-q")
+    assert loud.err.count("\n") == 3 and (soft.code, soft.err) == (0, "") and soft.out.strip()
+    assert run_here("ask", "Why?", "-q", "--splice", "nothing").err.startswith("notes: no compiled skill")
+    assert run_here("session", "show", "-q", "nobody").err.startswith("notes: there is no session")
+    assert run_here("ask", "Why?", "-n", 2).err, "nothing of it is left for the next call"
+
+
+def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag, then the variable that is called as it, then the command's own setting, then that of all, the default."""
+
+    def tokens(*arguments: object) -> int:
+        return int(notes("ask", "Why?", "--json", *arguments).json["tokens"]["answer"])
+
+    home.mkdir()
+    (home / "config.yaml").write_text("predict: 2\n")
+    assert tokens() == 2
+    (home / "config.yaml").write_text("predict: 2\nask: {predict: 3}\n")
+    assert tokens() == 3
+    monkeypatch.setenv("NOTES_ASK_PREDICT", "4")
+    assert tokens() == 4 and tokens("-n", 5) == 5
+    monkeypatch.setenv("NOTES_ASK_PREDICT", "x")
+    assert "'x' is not a whole number" in notes("ask", "Why?").err
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("aks", "ask"), ("complie", "compile"), ("chat", "ask"), ("remove", "rm"), ("config", "paths")]
+)
+def test_a_mistyped_command(word: str, meant: str) -> None:
+    """What is near, or what other programs call it, is named; status 2."""
+    outcome = run_here(word)
+    assert (outcome.code, outcome.out) == (2, "") and f"Did you mean {meant}?" in outcome.err
+    assert set(ELSEWHERE.values()) <= set(COMMANDS) and not set(ELSEWHERE) & set(COMMANDS)
+
+
+def test_a_mistyped_option() -> None:
+    outcome = run_here("ask", "x", "--spice", "returns")
+    assert outcome.code == 2 and "--splice" in outcome.err
+
+
+def test_verbose_tells_of_times_and_twice_of_llama_cpp(notes: Notes, home: Path) -> None:
+    """-v: a line with tokens and times. The log of llama.cpp is for -vv. A setting may say true."""
+    once, twice = notes("ask", "Why?", "-n", 3, "-v").err, run_apart("ask", "Why?", "-n", 3, "-vv").err
+    assert " tokens, 0 of them spliced, in " in once and "tokens/s" in once
+    assert "llama_model_loader" not in once and "llama_model_loader" in twice
+    home.mkdir(exist_ok=True)
+    for setting in ("true", "1"):
+        (home / "config.yaml").write_text(f"verbose: {setting}\n")
+        assert "tokens/s" in notes("ask", "Why?", "-n", 3).err
+
+
+def test_version_names_the_native_build() -> None:
+    """One line, whose second word is the version."""
+    out = run_here("--version").out
+    assert out.split()[:2] == ["notes", "0.1.0"] and "llama-cpp-python 0." in out and out.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["NOTES_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is asked anything: refused at once, with the variable."""
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setattr("notes_cli.library.pulling.choose", None)  # it would be called
+    for arguments in (("a/b",), ("a/b", "--dry-run")):
+        outcome = run_here("pull", *arguments)
+        assert outcome.code == 1 and outcome.err.startswith(f"notes: {name} is set")
+    monkeypatch.setenv(name, "0")
+    with pytest.raises(TypeError):
+        run_here("pull", "a/b")
+
+
+def test_a_page_of_each_command(tmp_path: Path) -> None:
+    """Written for man, they are what the help says; troff finds nothing wrong with them."""
+    done = run_here("man", "--write", tmp_path / "man1")
+    pages = {path.stem: path.read_text() for path in (tmp_path / "man1").iterdir()}
+    assert done.code == 0 and f"{len(pages)} pages" in done.err
+    assert {"-".join(("notes", *words)) for words in LEAVES} < set(pages) and {"notes", "notes-session"} < set(pages)
+    assert r"\-\-splice NAME" in pages["notes-ask"] and "NOTES_MODEL" in pages["notes-ask"]
+    assert ".SH EXAMPLES\n.nf\n" in pages["notes-ask"] and "\b" not in "".join(pages.values())
+    groff = shutil.which("groff")
+    if groff:
+        for path in (tmp_path / "man1").iterdir():
+            found = subprocess.run([groff, "-man", "-ww", "-z", path], capture_output=True, text=True)
+            assert found.stderr == "", path
+
+
+def test_a_page_is_no_trap_for_troff() -> None:
+    """A line that begins with a dot, and a backslash, are text."""
+    command = click.Command("x", help="One\\two.\n\n\b\nExamples:\n  x\n.so /etc/passwd\n")
+    made = man_page(click.Context(command, info_name="x"))
+    assert "\\&.so /etc/passwd" in made and "One\\etwo" in made
+
+
+def test_pages_are_shown_and_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pipe as their source; for this user where man looks; a command that there is not is wrong usage."""
+    assert run_here("man", "session", "fork").out.startswith('.TH "NOTES-SESSION-FORK" 1')
+    assert run_here("man", "sesion").code == 2 and run_here("man", "ask", "--install").code == 2
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert run_here("man", "--install", "-q").out == f"{tmp_path}/man/man1\n"
+    assert (tmp_path / "man" / "man1" / "notes.1").is_file()
+
+
+def test_nothing_is_left_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:
+    """What one call in a process was told holds for it alone."""
+    output.begin(json=False)
+    output.hush()
+    output.say("one")
+    output.begin(json=False)
+    output.say("two")
+    assert capsys.readouterr().err == "two\n"
