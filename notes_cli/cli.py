@@ -126,7 +126,7 @@ def cli(ctx: click.Context) -> None:
 
     \b
     Examples:
-      notes compile skills/returns                     prefill a skill once
+      notes compile returns                            prefill a skill once
       notes ask "May I return this?" --splice returns
       notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
       notes verify returns --erratum "date=2026-07-01"

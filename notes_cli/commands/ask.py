@@ -139,6 +139,8 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
     model's chat template, errata after them. Settings that are not given come from the profile that `notes calibrate`
     wrote for the model, if there is one.
 
+    In a loop that reads lines give it </dev/null: what is on standard input is part of the question.
+
     \b
     Examples:
       notes ask "May I return this?" --splice returns

@@ -243,7 +243,7 @@ def _compile(
         listener=listening(quiet),
     )
     if not quiet and (compiled.reasons or not fresh_only):
-        fields = listed(list(skill.values)) if skill.values else "no fields"
+        fields = listed(list(skill.values)) if skill.values else "no fields, as no line is like date: 2026-06-01"
         done = "; ".join(compiled.reasons) if compiled.reasons else "up to date"
         if compiled.blocks > 1:
             fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"

@@ -117,5 +117,5 @@ def _files(_model: str | None) -> dict[str, str]:
     return {
         "library": str(paths.library),
         "sessions": str(paths.sessions),
-        "config": f"{paths.config}" + ("" if settings else " (not there or empty)"),
+        "config": f"{paths.config}" + ("" if settings else " (not there or empty; notes init writes one)"),
     }

@@ -41,7 +41,7 @@ def _compile_again(values: Mapping[str, Any]) -> str:
 
 # `{name!q}` is quoted for a shell.
 _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
-    Help.NAME_MODEL: "Name a GGUF file with -m or NOTES_MODEL",
+    Help.NAME_MODEL: "Name a GGUF file with -m or NOTES_MODEL, or what is installed: notes models",
     Help.NAME_ONE: lambda values: "Name its file: " + " or ".join(f"-m {quote(str(one))}" for one in values["files"]),
     Help.LOOKED_IN: "Names are looked up in {places}. See: notes models",
     Help.REINSTALL_OR_NAME_MODEL: "Install notes again, or name a model with -m",

@@ -17,7 +17,7 @@ from notes_cli.config import resource
 from notes_cli.documents import read_yaml
 from notes_cli.errors import NotesError, SkillError
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import field_name, is_name, listed
+from notes_cli.text.keys import field_name, is_name, known
 from notes_cli.text.references import ALL, Known
 
 OF = "{field} of {skill}"  # a field that several skills have
@@ -65,7 +65,7 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     if name not in known_fields:
         if " " in name and not get_close_matches(name, known_fields, n=1, cutoff=0.8):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
-        raise SkillError(f"no spliced skill has a field {name!r}", f"Known fields: {listed(sorted(known_fields))}")
+        raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields))
     return Erratum(name, clean_value(name, value), text)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -139,6 +139,13 @@ def _is_word(key: str) -> bool:
 
 def _has_case(word: str) -> bool:
     return word.lower() != word.upper()
+
+
+def known(fields: Collection[str]) -> str:
+    """The fields that there are, for somebody who named another; where there are none, what one is."""
+    names = listed(sorted(fields))
+    what = "" if fields else ". A field is a `key: value` line, a {{placeholder}}, or named under fields: at the top"
+    return f"Known fields: {names}{what}"
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from notes_cli.errors import SkillError
-from notes_cli.text.keys import field_name, listed
+from notes_cli.text.keys import field_name, known, listed
 
 ALL = "*"
 
@@ -68,7 +68,7 @@ class Known(Collection[str]):
         """
         found = self.find(reference)
         if not found:
-            raise SkillError(f"{subject} a field {reference!r}", f"Known fields: {listed(sorted(self))}")
+            raise SkillError(f"{subject} a field {reference!r}", known(self))
         if len(found) > 1 and "." not in reference:
             which = listed([one.key for one in found])
             raise SkillError(
