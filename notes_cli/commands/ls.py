@@ -98,9 +98,8 @@ def command(long: bool, sort: str, quiet: bool, json_: bool, model: str | None) 
         for reason, names in _reasons(rows).items():
             output.result(f"{', '.join(names)}: {reason}")
     else:
-        output.say(
-            f"no compiled skills yet in {store.folder}. Compile one: notes compile FILE, or a sample: notes compile returns"
-        )
+        how = "Compile one: notes compile FILE, or a sample: notes compile returns"
+        output.say(f"no compiled skills yet in {store.folder}. {how}")
 
 
 def _rows(model: str | None) -> list[_Row]:

@@ -53,9 +53,8 @@ def command(quiet: bool, json_: bool) -> None:
     elif rows:
         _table(rows)
     if not (rows or quiet or json_):
-        output.say(
-            f"no models found in {known.places}. Name a file: -m FILE, or download one: notes pull ggml-org/Qwen3-0.6B-GGUF"
-        )
+        how = "Name a file: -m FILE, or download one: notes pull ggml-org/Qwen3-0.6B-GGUF"
+        output.say(f"no models found in {known.places}. {how}")
     else:
         for trouble in known.trouble:
             output.say(trouble)
