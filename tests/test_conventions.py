@@ -37,8 +37,6 @@ def test_each_row_is_met_with_its_tests_or_says_why_not() -> None:
 
 def test_rows_that_are_wrong_are_found() -> None:
     """The control."""
-    rows = (
-        "| a | met | `test_a` |\n| b | met | |\n| c | met | `test_c` |"
+    rows = "| a | met | `test_a` |\n| b | met | |\n| c | met | `test_c` |"
     rows += "\n| d | not met | |\n| e | not met: too early | |"
-    )
     assert wrong(rows, {"test_a"}) == ["b: no test", "c: there is no test_c", "d: no reason"]
