@@ -10,7 +10,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint wheel processors sdist train bench experiments zoo upstream sanitize page faults faults-slice clients clean
+.PHONY: help setup demo test lint wheel processors sdist train bench experiments zoo upstream sanitize page faults faults-slice clients recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,14 @@ sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and
 page: $(READY) ## The page of `notes serve` in a real browser (2 minutes; Chromium must be there), with pictures (docs/page/)
 	@$(BIN)/python -m pip install -q -e '.[dev,page]'
 	@$(BIN)/python -m bench.page --write docs/page
+
+recording: $(READY) ## A newcomer's first ten minutes in a terminal: a recording, a text, a picture (docs/first-ten-minutes/, a minute)
+	@$(BIN)/python -m pip install -q -e '.[dev,recording]'
+	@$(BIN)/python -m bench.record
+
+site: $(READY) ## The pages of docs/ as a site (build/site; mkdocs)
+	@$(BIN)/python -m pip install -q 'mkdocs>=1.6'
+	@$(BIN)/mkdocs build --strict -q
 
 faults: $(READY) ## Hostile files, kills, full disks and the like, by the thousands (docs/reliability.md, an hour); ONLY='kind ...' for some
 	@nice $(BIN)/python -m bench.faults $(ONLY) --full --write docs/reliability.md

@@ -19,7 +19,9 @@ from .refused import FLAG
 
 PACKAGE = Path(notes_cli.__file__).parent
 ROOT = PACKAGE.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/json.md", "docs/format.md", "docs/serving.md", "docs/skills.md")
+PAGES = ["answers", "first-ten-minutes", "format", "index", "json", "limits", "page", "python", "recipes", "serving"]
+PAGES += ["skills", "trust", "your-model"]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in PAGES))
 
 # Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
 # "" is `notes_cli` itself, of which all may know the version; `lib` is made by the build.

@@ -230,7 +230,7 @@ def _compile(
     fresh_only: bool = False,
 ) -> dict[str, Any]:
     """Compile one skill, say what was done, and return the facts of it."""
-    from notes_cli.runtime.compiling import allowed, skill_of
+    from notes_cli.runtime.compiling import NEW, allowed, skill_of
     from notes_cli.text.keys import listed
 
     skill = skill_of(model.workspace, wanted)
@@ -244,7 +244,7 @@ def _compile(
     )
     if not quiet and (compiled.reasons or not fresh_only):
         fields = listed(list(skill.values)) if skill.values else "no fields, as no line is like date: 2026-06-01"
-        done = "; ".join(compiled.reasons) if compiled.reasons else "up to date"
+        done = "; ".join(compiled.reasons).replace(NEW, "new") if compiled.reasons else "up to date"
         if compiled.blocks > 1:
             fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
             done += fresh if compiled.reasons else ", in blocks"

@@ -411,8 +411,7 @@ def _model_path(begun: Header | None, session: str | None, options: Mapping[str,
     assert path is not None
     if shipped and path == shipped and not quiet:
         output.say(
-            "this is the demonstration model, which reads the skills that ship and little else. "
-            "Name your own: -m FILE, or NOTES_MODEL=FILE"
+            "this is the demonstration model: it reads the samples and little else. Yours: -m FILE, or NOTES_MODEL=FILE"
         )
     return path
 

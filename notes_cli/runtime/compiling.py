@@ -51,6 +51,7 @@ from notes_cli.text.toolset import ToolSet, tools_skill
 
 KEEP = 20.0  # seconds of a prefill after which what is there is kept, for a compile that is interrupted
 COST = 50.0  # times as long as that takes must have passed since
+NEW = "it has not been compiled yet"
 MOVES = 8  # times that the rows of a block are moved, each a rounding, before it is computed again (docs/LOG.md)
 
 
@@ -449,7 +450,7 @@ def stale(
     `measured`: the influence of its fields must be there, too. `blocks`: it must be compiled in these; None: in any.
     """
     if not path.exists():
-        return ["it has not been compiled yet"]
+        return [NEW]
     try:
         info = peek(path)
     except DamagedError as error:

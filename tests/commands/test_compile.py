@@ -24,7 +24,7 @@ def test_prints_the_path_on_stdout_and_the_rest_on_stderr(notes: Notes, skill: P
     assert outcome.code == 0
     path = Path(outcome.out.rstrip("\n"))
     assert path.parent == home / "library" and path.name.startswith("returns.")
-    assert "date, tier" in outcome.err and "not been compiled yet" in outcome.err
+    assert "date, tier" in outcome.err and "(new)" in outcome.err
     assert "It can be spliced anywhere; keys that move are rounded to f16 once more" in outcome.err
     assert open_segment(path).text == TEXT.strip()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -153,7 +153,7 @@ def test_in_blocks(notes: Notes, skill: Path) -> None:
     """A number or headings; what is unchanged is taken over; what refers to another block is warned of."""
     skill.write_text("# One\n\ndate: 2026-06-01\n\n# Two\n\nBefore the date.\n\n# Three\n\nElse not.\n")
     first = notes("compile", skill, "--blocks", "headings")
-    assert first.code == 0 and "(it has not been compiled yet; 3 of 3 blocks compiled)" in first.err
+    assert first.code == 0 and "(new; 3 of 3 blocks compiled)" in first.err
     assert "warning: block 2 refers to date, whose value is in block 1" in first.err
     assert open_segment(Path(first.out.strip())).blocks == (0, 25, 50)
     assert "(up to date, in blocks)" in notes("compile", skill, "--blocks", "headings").err

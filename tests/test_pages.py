@@ -1,0 +1,203 @@
+"""README and docs/: what their blocks say is typed prints what they say, Python runs, JSON and YAML can be read.
+
+The commands of a page are run by one shell, in the folder ~/work of a home of their own. An output is as it is shown,
+where `...` is anything and two blanks are as many as a table has; on the README, which is shorter, the line about the
+model that ships is left out. A block after `<!-- not run: why -->` is not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+import click
+import pytest
+import stores
+
+from bench import readme
+from notes_cli.cli import cli
+from notes_cli.documents import parse_yaml
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ELSEWHERE = "serving.md"  # run against a server: tests/serve/test_document.py
+BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+NOT_RUN = 1
+MARK = "\x1e"
+
+
+def blocks(page: Path, *kinds: str) -> list[str]:
+    """The blocks of these kinds that are run."""
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [block["body"] for block in found if block["kind"] in kinds and not block["why"]]
+
+
+def having(kind: str) -> list[Path]:
+    """The pages that have such blocks, but for those that are run elsewhere."""
+    return [page for page in PAGES if blocks(page, kind) and page.name != ELSEWHERE]
+
+
+def steps(body: str) -> list[tuple[str, str]]:
+    """Commands, which may go on in lines with `> `, and what each prints."""
+    found = []
+    for step in re.split(r"^\$ ", body, flags=re.M)[1:]:
+        lines = step.splitlines()
+        length = next((n for n, line in enumerate(lines) if n and not line.startswith("> ")), len(lines))
+        command = "\n".join([lines[0], *(line[2:] for line in lines[1:length])])
+        found.append((command, "\n".join(lines[length:])))
+    return found
+
+
+def matches(shown: str, found: str) -> bool:
+    """Whether an output is as it is shown."""
+    pattern = "(?:.|\n)*?".join(re.escape(part) for part in shown.split("..."))
+    pattern = re.sub(r"(?:\\ ){2,}", " +", pattern)
+    return re.fullmatch(rf"\s*{pattern}\s*", re.sub(r" +$", "", found, flags=re.M)) is not None
+
+
+@pytest.fixture
+def user(tmp_path: Path, make_model: object, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of somebody who has installed `notes` and has a model in Ollama's store; HOME is it."""
+    home = tmp_path / "user"
+    (home / "bin").mkdir(parents=True)
+    (home / "work").mkdir()
+    command = home / "bin" / "notes"
+    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m notes_cli "$@"\n')
+    command.chmod(0o755)
+    for name in ("NOTES_HOME", "OLLAMA_MODELS", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NOTES_THREADS", "1")
+    monkeypatch.setenv("PATH", f"{home / 'bin'}:{os.environ['PATH']}")
+    return home
+
+
+def played(commands: list[str], home: Path) -> list[tuple[str, int]]:
+    """What each prints on both streams, and its exit status; all in one shell."""
+    script = "exec 2>&1\ncd ~/work\n" + "".join(f"{one}\nprintf '{MARK}%s{MARK}' $?\n" for one in commands)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    parts = done.stdout.replace(str(home), "~").split(MARK)
+    return list(zip(parts[0::2], map(int, parts[1::2]), strict=False))
+
+
+@pytest.mark.parametrize("page", having("console"), ids=lambda page: page.name)
+def test_what_is_typed_prints_what_is_shown(page: Path, user: Path, make_model: object) -> None:
+    if page.name == "your-model.md":
+        root = user / ".ollama" / "models"
+        model = make_model("qwen3", trained=4096)  # type: ignore[operator]
+        stores.ollama(root, "registry.ollama.ai/library/qwen3/0.6b", stores.manifest(root, model))
+    if page.name == "README.md":
+        shutil.copytree(ROOT / "skills", user / "work" / "skills")
+    todo = [step for block in blocks(page, "console") for step in steps(block)]
+    found = played([command for command, _ in todo], user)
+    assert len(found) == len(todo)
+    for (command, shown), (printed, status) in zip(todo, found, strict=True):
+        if page.name == "README.md":
+            printed = re.sub(r"^this is the demonstration model.*\n", "", printed, flags=re.M)
+        assert matches(shown, printed), f"$ {command}\n{printed}"
+        assert status == 0 or "notes: " in shown, command
+
+
+@pytest.mark.parametrize("page", having("python")[1:], ids=lambda page: page.name)
+def test_python_prints_what_its_comments_say(page: Path, tmp_path: Path) -> None:
+    """That of the README, which comes first, is type-checked, too: tests/test_api.py."""
+    for example in blocks(page, "python"):
+        assert readme.run(sys.executable, example, tmp_path, ROOT) == readme.promised(example)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_json_and_yaml_can_be_read(page: Path) -> None:
+    for block in blocks(page, "json"):
+        json.loads(block)
+    for block in blocks(page, "yaml"):
+        assert parse_yaml(block)
+
+
+def test_every_block_is_of_a_kind_that_is_run() -> None:
+    """Console, Python, JSON and YAML; what is not run says why, and is rare."""
+    kinds, reasons = set(), []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert text.count("```") == 2 * len(BLOCK.findall(text)), page
+        for block in BLOCK.finditer(text):
+            kinds.add(block["kind"])
+            reasons += [block["why"]] if block["why"] else []
+    assert kinds == {"console", "python", "yaml"} and len(reasons) == NOT_RUN
+
+
+def calls(text: str) -> list[list[str]]:
+    """The words of the calls of `notes` in lines that are indented by four, up to a comment, redirection or pipe."""
+    found = []
+    for line in re.findall(r"^    (notes .*)$", text, re.M):
+        words = shlex.shlex(line, posix=True, punctuation_chars=True)
+        words.whitespace_split = True
+        found.append(list(takewhile(lambda word: not set(word) <= set("|<>;&()") or not word, words)))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_passing_are_commands(page: Path) -> None:
+    """Those that are shown without what they print: each option there is, with its values."""
+    for call in calls(page.read_text(encoding="utf-8")):
+        words = call[1:]
+        with click.Context(cli, info_name="notes") as root:
+            command: click.Command = cli
+            context = root
+            while isinstance(command, click.Group) and words:
+                found = command.get_command(context, words.pop(0))
+                assert found, call
+                command = found
+            try:
+                command.make_context(" ".join(call), words, parent=root)
+            except click.UsageError as error:
+                raise AssertionError(f"{call}: {error.format_message()}") from error
+
+
+def test_what_is_not_as_it_is_shown() -> None:
+    """The control."""
+    assert matches("a  b ...\nc", "a     b x\ny\nc\n") and not matches("a  b", "ab") and not matches("a ...", "b a c")
+    assert steps("$ one\n> two\nout\n$ three\n") == [("one\ntwo", "out"), ("three", "")]
+    assert calls("    notes ask 'x | y' # z\n    notes ls -q | xargs notes rm\n") == [
+        ["notes", "ask", "x | y"],
+        ["notes", "ls", "-q"],
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may end with: its headings, as GitHub and mkdocs call them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Files of the repository, and headings in them."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        if "://" not in target:
+            file = (page.parent / path).resolve() if path else page
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file), target
+
+
+def test_every_page_is_in_the_index_and_in_the_site() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert page.name in site and (page.name == "index.md" or f"({page.name})" in index), page
+
+
+def test_the_recording_is_of_the_page() -> None:
+    """What was typed is what the page types now, and it was printed: `make recording` does it again."""
+    folder = ROOT / "docs" / "first-ten-minutes"
+    typed = re.findall(r"^\$ (.*)$", (folder / "session.txt").read_text(encoding="utf-8"), re.M)
+    page = ROOT / "docs" / "first-ten-minutes.md"
+    assert typed == [command for block in blocks(page, "console") for command, _ in steps(block)]
+    head, *events = (folder / "session.cast").read_text(encoding="utf-8").splitlines()
+    assert json.loads(head)["version"] == 2 and all(json.loads(event)[1] == "o" for event in events)
