@@ -122,6 +122,9 @@ def test_scripts_of_other_shells(shell: Path, tmp_path: Path, name: str, monkeyp
         assert str(path) in (tmp_path / ".zshrc").read_text()
     if shutil.which(name):
         subprocess.run([name, "-n", path], check=True)
+        if name == "fish":
+            asked = ["fish", "-c", "complete -C 'notes ask --splice re'"]
+            assert subprocess.run(asked, capture_output=True, text=True).stdout == "returns\n"
 
 
 def test_a_shell_that_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
