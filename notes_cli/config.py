@@ -33,11 +33,13 @@ class Paths:
     config: Path  # config.yaml
     models: Path  # what is remembered of models: their digests
     profiles: Path  # what was measured of models: minutes of work
+    servers: Path  # those that run, a small file each
 
     @classmethod
     def under(cls, home: Path) -> Paths:
         """Everything in one folder, as NOTES_HOME asks."""
-        return cls(home / "library", home / "sessions", home / "config.yaml", home / "models", home / "profiles")
+        own = (home / name for name in ("library", "sessions", "config.yaml", "models", "profiles", "servers"))
+        return cls(*own)
 
 
 def paths() -> Paths:
@@ -55,6 +57,7 @@ def paths() -> Paths:
         config=platformdirs.user_config_path(APP, appauthor=False) / "config.yaml",
         models=cache / "models",
         profiles=state / "profiles",
+        servers=state / "servers",
     )
 
 

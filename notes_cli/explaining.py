@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from notes_cli.engine.pieces import Piece
     from notes_cli.library.store import Entry as Compiled
     from notes_cli.measure.session import Cause
+    from notes_cli.runtime.asking import Answer, Plan, Request, Settings
+    from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.origin import Origin
     from notes_cli.sessions.state import Entry
 
@@ -112,6 +115,78 @@ def entry_as_json(entry: Compiled, problem: str | None) -> dict[str, Any]:
         "created": info.created,
         "source": info.source or None,
         "identity": info.identity.as_dict(),
+    }
+
+
+class Room(NamedTuple):
+    """What an answer that was cut has to be told of its context: how many tokens it has, and may have."""
+
+    size: int
+    longest: int | None
+
+    @classmethod
+    def of(cls, workspace: Workspace) -> Room:
+        return cls(workspace.context.n_ctx, workspace.longest)
+
+
+def turn_as_json(
+    workspace: Workspace, request: Request, answer: Answer, started: float, session: str | None, goes_on: bool
+) -> dict[str, Any]:
+    """What `notes ask` was answered, as docs/json.md has it. `started`: when it was asked (time.perf_counter)."""
+    known = session or request.splice
+    return {
+        "version": 1,
+        "session": session,
+        "server": None,
+        **answer_as_json(answer, started, goes_on),
+        "sampling": asdict(request.sampling),
+        "identity": workspace.identity.as_dict() if known else {"model": workspace.model.name},
+    }
+
+
+def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dict[str, Any]:
+    """The part of docs/json.md that every answer has."""
+    thought, decision = answer.thought, answer.decision
+    times = {
+        "load": answer.opened - started,
+        "splice": answer.splice,
+        "prompt": answer.prompt,
+        "first_token": answer.first_token,
+        "total": time.perf_counter() - started,
+    }
+    return {
+        "answer": answer.text,
+        "reasoning": thought.text if thought else None,
+        "thought_whole": thought.finished if thought else None,
+        "thought_stopped": thought.stopped if thought else None,
+        "stopped": answer.stopped,
+        "choice": decision.choice if decision else None,
+        "probabilities": decision.probabilities if decision else None,
+        "tokens": {
+            **asdict(answer.counts),
+            "reasoning": thought.tokens if thought else 0,
+            "answer": answer.tokens,
+        },
+        "ms": {name: round(1000 * seconds, 3) for name, seconds in times.items()},
+        **_settings_as_json(answer.settings, goes_on),
+        "pieces": [as_json(piece) for piece in answer.pieces],
+    }
+
+
+def plan_as_json(plan: Plan) -> dict[str, Any]:
+    """What asking would do, as docs/json.md has it."""
+    told = {"version": 1, "server": None, "tokens": asdict(plan.counts), **_settings_as_json(plan.settings)}
+    return {**told, "pieces": [as_json(piece) for piece in plan.notebook.pieces]}
+
+
+def _settings_as_json(settings: Settings, goes_on: bool = False) -> dict[str, Any]:
+    """What held for a request. In a session that goes on, where skills are placed was settled long ago."""
+    return {
+        "method": str(settings.method) if settings.method else None,
+        "method_why": settings.why,
+        "place": None if goes_on else settings.place,
+        "seam": settings.seam,
+        "wording": settings.wording,
     }
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notes_cli import output
 from notes_cli.commands.remedies import tell
+from notes_cli.explaining import Room
 
 if TYPE_CHECKING:
     from notes_cli.commands.request import Call
@@ -53,111 +53,76 @@ class _Voice:
 
 
 class Voices:
-    """What one call of `notes ask` prints while it is answered. Use it as a context manager: an interrupt or an error
-    ends the answer, and what has been written stays, on a line of its own."""
+    """What one call of `notes ask` prints while it is answered, by this process or by a server. Use it as a context
+    manager: an interrupt or an error ends the answer, and what has been written stays, on a line of its own."""
 
-    def __init__(self, call: Call, workspace: Workspace) -> None:
-        self._call, self._workspace = call, workspace
+    def __init__(self, call: Call) -> None:
+        self._call = call
         self._streams = call.stream and not call.json
         self._thought = _Voice(output.aside)
         self._answer = _Voice(lambda text: output.data(text, end=""))
 
-    def __enter__(self) -> Listener:
-        from notes_cli.runtime.asking import Listener
-
-        return Listener(
-            notice=tell,
-            watch=partial(watch, hidden=self._call.json),
-            thought=self._thought.say if self._streams else None,
-            thought_ended=self._thought_ended,
-            answer=self._answer.say if self._streams else None,
-            answered=self._answered,
-        )
+    def __enter__(self) -> Voices:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._thought.end()
         self._answer.end()
 
-    def _thought_ended(self, thought: Thought, asked: bool) -> None:
-        if asked and not self._call.stream and not self._call.json:
-            self._thought.say(thought.text)
-        self._thought.end()
-        self._tell_cut("reasoning", thought.stopped, "--max-think", self._call.request.max_think)
+    def listener(self, workspace: Workspace) -> Listener:
+        """For an answer that comes from this workspace."""
+        from notes_cli.runtime.asking import Listener
 
-    def _answered(self, answer: Answer) -> None:
-        if answer.decision or not self._streams:
+        def thought_ended(thought: Thought, asked: bool) -> None:
+            self.thought_ended(thought.text, thought.stopped, asked, Room.of(workspace))
+
+        def answered(answer: Answer) -> None:
+            self.answered(answer.text, answer.stopped, Room.of(workspace))
+
+        return Listener(
+            notice=tell,
+            watch=partial(watch, hidden=self._call.json),
+            thought=self.thought if self._streams else None,
+            thought_ended=thought_ended,
+            answer=self.answer if self._streams else None,
+            answered=answered,
+        )
+
+    def thought(self, text: str) -> None:
+        """A part of the chain of thought."""
+        if self._streams:
+            self._thought.say(text)
+
+    def thought_ended(self, text: str, stopped: Stopped, asked: bool, room: Room) -> None:
+        """The chain is complete: its text, why it ended, and whether it was asked for."""
+        if asked and not self._call.stream and not self._call.json:
+            self._thought.say(text)
+        self._thought.end()
+        self._tell_cut("reasoning", stopped, "--max-think", self._call.words["max_think"], room)
+
+    def answer(self, text: str) -> None:
+        """A part of the answer."""
+        if self._streams:
+            self._answer.say(text)
+
+    def answered(self, text: str, stopped: Stopped | None, room: Room) -> None:
+        """The answer is complete, and why it ended: None for one that was chosen."""
+        if stopped is None or not self._streams:
             if not self._call.json:
-                output.data(answer.text)
+                output.data(text)
         else:
             self._answer = _Voice(lambda text: None)
             output.data("")
-        if not answer.decision:
-            self._tell_cut("answer", answer.stopped, "-n", self._call.request.limit)
-        if self._call.verbose:
-            output.say(_times(answer, time.perf_counter()))
+        self._tell_cut("answer", stopped, "-n", self._call.words["limit"], room)
 
-    def _tell_cut(self, what: str, stopped: Stopped | None, option: str, limit: int) -> None:
+    def _tell_cut(self, what: str, stopped: Stopped | None, option: str, limit: int, room: Room) -> None:
         """Say that something was cut, and what to do."""
         if stopped == "limit" and limit:
             output.say(
                 f"the {what} was cut after {limit:,} token{'s'[: limit > 1]}. Let it have more: {option} {2 * limit}"
             )
         elif stopped == "context":
-            size, longest = self._workspace.context.n_ctx, self._workspace.longest
-            at_most = longest is not None and size >= longest
-            told = "the model was trained for no more (--beyond-trained)" if at_most else f"give it more: -c {2 * size}"
-            output.say(f"the {what} was cut: the context of {size:,} tokens is full; {told}")
-
-
-def _times(answer: Answer, now: float) -> str:
-    """What the answer took, in a line, as docs/json.md has it in keys."""
-    counts, written = answer.counts, now - answer.opened - answer.first_token
-    told = f"{counts.total} tokens, {counts.spliced} of them spliced, in {1000 * answer.prompt:.0f} ms"
-    told += f"; the first of the answer after {1000 * answer.first_token:.0f} ms"
-    if answer.tokens > 1 and written > 0:
-        told += f", then {(answer.tokens - 1) / written:.1f} tokens/s"
-    return told
-
-
-def as_json(answer: Answer, started: float, goes_on: bool = False) -> dict[str, Any]:
-    """The part of docs/json.md that every answer has. `started`: when the command was (time.perf_counter)."""
-    from dataclasses import asdict
-
-    from notes_cli.explaining import as_json as piece_as_json
-
-    thought, decision = answer.thought, answer.decision
-    times = {
-        "load": answer.opened - started,
-        "splice": answer.splice,
-        "prompt": answer.prompt,
-        "first_token": answer.first_token,
-        "total": time.perf_counter() - started,
-    }
-    return {
-        "answer": answer.text,
-        "reasoning": thought.text if thought else None,
-        "thought_whole": thought.finished if thought else None,
-        "thought_stopped": thought.stopped if thought else None,
-        "stopped": answer.stopped,
-        "choice": decision.choice if decision else None,
-        "probabilities": decision.probabilities if decision else None,
-        "tokens": {
-            **asdict(answer.counts),
-            "reasoning": thought.tokens if thought else 0,
-            "answer": answer.tokens,
-        },
-        "ms": {name: round(1000 * seconds, 3) for name, seconds in times.items()},
-        **settings_as_json(answer.settings, goes_on),
-        "pieces": [piece_as_json(piece) for piece in answer.pieces],
-    }
-
-
-def settings_as_json(settings: Any, goes_on: bool = False) -> dict[str, Any]:
-    """What held for a request. In a session that goes on, where skills are placed was settled long ago."""
-    return {
-        "method": str(settings.method) if settings.method else None,
-        "method_why": settings.why,
-        "place": None if goes_on else settings.place,
-        "seam": settings.seam,
-        "wording": settings.wording,
-    }
+            at_most = room.longest is not None and room.size >= room.longest
+            more = f"give it more: -c {2 * room.size}"
+            told = "the model was trained for no more (--beyond-trained)" if at_most else more
+            output.say(f"the {what} was cut: the context of {room.size:,} tokens is full; {told}")

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.answering import Voices, as_json, settings_as_json
-from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, model_options, named, open_model
+from notes_cli.commands.answering import Voices
+from notes_cli.commands.options import (
+    AUTO,
+    OFF,
+    FieldValue,
+    Number,
+    ServerName,
+    SessionName,
+    SkillName,
+    model_options,
+    named,
+    open_model,
+)
 from notes_cli.commands.request import Call, read_call
-from notes_cli.explaining import as_json as piece_as_json
-from notes_cli.explaining import why
-
-if TYPE_CHECKING:
-    from notes_cli.runtime.asking import Answer, Plan
-    from notes_cli.runtime.workspace import Workspace
+from notes_cli.explaining import plan_as_json, turn_as_json
 
 
 @click.command()
@@ -131,6 +137,15 @@ if TYPE_CHECKING:
     "order (docs/json.md).",
 )
 @click.option("--parallel", type=Number(1, 64), help="Questions of --batch to answer at a time.  [default: 16]")
+@click.option(
+    "--server",
+    type=ServerName(),
+    envvar="NOTES_SERVER",
+    default=OFF,
+    show_default=True,
+    metavar="WHICH",
+    help="Have a notes serve of yours answer, which has the model at hand: auto, where one can; off; or its address.",
+)
 @model_options
 def command(question: str | None, prompt: str | None, file: Path | None, **given: Any) -> None:
     """Ask a question, with skills spliced in and errata appended.
@@ -155,51 +170,76 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
     batch, parallel = given.pop("batch"), given.pop("parallel")
     if batch is not None:
         from notes_cli.commands.batch import answer_all
+        from notes_cli.commands.warm import refusal
 
+        if given["server"] not in (AUTO, OFF):
+            raise refusal(given["server"], "--batch is answered here alone, and shares its cells itself")
         answer_all(batch, parallel, given)
         return
     if parallel is not None and named("parallel"):
         raise click.UsageError("--parallel is for the questions of --batch FILE")
     started = time.perf_counter()
     call = read_call(question, prompt, file, given)
+    found = _of_a_server(call, started, given) or _of_this_process(call, started, given)
+    if call.verbose and not call.explain:
+        output.say(_times(found))
+    if call.json:
+        output.as_json(found)
+    elif call.explain:
+        _explain(found)
 
-    with open_model(quiet=call.json, begins=True, **given) as model, Voices(call, model.workspace) as listener:
+
+def _of_a_server(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The document of an answer that a server gives; None where this process has to."""
+    if given["server"] == OFF:
+        return None
+    from notes_cli.commands.warm import ask_server
+
+    return ask_server(call, started, given)
+
+
+def _of_this_process(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of an answer that is computed here, or of what would be done."""
+    from notes_cli.runtime.requests import read_request
+
+    request = read_request(call.words)
+    with open_model(quiet=call.json, begins=True, **given) as model, Voices(call) as voices:
+        workspace, listener, goes_on = model.workspace, voices.listener(model.workspace), False
         if call.explain:
-            _explain(model.explain(call.request, listener=listener), call.json)
-            return
+            return plan_as_json(model.explain(request, listener=listener))
         if call.session is None:
-            goes_on, answer = False, model.ask(call.request, listener=listener)
+            answer = model.ask(request, listener=listener)
         else:
             with model.session(call.session) as session:
                 goes_on = not session.empty
-                answer = session.ask(call.following() if goes_on else call.request, listener=listener)
-        if call.json:
-            output.as_json(_as_json(model.workspace, call, answer, goes_on, started))
+                if goes_on:
+                    if call.following is None:
+                        raise call.begun()
+                    request = read_request(call.following)
+                answer = session.ask(request, listener=listener)
+        return turn_as_json(workspace, request, answer, started, call.session, goes_on)
 
 
-def _as_json(workspace: Workspace, call: Call, answer: Answer, goes_on: bool, started: float) -> dict[str, Any]:
-    """The document that docs/json.md describes."""
-    known = call.session or call.request.splice
-    return {
-        "version": 1,
-        "session": call.session,
-        **as_json(answer, started, goes_on),
-        "sampling": asdict(call.request.sampling),
-        "identity": workspace.identity.as_dict() if known else {"model": workspace.model.name},
-    }
+def _times(found: Mapping[str, Any]) -> str:
+    """What the answer took, in a line."""
+    tokens, ms = found["tokens"], found["ms"]
+    told = f"{tokens['total']} tokens, {tokens['spliced']} of them spliced, in {ms['prompt']:.0f} ms"
+    told += f"; the first of the answer after {ms['first_token']:.0f} ms"
+    written = ms["total"] - ms["load"] - ms["first_token"]
+    if tokens["answer"] > 1 and written > 0:
+        told += f", then {1000 * (tokens['answer'] - 1) / written:.1f} tokens/s"
+    return told
 
 
-def _explain(plan: Plan, json_: bool) -> None:
-    counts, pieces = plan.counts, plan.notebook.pieces
-    if json_:
-        document = {"tokens": asdict(counts), **settings_as_json(plan.settings)}
-        output.as_json({"version": 1, **document, "pieces": [piece_as_json(piece) for piece in pieces]})
-        return
-    rows = [(str(piece.position), str(piece.tokens), piece.kind, piece.name, piece.how, why(piece)) for piece in pieces]
+def _explain(found: Mapping[str, Any]) -> None:
+    """What would be done, for people."""
+    columns = ("position", "tokens", "kind", "name", "how", "why")
+    rows = [[str(piece[column]) for column in columns] for piece in found["pieces"]]
     output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))
+    counts = found["tokens"]
     output.result(
-        f"{counts.total} tokens: {counts.spliced} spliced, {counts.decoded} decoded "
-        f"({counts.seam} of them at seams, {counts.rewritten} in place of spliced ones)"
+        f"{counts['total']} tokens: {counts['spliced']} spliced, {counts['decoded']} decoded "
+        f"({counts['seam']} of them at seams, {counts['rewritten']} in place of spliced ones)"
     )
-    if plan.settings.why:
-        output.result(f"method {plan.settings.why}")
+    if found["method_why"]:
+        output.result(f"method {found['method_why']}")

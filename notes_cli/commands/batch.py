@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from notes_cli import output
-from notes_cli.commands.answering import as_json, watch
+from notes_cli.commands.answering import watch
 from notes_cli.commands.options import answers_of, named, open_model
 from notes_cli.commands.remedies import tell, worded
-from notes_cli.commands.request import held_to, request_of
+from notes_cli.commands.request import held_to, words_of
 from notes_cli.errors import NotesError, reason
+from notes_cli.explaining import answer_as_json
 
 if TYPE_CHECKING:
     from notes_cli.runtime.asking import Answer, Request
@@ -76,7 +77,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
 
 
 def _as_json(answer: Answer, request: Request, started: float) -> dict[str, Any]:
-    return {**as_json(answer, started), "sampling": asdict(request.sampling)}
+    return {**answer_as_json(answer, started), "sampling": asdict(request.sampling)}
 
 
 @contextmanager
@@ -173,6 +174,8 @@ def _no_number(text: str) -> None:
 
 def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
     """What a line asks for; what it leaves open is as the command line says. Raise NotesError."""
+    from notes_cli.runtime.requests import read_request
+
     own: dict[str, Any] = {}
     for given_key, value in line.items():
         key = given_key.replace("-", "_")
@@ -191,10 +194,9 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
     if any(line.get(key) is not None for key in _HELD):  # what the line is held to is its own
         choices = choices if "choices" in line else None
         own = {**dict.fromkeys(_HELD[1:]), **own}
+    own = {_PARAMETERS.get(key, key): value for key, value in own.items()}
     try:
-        return request_of(
-            question, choices, {**given, **{_PARAMETERS.get(key, key): value for key, value in own.items()}}
-        )
+        return read_request(words_of(question, choices, {**given, **own}))
     except click.UsageError as error:
         raise NotesError(error.format_message()) from error
 

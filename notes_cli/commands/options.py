@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 NOTICED = 200 << 20  # bytes of a model that take a while to read
+AUTO, OFF = "auto", "off"  # of --server
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
@@ -176,6 +178,18 @@ class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer
         return [CompletionItem(word) for word in known if word.startswith(incomplete)]
 
 
+class ServerName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """Which server is to answer: any that can, none, or the one of an address."""
+
+    name = "server"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        word = str(value).strip().rstrip("/")
+        if word not in (AUTO, OFF) and not word.startswith(("http://", "https://")):
+            self.fail(f"{value!r} is neither {AUTO} nor {OFF} nor an address such as http://127.0.0.1:8080", param, ctx)
+        return word
+
+
 model_option = click.option(
     *("-m", "--model"),
     envvar="NOTES_MODEL",
@@ -291,6 +305,51 @@ def answers_of(choices: str | None) -> list[str] | None:
     return answers
 
 
+@dataclass(slots=True)
+class Chosen:
+    """The model that the options mean, and how its context is made; nothing has been loaded yet."""
+
+    path: Path
+    context: dict[str, Any]  # fields of ContextOptions
+    fixed_size: bool
+    beyond_trained: bool
+    gpu_layers: int
+    told: list[str]  # what people are told of the choice
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What answers may depend on, as JSON has it: how many threads compute is none of it."""
+        own = {"fixed_size": self.fixed_size, "beyond_trained": self.beyond_trained, "gpu_layers": self.gpu_layers}
+        return {name: value for name, value in {**self.context, **own}.items() if name != "n_threads"}
+
+
+def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> Chosen:
+    """What `open_workspace` opens. Raise NotesError for a model or a session that there is not."""
+    begun = _begun(session, begins)
+    type_k, type_v = _cache_types(begun, given)
+    if given["flash_attn"] == "off" and type_v.startswith("q"):
+        raise click.UsageError(
+            f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
+        )
+    context = {
+        "n_batch": given["batch_size"],
+        "n_ubatch": given["ubatch_size"],
+        "n_threads": given["threads"],
+        "flash_attention": given["flash_attn"],
+        "type_k": type_k,
+        "type_v": type_v,
+        "rope_scaling": given["rope_scaling"],
+        "rope_freq_base": given["rope_freq_base"] or 0.0,
+        "rope_freq_scale": given["rope_freq_scale"] or 0.0,
+        "yarn_orig_ctx": given["yarn_orig_ctx"],
+    }
+    if given["ctx_size"] is not None:
+        context["n_ctx"] = given["ctx_size"]
+    told: list[str] = []
+    path = _model_path(begun, session, given, quiet, told.append)
+    return Chosen(path, context, given["ctx_size"] is not None, given["beyond_trained"], given["gpu_layers"], told)
+
+
 @contextmanager
 def open_workspace(
     *, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any
@@ -304,27 +363,11 @@ def open_workspace(
     from notes_cli.engine.process import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 
-    begun = _begun(session, begins)
-    type_k, type_v = _cache_types(begun, given)
-    if given["flash_attn"] == "off" and type_v.startswith("q"):
-        raise click.UsageError(
-            f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
-        )
+    chosen = choose_model(quiet=quiet, session=session, begins=begins, **given)
     log.show(output.log if given["verbose"] > 1 else None)
-    options = ContextOptions(
-        n_ctx=DEFAULT_CONTEXT if given["ctx_size"] is None else given["ctx_size"],
-        n_batch=given["batch_size"],
-        n_ubatch=given["ubatch_size"],
-        n_threads=given["threads"],
-        flash_attention=given["flash_attn"],
-        type_k=type_k,
-        type_v=type_v,
-        rope_scaling=given["rope_scaling"],
-        rope_freq_base=given["rope_freq_base"] or 0.0,
-        rope_freq_scale=given["rope_freq_scale"] or 0.0,
-        yarn_orig_ctx=given["yarn_orig_ctx"],
-    )
-    path = _model_path(begun, session, given, quiet)
+    for text in chosen.told:
+        output.say(text)
+    path = chosen.path
     name = path.name if path.suffix == ".gguf" else "the model"  # a blob is called by its digest
     size = path.stat().st_size if path.is_file() else 0
     small = quiet or size < NOTICED
@@ -334,12 +377,12 @@ def open_workspace(
             update(0, 100)
             workspace = Workspace(
                 path,
-                options,
+                ContextOptions(**{"n_ctx": DEFAULT_CONTEXT, **chosen.context}),
                 paths=config.paths(),
                 library=library(),
-                fixed_size=given["ctx_size"] is not None,
-                beyond_trained=given["beyond_trained"],
-                gpu_layers=given["gpu_layers"],
+                fixed_size=chosen.fixed_size,
+                beyond_trained=chosen.beyond_trained,
+                gpu_layers=chosen.gpu_layers,
                 hashing=hashing,
                 loading=lambda part: update(int(100 * part), 100),
                 log=output.say if given["verbose"] else None,
@@ -389,37 +432,38 @@ def _cache_types(begun: Header | None, given: Mapping[str, Any]) -> tuple[str, s
     return given["cache_type_k"], given["cache_type_v"]
 
 
-def _model_path(begun: Header | None, session: str | None, options: Mapping[str, Any], quiet: bool) -> Path:
-    """The model on the command line, else the session's, else that of the settings, else the one that ships, which a
-    line on stderr tells. Raise SessionError where a session's file is gone, ModelError for a name that there is not."""
-    from notes_cli import config, output
+def _model_path(
+    begun: Header | None, session: str | None, options: Mapping[str, Any], quiet: bool, tell: Callable[[str], object]
+) -> Path:
+    """The model on the command line, else the session's, else that of the settings, else the one that ships, which
+    people are told. Raise SessionError where a session's file is gone, ModelError for a name that there is not."""
+    from notes_cli import config
     from notes_cli.errors import SessionError
 
     given = options["model"]
     if given is not None and (begun is None or named("model")):
-        return _given_model(given, options["verbose"])
+        return _given_model(given, options["verbose"], tell)
     shipped = config.shipped_model() if given is None else None
     path = Path(begun.model) if begun else shipped
     if begun and not (path and path.is_absolute() and path.is_file()):
         if Path(begun.model).name == config.SHIPPED_MODEL:  # notes was installed elsewhere since
             path = config.shipped_model()
-        elif given is not None and (other := _given_model(given, options["verbose"])).is_file():
+        elif given is not None and (other := _given_model(given, options["verbose"], tell)).is_file():
             path = other
         else:
             what = f"{begun.identity.model} {begun.identity.quantization} ({begun.model})"
             raise SessionError(f"session {session} was begun with {what}, which is not there", "Name its file: -m FILE")
     assert path is not None
     if shipped and path == shipped and not quiet:
-        output.say(
+        tell(
             "this is the demonstration model: it reads the samples and little else. Yours: -m FILE, or NOTES_MODEL=FILE"
         )
     return path
 
 
-def _given_model(word: str, verbose: int) -> Path:
-    """The file of a model that the user names. Raise ModelError for a name that there is not. A line on stderr says
-    which file a name is (`verbose`), and that a file is in a form that is misread: names of such are refused."""
-    from notes_cli import output
+def _given_model(word: str, verbose: int, tell: Callable[[str], object]) -> Path:
+    """The file of a model that the user names. Raise ModelError for a name that there is not. People are told which
+    file a name is (`verbose`), and that a file is in a form that is misread: names of such are refused."""
     from notes_cli.engine.header import read_header
     from notes_cli.engine.ollama_form import INSTEAD, form_of_ollama
     from notes_cli.errors import ModelError, told
@@ -428,9 +472,9 @@ def _given_model(word: str, verbose: int) -> Path:
     path = model_file(word)
     if path != Path(os.path.expanduser(word)):
         if verbose:
-            output.say(f"model {word}: {path}")
+            tell(f"model {word}: {path}")
         return path
     with suppress(ModelError):  # whoever loads it says it better
         if form := form_of_ollama(read_header(path)):
-            output.say(f"warning: {told(f'{path} is {form}', INSTEAD)}")
+            tell(f"warning: {told(f'{path} is {form}', INSTEAD)}")
     return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,7 @@ from notes_cli.commands.options import answers_of, named
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
-    from notes_cli.editing.methods import Method
-    from notes_cli.engine.sampler import SamplerOptions
-    from notes_cli.runtime.asking import Request
+    from notes_cli.runtime.requests import Words
 
 # What only the first turn of a session can say.
 _OPENING = ("fields", "system", "no_splice", "place")
@@ -28,7 +26,7 @@ _OPENING = ("fields", "system", "no_splice", "place")
 class Call:
     """One call of `notes ask`: what is asked, and how the answer is to be shown."""
 
-    request: Request
+    words: Words
     typed: Sequence[str]  # of the skills to splice those of the command line: no setting of config.yaml
     opens: bool  # names what a session that has begun cannot take
     session: str | None
@@ -37,33 +35,32 @@ class Call:
     stream: bool
     verbose: bool = False
 
-    def following(self) -> Request:
-        """The request for a session that has begun: a setting of config.yaml is for where it fits. Raise NotesError for
-        what only a session's first turn can have."""
+    @property
+    def following(self) -> Words | None:
+        """What is asked in a session that has begun: a setting of config.yaml is for where it fits. None for what only
+        a session's first turn can have."""
         if self.opens:
-            raise NotesError(
-                f"session {self.session} has begun: --place, --system and --no-splice belong to its first turn. "
-                "A field is edited with: notes edit"
-            )
-        following = replace(self.request, splice=self.typed, values={}, method=None)
-        return replace(following, system=None, place=None, recompute=False)
+            return None
+        later: Words = {**self.words, "splice": self.typed, "fields": (), "method": None}
+        return {**later, "system": None, "place": None, "recompute": False}
+
+    def begun(self) -> NotesError:
+        """That the session goes on, and can take none of what only its first turn can have."""
+        return NotesError(
+            f"session {self.session} has begun: --place, --system and --no-splice belong to its first turn. "
+            "A field is edited with: notes edit"
+        )
 
 
 def read_call(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> Call:
     """The call in the values of the options, by parameter. Raise UsageError and NotesError for one that is none."""
-    asked, choices = _question(question, prompt, file), answers_of(given["choices"])
-    return call_of(asked, choices, given)
-
-
-def call_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> Call:
-    """The call for a question that has been read."""
-    request = request_of(asked, choices, given)
-    if _typed("method") and not request.values:
+    words = words_of(_question(question, prompt, file), answers_of(given["choices"]), given)
+    if _typed("method") and not words["fields"]:
         raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
     if given["session"] and given["explain"]:
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
     return Call(
-        request,
+        words,
         typed=given["splices"] if _typed("splices") else (),
         opens=_typed(*_OPENING),
         session=given["session"],
@@ -74,33 +71,12 @@ def call_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any])
     )
 
 
-def request_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> Request:
+def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> Words:
     """The request for a question, by the values of the options."""
-    from notes_cli.runtime.asking import ENDLESS, Request
-    from notes_cli.runtime.assembling import parse_values
-    from notes_cli.text.erratum import Erratum, word
-
-    values = parse_values(given["fields"])
-    word(Erratum("", "", ""), given["wording"])  # raises for one that there is not, also where nothing is worded
-    return Request(
-        question=asked,
-        splice=given["splices"],
-        errata=given["errata"],
-        values=values,
-        method=_method(given["method"]) if values else None,
-        system=given["system"],
-        think=given["think"],
-        max_think=given["max_think"],
-        choices=choices,
-        limit=ENDLESS if given["limit"] < 0 else given["limit"],
-        sampling=_sampling(given),
-        seam=given["seam"],
-        place=given["place"],
-        wording=given["wording"],
-        recompute=given["no_splice"],
-        strict=given["strict"],
-        **held_to(given),
-    )
+    same = ("errata", "fields", "method", "system", "think", "max_think", "limit", "seam", "place", "wording", "strict")
+    words = {name: given[name] for name in same}
+    asking = {"question": asked, "splice": given["splices"], "choices": choices, "recompute": given["no_splice"]}
+    return {**asking, **words, "sampling": _sampling(given), **held_to(given)}  # type: ignore[typeddict-item]
 
 
 def held_to(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,19 +100,10 @@ def _typed(*names: str) -> bool:
     return any(map(named, names))
 
 
-def _method(name: str | None) -> Method | None:
-    from notes_cli.editing.methods import Method
-    from notes_cli.runtime.settings import AUTO
-
-    return None if name in (None, AUTO) else Method.parse(name, also=(AUTO,))
-
-
-def _sampling(given: Mapping[str, Any]) -> SamplerOptions:
-    from notes_cli.engine.sampler import SamplerOptions
-
+def _sampling(given: Mapping[str, Any]) -> dict[str, float]:
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]
     kept = {name: given[name] for name in ("top_k", "top_p", "min_p", "repeat_penalty")}
-    return SamplerOptions(given["temp"], **kept, seed=seed)
+    return {"temperature": given["temp"], **kept, "seed": seed}
 
 
 def _question(argument: str | None, prompt: str | None, file: Path | None) -> str:

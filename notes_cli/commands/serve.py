@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, model_options, open_workspace
-from notes_cli.errors import NotesError
+from notes_cli.commands.options import Number, choose_model, model_options, open_workspace
+from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from notes_cli.runtime.workspace import Workspace
+    from notes_cli.serve.scheduler import Scheduler
 
 EXTRA = "Install it: pip install 'notes-cli[serve]'"
 
@@ -91,6 +94,7 @@ def command(
     if not all(key.strip() for key in keys):
         raise click.UsageError("--api-key (or NOTES_API_KEY) is empty")
     begun = click.get_current_context()
+    settings = choose_model(**model).settings
 
     def workspace() -> AbstractContextManager[Workspace]:
         with begun.scope(cleanup=False):  # it is opened in another thread
@@ -98,12 +102,14 @@ def command(
 
     names = [*aliases, *([model["model"]] if model["model"] and not os.path.exists(model["model"]) else [])]
     scheduler = Scheduler(workspace, Limits(parallel, queue, max_tokens, chunk), names)
-    options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms)
-    with listen(host, port) as listening:
+    token = os.urandom(32).hex()
+    options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, token)
+    with listen(host, port) as listening, ExitStack() as ending:
         shown = f"[{host}]" if ":" in host else host
         where = f"http://{shown}:{listening.getsockname()[1]}"
 
         def told() -> None:
+            ending.enter_context(_found(scheduler, host, listening.getsockname()[1], token, settings))
             output.say(f"serving {scheduler.names[0]} on {where}")
             if not keys and host not in ("127.0.0.1", "localhost", "::1"):
                 output.say(
@@ -112,3 +118,24 @@ def command(
 
         serve(Service(scheduler, options), listening, told, drain)
     output.say("ended")
+
+
+@contextmanager
+def _found(scheduler: Scheduler, host: str, port: int, token: str, settings: dict[str, Any]) -> Iterator[None]:
+    """Have `notes ask` of the same user find this server until the block is left, if it can."""
+    from notes_cli import config
+    from notes_cli.commands.warm import folders
+    from notes_cli.engine.source import stamp
+    from notes_cli.serve.registry import Server, address, registered
+
+    url, sources = address(host, port), scheduler.workspace.model.sources
+    with ExitStack() as stack:
+        if url is not None and not any(source.changed for source in sources):
+            files = [list(stamp(source.file)) for source in sources]
+            try:
+                server = Server(url, token, files, settings, folders(), os.getpid())
+                stack.enter_context(registered(config.paths().servers, server))
+            except (OSError, NotesError) as error:
+                why = error.what if isinstance(error, NotesError) else reason(error)
+                output.say(f"warning: notes ask will not find this server: {why}")
+        yield

@@ -88,6 +88,23 @@ def together(tasks: Sequence[Task[T]]) -> Task[list[T]]:
     return [results[number] for number in range(len(tasks))]
 
 
+def one_by_one(task: Task[T]) -> Task[T]:
+    """A task that waits for one thing at a time, as it does where it is driven by itself: what it looks ahead for is
+    not decoded together, which would round otherwise."""
+    try:
+        wishes = next(task)
+        while True:
+            found: list[Logits] = []
+            for wish in wishes:
+                found += yield [wish]
+            wishes = task.send(found)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    finally:
+        task.close()
+
+
 def _alone(wish: Wish) -> Logits:
     return wish.logits() if isinstance(wish, Notebook) else wish.notebook.lookahead(wish.tokens)
 

@@ -16,6 +16,8 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
+LOCKS = fcntl is not None  # whether this system has them
+
 
 def hold(file: BinaryIO) -> None:
     """Keep an open file from `remove`, until it is closed; others may hold it, too."""

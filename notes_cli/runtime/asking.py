@@ -197,21 +197,41 @@ def explain(workspace: Workspace, request: Request, listener: Listener = SILENT)
 
 def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Plan:
     """Open the skills, settle what holds and assemble the prompt, with room for what will be written."""
+    draft = settled(workspace, request, listener, dry=dry)
+    notebook = assemble(
+        workspace,
+        draft.prompt,
+        seam=draft.settings.seam,
+        splice=not request.recompute,
+        dry=dry,
+        room=room_for(workspace, request, draft.settings),
+        strict=request.strict,
+    )
+    return draft.planned(notebook)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A prompt that is to be assembled: what holds for it, and when the skills were there (time.perf_counter)."""
+
+    prompt: Prompt
+    settings: Settings
+    opened: float
+    grammar: str | None
+
+    def planned(self, notebook: Notebook) -> Plan:
+        """It has been assembled."""
+        return Plan(notebook, self.settings, Counts.of(notebook), self.opened, self.grammar)
+
+
+def settled(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Draft:
+    """Open the skills and settle what holds."""
     grammar = held_to(workspace, request)
     segments = opened(workspace, request.splice, listener, dry=dry)
     at = time.perf_counter()
     settings = settle(workspace, request, segments, listener)
     tell_meant(request, segments, listener)
-    notebook = assemble(
-        workspace,
-        prompt_of(request, settings, segments),
-        seam=settings.seam,
-        splice=not request.recompute,
-        dry=dry,
-        room=room_for(workspace, request, settings),
-        strict=request.strict,
-    )
-    return Plan(notebook, settings, Counts.of(notebook), at, grammar)
+    return Draft(prompt_of(request, settings, segments), settings, at, grammar)
 
 
 def held_to(workspace: Workspace, request: Request) -> str | None:
@@ -345,10 +365,15 @@ def stream(workspace: Workspace, request: Request, plan: Plan, listener: Listene
 
 def _read(plan: Plan, listener: Listener) -> None:
     """Decode the prompt, telling what of it could not be spliced, and how far it has come."""
-    for notice in unspliced(plan.notebook):
-        listener.notice(Notice(f"warning: {notice.what}", notice.remedy))
+    tell_unspliced(plan, listener)
     with listener.watch("reading the prompt", plan.counts.decoded) as update:
         plan.notebook.flush(update)
+
+
+def tell_unspliced(plan: Plan, listener: Listener) -> None:
+    """Tell what of a prompt could not be spliced."""
+    for notice in unspliced(plan.notebook):
+        listener.notice(Notice(f"warning: {notice.what}", notice.remedy))
 
 
 def answering(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Task[Answer]:

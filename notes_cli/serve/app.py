@@ -22,8 +22,10 @@ from notes_cli.serve import errata, heat, library
 from notes_cli.serve.answers import Events, Told, answer, while_there
 from notes_cli.serve.arranging import model_of
 from notes_cli.serve.metrics import KIND, exposed
+from notes_cli.serve.ownevents import OwnEvents
 from notes_cli.serve.parsing import Asked, Reader, parse_chat, parse_completion
 from notes_cli.serve.refusals import Refused, body, refused
+from notes_cli.serve.registry import ASK
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.serve.security import Guard
 from notes_cli.serve.webpage import page_routes
@@ -42,6 +44,7 @@ class Options:
     body: int = BODY
     page: bool = True  # to look at, at /
     forms: bool = True  # requests may bring a grammar, or a schema, that the answer is held to
+    token: str = ""  # of processes of the same user; without one they are not answered as such
 
 
 class Service:
@@ -56,7 +59,8 @@ class Service:
     def app(self) -> Starlette:
         """For a server of ASGI."""
         routes = self.routes()
-        guard = Middleware(Guard, self.options.keys, self.options.host, self.options.origins, pages_of(routes))
+        own = {ASK: self.options.token} if self.options.token else {}
+        guard = Middleware(Guard, self.options.keys, self.options.host, self.options.origins, pages_of(routes), own)
         cors = Middleware(CORSMiddleware, allow_origins=self.options.origins, allow_methods=["*"], allow_headers=["*"])
         handlers: dict[Any, Any] = {
             NotesError: _told,
@@ -83,6 +87,7 @@ class Service:
             Route("/v1/notes/errata", self.errata, methods=["POST"]),
             Route("/v1/notes/sessions", self.sessions),
             Route("/v1/notes/{name}", self.skill, methods=["GET", "DELETE"]),
+            *([Route(ASK, self.ask, methods=["POST"])] if self.options.token else ()),
             *(page_routes() if self.options.page else ()),
         ]
 
@@ -141,6 +146,9 @@ class Service:
         every = parse_completion(await self._body(request))
         self._check_form(*every)
         return await answer(request, self.scheduler, every, every[0].model or self.scheduler.names[0])
+
+    async def ask(self, request: Request) -> Response:
+        return OwnEvents(self.scheduler, await self._body(request), forms=self.options.forms)
 
     # The library.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from notes_cli.engine.loop import Running
 from notes_cli.engine.pieces import Piece
@@ -14,6 +15,9 @@ from notes_cli.serve.answering import Words, Written
 from notes_cli.serve.arranging import Arranged
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.room import Grant
+
+if TYPE_CHECKING:
+    from notes_cli.serve.own import Own
 
 CHUNK = 256  # tokens of prompts that are read at a step
 
@@ -54,6 +58,8 @@ class Job:
     arranged: Arranged | None = None
     running: Running[None] | None = None
     grants: list[Grant] = field(default_factory=list)
+    own: Own | None = None  # of `notes ask`, instead of `asked`
+    stepped: Callable[[], object] = lambda: None  # a step was made
 
     @property
     def sequences(self) -> int:

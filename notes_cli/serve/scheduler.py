@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from notes_cli import output
-from notes_cli.engine.loop import Loop
+from notes_cli.engine.loop import Loop, Task
 from notes_cli.engine.notebook import Notebook
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.library.standing import StandingErrata
@@ -28,6 +28,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.arranging import Desk, arrange, turn_of
 from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.jobs import Job, Limits, Told
+from notes_cli.serve.own import Own
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.room import GRANT, Room
@@ -95,8 +96,8 @@ class Scheduler:
         """Requests that wait or are being answered."""
         return self._count
 
-    def submit(self, asked: Asked, tell: Callable[[Told], object]) -> Job:
-        """Have a request answered. Raise Refused where too many wait already."""
+    def submit(self, asked: Asked, tell: Callable[[Told], object], own: Own | None = None) -> Job:
+        """Have a request answered, or `own` instead. Raise Refused where too many wait already."""
         if self.over.done():
             raise Refused(503, "the server has failed", code="failed")
         with self._lock:
@@ -104,7 +105,7 @@ class Scheduler:
                 self.tally.outcomes["refused"] += 1
                 raise Refused(429, "too many requests are waiting: try again later", code="queue_full", wait=1)
             self._count += 1
-        job = Job(asked, tell)
+        job = Job(asked, tell, own=own)
         self._arrivals.put(job)
         return job
 
@@ -273,6 +274,9 @@ class Scheduler:
 
     def _begun(self, job: Job) -> bool | None:
         """Begin, if there is room (else None), and nothing of it is about to be there (else False)."""
+        if job.own is not None:
+            task = job.own.begin(self.desk, self.room, self.tally, job)
+            return None if task is None else self._answer(job, task)
         if job.asked.notes.session is not None:
             return self._go_on_with_session(job, job.asked.notes.session)
         if job.arranged is None:
@@ -297,9 +301,13 @@ class Scheduler:
         notebook.bound = min(len(layout) + arranged.room, self.workspace.context.n_ctx)
         held = self.prefixes.add(notebook, layout, salt)
         job.grants = [self.room.grant(notebook, len(layout) + first, (job.sequences - 1) * first)]
+        return self._answer(job, self.turns.answer(job, arranged, held, length, first))
+
+    def _answer(self, job: Job, task: Task[None]) -> bool:
+        """Begin to answer."""
         self._jobs.append(job)
         self.tally.queued.add(time.perf_counter() - job.came)
-        job.running = self._loop.begin(self.turns.answer(job, arranged, held, length, first))
+        job.running = self._loop.begin(task)
         return True
 
     def _room_for(self, job: Job, prompt: int, first: int) -> int | None:
@@ -332,16 +340,15 @@ class Scheduler:
         except BaseException:
             held.close()
             raise
-        self._jobs.append(job)
-        self.tally.queued.add(time.perf_counter() - job.came)
-        job.running = self._loop.begin(self.turns.session(job, session, request, cells, held))
-        return True
+        return self._answer(job, self.turns.session(job, session, request, cells, held))
 
     def _step(self) -> None:
         self.tally.steps += 1
         held = self._held()
         answering = sum(len(running.looks) for running in self._loop.running)
         self._loop.step(self.limits.chunk + answering, held)
+        for job in self._jobs:
+            job.stepped()
         self._ended()
 
     def _ended(self) -> None:

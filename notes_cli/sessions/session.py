@@ -170,6 +170,7 @@ class Session:
             plan = self._prepare(request, listener)
             assembled(plan)
             found = yield from answering(self.workspace, request, plan, listener)
+            listener.answered(found)
         except BaseException:
             self._live.drop()
             raise

@@ -1,0 +1,176 @@
+"""`notes ask --server`: answered by a `notes serve` of the same user, which has the model at hand.
+
+What is printed is what this process would print. Where no server can answer the same, this process does.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from notes_cli import config, output
+from notes_cli.commands.answering import Voices, watch
+from notes_cli.commands.options import AUTO, Chosen, choose_model
+from notes_cli.commands.remedies import tell
+from notes_cli.commands.request import Call
+from notes_cli.engine.source import parts, stamp
+from notes_cli.errors import NotesError, reason
+from notes_cli.explaining import Room
+from notes_cli.library.files import segment_files
+from notes_cli.serve import wire
+from notes_cli.serve.client import Declined, Lost, ask
+from notes_cli.serve.registry import LOCAL, Server, running
+from notes_cli.text import names
+
+HERE = "Leave it to this process: --server off"
+
+
+def ask_server(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The document of what a server answers, or would do; None where this process has to, with --server auto. Raise
+    NotesError for what the answer fails by, and where the server that was named cannot answer this."""
+    named = given["server"] != AUTO
+    try:
+        server, chosen = _find(call, given)
+        return _answered(server, chosen, call, started, given)
+    except Declined as why:
+        if named:
+            raise refusal(given["server"], str(why)) from why
+        if given["verbose"]:
+            output.say(f"no server answers this: {why}")
+    return None
+
+
+def refusal(server: str, why: str) -> NotesError:
+    """What people are told where a server that they name cannot answer."""
+    return NotesError(f"{server} cannot answer this: {why}", HERE)
+
+
+def folders() -> list[str]:
+    """Where what answers depend on is kept."""
+    paths = config.paths()
+    return [os.path.realpath(folder) for folder in (paths.library, paths.sessions, paths.profiles)]
+
+
+def _find(call: Call, given: Mapping[str, Any]) -> tuple[Server, Chosen]:
+    """A server that would answer as this process does, and the model that is meant. Raise Declined where there is none;
+    NotesError, with a server that is named, for a model that there is not."""
+    which = given["server"]
+    try:
+        found = [one for one in running(config.paths().servers) if which == AUTO or _is_at(one, which)]
+    except (NotesError, OSError) as error:
+        raise Declined(error.what if isinstance(error, NotesError) else reason(error)) from error
+    if not found:
+        raise Declined("none of yours runs" if which == AUTO else "no server of yours runs there")
+    try:
+        chosen = choose_model(quiet=call.json, begins=True, **given)
+    except (NotesError, click.UsageError) as error:
+        if which != AUTO:
+            raise
+        raise Declined("there is no such model or session") from error  # which this process says as ever
+    _check_skills(call)
+    why = [_difference(one, chosen) for one in found]
+    fitting = [one for one, difference in zip(found, why, strict=True) if difference is None]
+    if not fitting:
+        raise Declined(str(why[0]))
+    return fitting[0], chosen
+
+
+def _is_at(server: Server, url: str) -> bool:
+    """Whether a server is the one of an address; those of this machine have several."""
+    try:
+        here, there = urlsplit(server.url), urlsplit(url)
+        return here.port == there.port and there.scheme == "http" and there.hostname in LOCAL
+    except ValueError:
+        return False
+
+
+def _check_skills(call: Call) -> None:
+    """Raise Declined where something else than a skill of the library is to be spliced: what is read here is not
+    there."""
+    words = {*call.words["splice"], *(call.following["splice"] if call.following else ())}
+    if not words:
+        return
+    known = {name for name, _ in segment_files(config.paths().library)}
+    for word in words:
+        if names.typed(word) not in known:
+            raise Declined(f"{word} is no compiled skill")
+
+
+def _difference(server: Server, chosen: Chosen) -> str | None:
+    """Why a server would not answer as this process does."""
+    try:
+        stamps = [_stamp(path) for path in parts(chosen.path)]
+    except OSError as error:
+        return f"{chosen.path}: {reason(error)}"
+    if stamps != server.files:
+        return "it has another model"
+    if server.folders != folders():
+        return "it has another library"
+    if chosen.settings != server.context:
+        every = {*chosen.settings, *server.context}
+        differing = sorted(name for name in every if chosen.settings.get(name) != server.context.get(name))
+        return f"its context is made otherwise ({', '.join(differing)})"
+    return None
+
+
+def _stamp(path: Path) -> list[int]:
+    with path.open("rb") as file:
+        return list(stamp(file))
+
+
+def _answered(server: Server, chosen: Chosen, call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What it answers. Raise Declined before anything was said, NotesError."""
+    asked = {"words": call.words, "following": call.following, "session": call.session, "explain": call.explain}
+    before = time.perf_counter() - started
+    with Voices(call) as voices, ExitStack() as stack, closing(ask(server, asked)) as events:  # type: ignore[type-var]
+        update = None
+        try:
+            for event in events:
+                room = Room(*event["room"]) if "room" in event else Room(0, None)
+                if "accepted" in event:
+                    for text in chosen.told:
+                        output.say(text)
+                    if given["verbose"]:
+                        output.say(f"answered by the server on {server.url}")
+                elif "notice" in event:
+                    tell(wire.notice(event["notice"], chosen.path))
+                elif "reading" in event:
+                    done, of = event["reading"]
+                    update = update or stack.enter_context(watch("reading the prompt", of, hidden=call.json))
+                    update(done, of)
+                elif "thought" in event:
+                    voices.thought(event["thought"])
+                elif "thought_ended" in event:
+                    voices.thought_ended(**event["thought_ended"], room=room)
+                elif "answer" in event:
+                    voices.answer(event["answer"])
+                elif "answered" in event:
+                    voices.answered(**event["answered"], room=room)
+                elif "error" in event:
+                    raise wire.error(event["error"], chosen.path)
+                elif "begun" in event:
+                    raise call.begun()
+                elif "document" in event:
+                    return _document(event["document"], server, before, started)
+        except Lost as why:
+            kept = f". See what was kept: notes session show {call.session}" if call.session else ""
+            raise NotesError(
+                f"the server on {server.url} did not complete the answer: {why}", f"Ask again{kept}"
+            ) from why
+    raise AssertionError("a server's last word is one of these")
+
+
+def _document(found: dict[str, Any], server: Server, before: float, started: float) -> dict[str, Any]:
+    """The document with where it comes from, and the times of this command. `before`: seconds until it was sent."""
+    found["server"] = server.url
+    if "ms" in found:
+        found["ms"]["load"] = round(found["ms"]["load"] + 1000 * before, 3)
+        found["ms"]["total"] = round(1000 * (time.perf_counter() - started), 3)
+    return found

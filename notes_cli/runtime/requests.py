@@ -1,0 +1,66 @@
+"""A request from plain words: texts, numbers and lists, as a command line or another process has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from notes_cli.editing.methods import Method
+from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.runtime.asking import ENDLESS, Request
+from notes_cli.runtime.assembling import parse_values
+from notes_cli.runtime.settings import AUTO
+from notes_cli.text.erratum import Erratum, word
+
+
+class Words(TypedDict):
+    """The fields of Request, where nothing has been looked up yet. All of it can be written as JSON."""
+
+    question: str
+    splice: Sequence[str]
+    errata: Sequence[str]
+    fields: Sequence[str]  # NAME=VALUE
+    method: str | None
+    system: str | None
+    think: bool
+    max_think: int
+    choices: Sequence[str] | None
+    limit: int  # below 0: until the answer or the context ends
+    sampling: dict[str, float]
+    seam: int | None
+    place: str | None
+    wording: str | None
+    recompute: bool
+    strict: bool
+    json_schema: Any
+    grammar: str | None
+
+
+def read_request(words: Words) -> Request:
+    """Raise NotesError for what cannot be meant."""
+    values = parse_values(words["fields"])
+    word(Erratum("", "", ""), words["wording"])  # raises for one that there is not, also where nothing is worded
+    return Request(
+        question=words["question"],
+        splice=words["splice"],
+        errata=words["errata"],
+        values=values,
+        method=_method(words["method"]) if values else None,
+        system=words["system"],
+        think=words["think"],
+        max_think=words["max_think"],
+        choices=words["choices"],
+        limit=ENDLESS if words["limit"] < 0 else words["limit"],
+        sampling=SamplerOptions(**words["sampling"]),  # type: ignore[arg-type]
+        seam=words["seam"],
+        place=words["place"],
+        wording=words["wording"],
+        recompute=words["recompute"],
+        strict=words["strict"],
+        json_schema=words["json_schema"],
+        grammar=words["grammar"],
+    )
+
+
+def _method(name: str | None) -> Method | None:
+    return None if name in (None, AUTO) else Method.parse(str(name), also=(AUTO,))

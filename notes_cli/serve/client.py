@@ -1,0 +1,64 @@
+"""Asking a server of the same user, as `notes ask` does: a connection, and the events that come of it.
+
+The standard library's client alone: what is to be quick must load little.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any
+from urllib.parse import urlsplit
+
+from notes_cli.serve.registry import ASK, Server
+
+CONNECT = 5.0  # seconds
+SILENT = 60.0  # seconds without a word, of which the server sends some every 15
+
+
+class Declined(Exception):
+    """The server does not answer this, and has begun nothing: why."""
+
+
+class Lost(Exception):
+    """The server has gone, or says nothing any more, after it had begun."""
+
+
+def ask(server: Server, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what it tells, the first of which is `accepted`, or an `error` of what was asked. Closing this ends the
+    answer. Raise Declined before the first, Lost after it."""
+    address = urlsplit(server.url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=CONNECT)
+    begun = False
+    try:
+        for told in _events(_response(connection, server, asked)):
+            if "declined" in told:
+                raise Lost(told["declined"]) if begun else Declined(told["declined"])
+            yield told
+            begun = True
+            if told.keys() & {"document", "begun", "error"}:
+                return
+        raise ConnectionError
+    except (OSError, HTTPException, ValueError) as error:
+        why = "it does not answer" if isinstance(error, TimeoutError) else "it has ended"
+        raise (Lost if begun else Declined)(why) from error
+    finally:
+        connection.close()
+
+
+def _response(connection: HTTPConnection, server: Server, asked: Mapping[str, Any]) -> HTTPResponse:
+    connection.connect()
+    connection.sock.settimeout(SILENT)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.token}"}
+    connection.request("POST", ASK, json.dumps(asked), headers)
+    response = connection.getresponse()
+    if response.status != 200:
+        raise Declined(json.loads(response.read())["error"]["message"])
+    return response
+
+
+def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    while line := response.readline():
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])

@@ -1,0 +1,317 @@
+"""What `notes ask` of the server's own user asks, answered as that process would answer it by itself.
+
+It is assembled in a notebook of its own, of the size that it would have there, from the same words: nothing is matched,
+and nothing gone on from that another request has left. What is told on the way is what `notes ask` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from notes_cli.engine.decision import variants_of
+from notes_cli.engine.loop import Task, one_by_one
+from notes_cli.engine.notebook import Notebook
+from notes_cli.errors import NotesError, reason
+from notes_cli.explaining import Room as Cut
+from notes_cli.explaining import plan_as_json, turn_as_json
+from notes_cli.runtime.asking import (
+    ENDLESS,
+    Answer,
+    Draft,
+    Listener,
+    Plan,
+    Request,
+    answering,
+    room_for,
+    settled,
+    tell_unspliced,
+)
+from notes_cli.runtime.assembling import Parts, assembling, cells_meanwhile, parts_of
+from notes_cli.runtime.requests import Words, read_request
+from notes_cli.runtime.thinking import ROOM, Thought
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.serve import wire
+from notes_cli.serve.arranging import Desk
+from notes_cli.serve.jobs import Job
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.room import Grant, Room
+from notes_cli.serve.tally import Tally
+from notes_cli.serve.turns import fault
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.session import Session
+
+LONG = 512  # tokens of a prompt of whose reading is told
+SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
+SENTENCE = 32  # tokens that a correction takes, beside its own words
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """A request without a session, and its prompt, which is to be assembled."""
+
+    request: Request
+    draft: Draft
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """What an answer takes of the context."""
+
+    size: int | None  # tokens that its notebook may have (`_size`)
+    cells: int  # at most
+    looks: int  # cells to look ahead in, for a choice
+
+    @classmethod
+    def of(cls, workspace: Workspace, room: Room, request: Request, tokens: int, spare: int) -> _Needed:
+        """For a prompt of so many tokens, and `spare` more. Of a context of a given size it is no more than that has:
+        what does not fit says so itself."""
+        variants = variants_of(workspace.model, request.choices or ()).values()
+        looks = max((len(option) for options in variants for option in options), default=0)
+        size = _size(workspace, tokens, spare)
+        most = max(1, room.cells - looks) if size is None else max(size, tokens)
+        return cls(size, most if request.limit == ENDLESS else min(tokens + spare, most), looks)
+
+    def grant(self, room: Room, notebook: Notebook) -> Grant:
+        """One cell more than there will be: with its last token it asks for no further room."""
+        return room.grant(notebook, self.cells + 1, self.looks)
+
+
+class Own:
+    """One call of `notes ask`. `begin` may be called again and again, until there is room for it."""
+
+    def __init__(self, asked: Mapping[str, Any], hear: Callable[[Json], object]) -> None:
+        """`asked`: `words` (runtime/requests.py) and those for a session that goes on, `following`; `session` and
+        `explain`. Raise Refused for anything else. `hear` is told, in the scheduler's thread."""
+        try:
+            self.words: Words = asked["words"]
+            self._following: Words | None = asked["following"]
+            self._session: str | None = asked["session"]
+            self._explain: bool = asked["explain"]
+            self.held = self.words["grammar"] is not None or self.words["json_schema"] is not None
+        except (LookupError, TypeError) as error:
+            raise Refused(400, f"this is no question of notes ask: {error!r}"[:200]) from None
+        self._hear, self._waiting = hear, list[Json]()
+        self._accepted, self._known = False, False
+        self._alone: _Alone | None = None
+        self._notebook: Notebook | None = None
+        self._listener = Listener(
+            notice=lambda notice: self._tell({"notice": wire.as_json(notice)}),
+            thought=lambda text: self._tell({"thought": text}),
+            answer=lambda text: self._tell({"answer": text}),
+        )
+
+    def _tell(self, event: Json) -> None:
+        """What was told before there was room waits: it may still be told by another process."""
+        if self._accepted:
+            self._hear(event)
+        else:
+            self._waiting.append(event)
+
+    def _accept(self) -> None:
+        """From here on it is answered here, and nowhere else."""
+        if not self._accepted:
+            self._accepted = True
+            for event in [{"accepted": True}, *self._waiting]:
+                self._hear(event)
+
+    def begin(self, desk: Desk, room: Room, tally: Tally, job: Job) -> Task[None] | None:
+        """The task that answers, in room that was seen to; None where there is none now. Raise NotesError."""
+        try:
+            if self._session is None:
+                return self._begin_alone(desk, room, tally, job)
+            return self._begin_turn(desk, room, tally, job, self._session)
+        except Refused:
+            raise
+        except Exception as error:
+            if self._known:  # what was asked for can be meant: it goes wrong as it is answered
+                self._accept()
+            raise _told(error) from error
+
+    def _read(self, desk: Desk, words: Words) -> Request:
+        """The request, with skills of the library. Raise Refused for another process's files, NotesError."""
+        request = read_request(words)
+        self._known = True
+        segments = []
+        for word in words["splice"]:
+            target = desk.workspace.library.resolve(word)
+            if target.kind != "name":
+                raise Refused(400, f"{word} is no compiled skill, and files are for whoever asks")
+            segments.append(desk.shelf.segment(target.name))
+        return replace(request, splice=segments)
+
+    # Without a session.
+
+    def _begin_alone(self, desk: Desk, room: Room, tally: Tally, job: Job) -> Task[None] | None:
+        workspace = desk.workspace
+        if self._alone is None:
+            request = self._read(desk, self.words)
+            draft = settled(workspace, request, self._listener, dry=self._explain)
+            self._alone = _Alone(request, draft, parts_of(workspace, draft.prompt))
+        one = self._alone
+        tokens = one.parts.count + cells_meanwhile(one.draft.prompt, one.parts)
+        spare = room_for(workspace, one.request, one.draft.settings)
+        workspace.check_length(tokens + min(spare, 1))
+        needed = _Needed.of(workspace, room, one.request, tokens, spare)
+        if not room.make(needed.cells + needed.looks, 2):
+            return None
+        self._accept()
+        return self._answer_alone(workspace, room, tally, job, one, needed)
+
+    def _answer_alone(
+        self, workspace: Workspace, room: Room, tally: Tally, job: Job, one: _Alone, needed: _Needed
+    ) -> Task[None]:
+        request, draft = one.request, one.draft
+        notebook = workspace.notebook(dry=self._explain)
+        notebook.bound = needed.size
+        if not self._explain:
+            job.grants = [needed.grant(room, notebook)]
+        try:
+            yield from assembling(
+                *(workspace, draft.prompt, one.parts),
+                seam=draft.settings.seam,
+                splice=not request.recompute,
+                dry=self._explain,
+                strict=request.strict,
+                begun=notebook,
+            )
+            plan = draft.planned(notebook)
+            if self._explain:
+                self._tell({"document": plan_as_json(plan)})
+                return
+            self._planned(job, tally, plan)
+            listener = self._listening(workspace)
+            answer = yield from one_by_one(answering(workspace, request, plan, listener))
+            listener.answered(answer)
+            self._document(workspace, tally, job, request, answer)
+        except Exception as error:
+            raise _told(error) from error
+        finally:
+            notebook.close()
+
+    # A turn of a session.
+
+    def _begin_turn(self, desk: Desk, room: Room, tally: Tally, job: Job, name: str) -> Task[None] | None:
+        workspace, held = desk.workspace, ExitStack()
+        try:
+            request = self._read(desk, self.words)
+            stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
+            goes_on = bool(stored.state.live)
+            if goes_on:
+                if self._following is None:
+                    self._accept()
+                    self._tell({"begun": True})
+                    held.close()
+                    return _nothing()
+                request = self._read(desk, self._following)
+            told = _length(workspace, stored, request)
+            thinks = request.think or bool(workspace.reasoning.open)
+            spare = request.room + (request.max_think + ROOM if thinks else 0)
+            needed = _Needed.of(workspace, room, request, told, spare)
+            if not room.make(needed.cells + needed.looks, 2):
+                held.close()
+                return None
+            session = held.enter_context(Session(workspace, stored))
+        except BaseException:
+            held.close()
+            raise
+        self._accept()
+        return self._answer_turn(room, tally, job, session, request, needed, held)
+
+    def _answer_turn(
+        self,
+        room: Room,
+        tally: Tally,
+        job: Job,
+        session: Session,
+        request: Request,
+        needed: _Needed,
+        held: ExitStack,
+    ) -> Task[None]:
+        workspace, goes_on = session.workspace, not session.empty
+
+        def assembled(plan: Plan) -> None:
+            spare = room_for(workspace, request, plan.settings)
+            plan.notebook.bound = _size(workspace, plan.counts.total, spare)
+            job.grants = [needed.grant(room, plan.notebook)]
+            self._planned(job, tally, plan)
+
+        with held:
+            try:
+                answer = yield from one_by_one(session.answering(request, self._listening(workspace), assembled))
+                self._document(workspace, tally, job, request, answer, goes_on)
+            except Exception as error:
+                raise _told(error) from error
+
+    # What both have.
+
+    def _listening(self, workspace: Workspace) -> Listener:
+        def thought_ended(thought: Thought, asked: bool) -> None:
+            facts = {"text": thought.text, "stopped": thought.stopped, "asked": asked}
+            self._tell({"thought_ended": facts, "room": self._cut(workspace)})
+
+        def answered(answer: Answer) -> None:
+            self._tell({"answered": {"text": answer.text, "stopped": answer.stopped}, "room": self._cut(workspace)})
+
+        return replace(self._listener, thought_ended=thought_ended, answered=answered)
+
+    def _cut(self, workspace: Workspace) -> Cut:
+        return Cut(self._notebook.size if self._notebook else workspace.context.n_ctx, workspace.longest)
+
+    def _planned(self, job: Job, tally: Tally, plan: Plan) -> None:
+        """The prompt is assembled, and what of it is pending will be read: tell of that if it takes long."""
+        counts, notebook = plan.counts, plan.notebook
+        self._notebook = notebook
+        tally.decoded += counts.decoded
+        tally.spliced += counts.total - counts.decoded
+        tell_unspliced(plan, self._listener)
+        end, pending = len(notebook), len(notebook.pending)
+
+        def stepped() -> None:
+            left = max(0, end - notebook.rows)
+            self._tell({"reading": [pending - left, pending]})
+            if not left:
+                job.stepped = lambda: None
+
+        if pending >= LONG:
+            job.stepped = stepped
+
+    def _document(
+        self, workspace: Workspace, tally: Tally, job: Job, request: Request, answer: Answer, goes_on: bool = False
+    ) -> None:
+        tally.written += answer.tokens
+        self._tell({"document": turn_as_json(workspace, request, answer, job.came, self._session, goes_on)})
+
+
+def _size(workspace: Workspace, tokens: int, spare: int) -> int | None:
+    """Tokens that its notebook may have: as many as in a context of its own. None for those of this context, whose size
+    was given."""
+    return workspace.size_alone(tokens, spare) if workspace.grows else None
+
+
+def _length(workspace: Workspace, stored: SessionFolder, request: Request) -> int:
+    """Tokens that a session has with its next prompt, at most."""
+    words = (request.question, request.system or "", *request.errata, *request.values.values())
+    told = len(stored.state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in words)
+    told += SENTENCE * (len(request.errata) + len(request.values) + len(stored.state.pending))
+    return told + sum(len(one) for one in request.splice if not isinstance(one, str))
+
+
+def _nothing() -> Task[None]:
+    """A task that has nothing to do."""
+    return
+    yield
+
+
+def _told(error: Exception) -> NotesError:
+    """An error as the process that asked would meet it."""
+    if isinstance(error, NotesError):
+        return error
+    if isinstance(error, OSError):
+        return NotesError(f"{error.filename}: {reason(error)}" if error.filename else reason(error))
+    return fault(error)

@@ -1,0 +1,100 @@
+"""The servers of one user that run: a small file each, by which other processes of that user find them.
+
+A file is held (a lock of the system) for as long as its server runs, so that one which was left by a server that was
+killed is known, whoever listens on its port by then. It is readable for its user alone: it has the server's token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from notes_cli import __version__
+from notes_cli.library import held, private
+
+ASK = "/v1/notes/ask"  # what is only for processes of the server's user
+PROTOCOL = 1  # of what is asked and told between processes of notes
+LOCAL = {"127.0.0.1": "127.0.0.1", "localhost": "localhost", "0.0.0.0": "127.0.0.1", "::1": "[::1]", "::": "[::1]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that runs, and what its answers depend on."""
+
+    url: str  # on this machine
+    token: str  # lets processes of its user in
+    files: list[list[int]]  # stamps of the model's (engine/source.py), as they were when it was loaded
+    context: dict[str, Any]  # how contexts are made
+    folders: list[str]  # library, sessions, profiles
+    pid: int
+    machine: str = field(default_factory=socket.gethostname)
+    version: str = __version__
+    protocol: int = PROTOCOL
+
+
+def address(host: str, port: int) -> str | None:
+    """Where a server that listens there is found from this machine itself; None where that may not be."""
+    return f"http://{LOCAL[host]}:{port}" if host in LOCAL else None
+
+
+@contextmanager
+def registered(folder: Path, server: Server) -> Iterator[None]:
+    """Have others find a server until the block is left. Raise OSError, NotesError for a folder that is not ours.
+
+    Where the system has no locks nobody could tell that it still runs, and it is not found.
+    """
+    if not held.LOCKS:
+        yield
+        return
+    private.make(folder)
+    private.check(folder)
+    path = folder / f"{server.url.rpartition(':')[2]}.json"
+    temporary = folder / f".{path.name}.{server.pid}.tmp"
+    temporary.unlink(missing_ok=True)
+    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w+b") as file:
+        held.hold(file)  # before it is found
+        file.write(json.dumps(asdict(server)).encode())
+        file.flush()
+        temporary.replace(path)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):  # not that of a later one
+                    path.unlink()
+
+
+def running(folder: Path) -> list[Server]:
+    """The servers of this user that run on this machine, the latest first. What others left is removed. Raise
+    NotesError for a folder that is not ours, OSError."""
+    private.check(folder)
+    found: list[tuple[float, Server]] = []
+    for path in folder.glob("*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            status = path.lstat()
+            server = _read(path, status)
+            if server is None or server.machine != socket.gethostname():
+                continue
+            if held.free(path):
+                held.remove(path, sure=True)
+            elif (server.version, server.protocol) == (__version__, PROTOCOL):
+                found.append((status.st_mtime, server))
+    return [server for _, server in sorted(found, key=lambda one: -one[0])]
+
+
+def _read(path: Path, status: os.stat_result) -> Server | None:
+    """None for a file that is another user's, or that others may read or write."""
+    if not stat.S_ISREG(status.st_mode) or status.st_mode & private.OTHERS:
+        return None
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        return None
+    data: Mapping[str, Any] = json.loads(path.read_bytes())
+    return Server(**{one.name: data[one.name] for one in fields(Server)})
