@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -28,6 +28,9 @@ from notes_cli.serve import wire
 from notes_cli.serve.client import Declined, Lost, ask
 from notes_cli.serve.registry import LOCAL, Server, running
 from notes_cli.text import names
+
+if TYPE_CHECKING:
+    from notes_cli.runtime.requests import Words
 
 HERE = "Leave it to this process: --server off"
 
@@ -74,7 +77,6 @@ def _find(call: Call, given: Mapping[str, Any]) -> tuple[Server, Chosen]:
         if which != AUTO:
             raise
         raise Declined("there is no such model or session") from error  # which this process says as ever
-    _check_skills(call)
     why = [_difference(one, chosen) for one in found]
     fitting = [one for one, difference in zip(found, why, strict=True) if difference is None]
     if not fitting:
@@ -91,16 +93,19 @@ def _is_at(server: Server, url: str) -> bool:
         return False
 
 
-def _check_skills(call: Call) -> None:
-    """Raise Declined where something else than a skill of the library is to be spliced: what is read here is not
-    there."""
-    words = {*call.words["splice"], *(call.following["splice"] if call.following else ())}
-    if not words:
-        return
+def _named(words: Words | None) -> Words | None:
+    """The same, with skills of the library by their names (Library.resolve). Raise Declined for a file: what is read
+    here is not there."""
+    if words is None or not words["splice"]:
+        return words
     known = {name for name, _ in segment_files(config.paths().library)}
-    for word in words:
-        if names.typed(word) not in known:
+    found = []
+    for word in words["splice"]:
+        named = [name for name in (names.typed(word), names.typed(word.lower())) if name in known]
+        if not named or (named[0] != names.typed(word) and Path(word).exists()):
             raise Declined(f"{word} is no compiled skill")
+        found.append(named[0])
+    return {**words, "splice": found}
 
 
 def _difference(server: Server, chosen: Chosen) -> str | None:
@@ -127,7 +132,8 @@ def _stamp(path: Path) -> list[int]:
 
 def _answered(server: Server, chosen: Chosen, call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
     """What it answers. Raise Declined before anything was said, NotesError."""
-    asked = {"words": call.words, "following": call.following, "session": call.session, "explain": call.explain}
+    words, following = _named(call.words), _named(call.following)
+    asked = {"words": words, "following": following, "session": call.session, "explain": call.explain}
     before = time.perf_counter() - started
     with Voices(call) as voices, ExitStack() as stack, closing(ask(server, asked)) as events:  # type: ignore[type-var]
         update = None

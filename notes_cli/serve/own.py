@@ -171,6 +171,7 @@ class Own:
         notebook.bound = needed.size
         if not self._explain:
             job.grants = [needed.grant(room, notebook)]
+            self._watch(job, notebook)
         try:
             yield from assembling(
                 *(workspace, draft.prompt, one.parts),
@@ -184,7 +185,7 @@ class Own:
             if self._explain:
                 self._tell({"document": plan_as_json(plan)})
                 return
-            self._planned(job, tally, plan)
+            self._planned(tally, plan)
             listener = self._listening(workspace)
             answer = yield from one_by_one(answering(workspace, request, plan, listener))
             listener.answered(answer)
@@ -239,7 +240,8 @@ class Own:
             spare = room_for(workspace, request, plan.settings)
             plan.notebook.bound = _size(workspace, plan.counts.total, spare)
             job.grants = [needed.grant(room, plan.notebook)]
-            self._planned(job, tally, plan)
+            self._watch(job, plan.notebook)
+            self._planned(tally, plan)
 
         with held:
             try:
@@ -263,23 +265,27 @@ class Own:
     def _cut(self, workspace: Workspace) -> Cut:
         return Cut(self._notebook.size if self._notebook else workspace.context.n_ctx, workspace.longest)
 
-    def _planned(self, job: Job, tally: Tally, plan: Plan) -> None:
-        """The prompt is assembled, and what of it is pending will be read: tell of that if it takes long."""
-        counts, notebook = plan.counts, plan.notebook
-        self._notebook = notebook
+    def _planned(self, tally: Tally, plan: Plan) -> None:
+        """The prompt is assembled, and what of it is pending will be read."""
+        counts, self._notebook = plan.counts, plan.notebook
         tally.decoded += counts.decoded
         tally.spliced += counts.total - counts.decoded
         tell_unspliced(plan, self._listener)
-        end, pending = len(notebook), len(notebook.pending)
+
+    def _watch(self, job: Job, notebook: Notebook) -> None:
+        """Tell how far reading has come, where it takes long."""
+        end = pending = 0
 
         def stepped() -> None:
-            left = max(0, end - notebook.rows)
-            self._tell({"reading": [pending - left, pending]})
-            if not left:
-                job.stepped = lambda: None
+            nonlocal end, pending
+            if notebook.rows >= end:
+                pending = len(notebook.pending)
+                if pending < LONG:
+                    return
+                end = len(notebook)
+            self._tell({"reading": [pending - max(0, end - notebook.rows), pending]})
 
-        if pending >= LONG:
-            job.stepped = stepped
+        job.stepped = stepped
 
     def _document(
         self, workspace: Workspace, tally: Tally, job: Job, request: Request, answer: Answer, goes_on: bool = False

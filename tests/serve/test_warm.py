@@ -1,0 +1,414 @@
+"""`notes ask` that a server answers: the same text, notices, JSON and exit status as without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from notes_cli.serve.registry import ASK, running
+from notes_cli.sessions.folder import Sessions
+
+from ..commands.conftest import Outcome, command_line, on_a_terminal, run_here
+from .conftest import QUESTION, compile_into
+
+LATE = "--erratum=date=2026-07-01"
+SCHEMA = '{"type": "object", "properties": {"is": {"enum": ["accepted", "refused"]}}, "required": ["is"]}'
+DOCUMENT = ("--json", "--seed", "3")
+ENDLESS = "import notes_cli.engine.model as m; m.Model.ends = lambda self, token: False"
+
+
+@dataclass
+class Running:
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[str]
+    url: str
+    home: Path
+
+    @property
+    def file(self) -> Path:
+        return self.home / "servers" / f"{self.url.rpartition(':')[2]}.json"
+
+    def counted(self) -> float:
+        """Requests that it has answered."""
+        found = httpx.get(f"{self.url}/metrics").text
+        line = next((line for line in found.splitlines() if 'outcome="answered"' in line), "0")
+        return float(line.split()[-1])
+
+
+@contextmanager
+def serving(home: Path, *options: str, code: str = "", **environment: str) -> Iterator[Running]:
+    start = [sys.executable, "-c", f"{code}\nfrom notes_cli.__main__ import main; main()"]
+    with subprocess.Popen(
+        [*start, "serve", "--port", "0", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NOTES_HOME": str(home), "NOTES_THREADS": "1", **environment},
+    ) as process:
+        assert process.stderr
+        try:
+            line = next(line for line in process.stderr if "http://" in line)
+            yield Running(process, line.split()[-1], home)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    home = tmp_path_factory.mktemp("warm")
+    compile_into(home, "returns", "support")
+    with serving(home) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def at_home(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTES_HOME", str(server.home))
+    monkeypatch.setenv("NOTES_THREADS", "1")
+
+
+def comparable(found: Outcome) -> tuple[int, Any, str]:
+    """All of it but times, and who has answered."""
+    if not found.out.startswith("{"):
+        return found.code, found.out, found.err
+    document = json.loads(found.out)
+    return found.code, {key: value for key, value in document.items() if key not in ("ms", "server")}, found.err
+
+
+def both(server: Running, *arguments: object, stdin: str = "") -> tuple[Outcome, Outcome]:
+    """What is said without a server, and with this one."""
+    cold = run_here("ask", *arguments, "--server", "off", stdin=stdin)
+    return cold, run_here("ask", *arguments, "--server", server.url, stdin=stdin)
+
+
+CASES = [
+    ["What is 2?"],
+    [QUESTION, "--splice", "returns"],
+    [QUESTION, "--splice", "returns", LATE],
+    [QUESTION, "--splice", "returns", "--splice", "support", "-s", "You work for Harbor Books.", *DOCUMENT],
+    [QUESTION, "--splice", "returns", "--splice", "support", "--erratum", "*.date=2026-07-01"],
+    [QUESTION, "--splice", "returns", "--erratum", "colour=red"],
+    [QUESTION, "--splice", "returns", "--field", "date=2026-07-01", *DOCUMENT],
+    [QUESTION, "-s", "Be brief.", "--splice", "returns", "--field", "date=2026-07-01", "--method", "field", *DOCUMENT],
+    [QUESTION, "--splice", "returns", "--field", "date=2026-07-01", "--method", "suffix", "--explain"],
+    [QUESTION, "--splice", "returns", "--field", "date=2026-07-01", "--method", "nonsense"],
+    [QUESTION, "--splice", "returns", "--field", "date", *DOCUMENT],
+    [QUESTION, "--splice", "returns", "--choices", "accepted,refused", *DOCUMENT],
+    [f"{QUESTION} Think first.", "--splice", "returns", LATE, "--choices", "accepted,refused", "--think", *DOCUMENT],
+    [f"{QUESTION} Think first.", "--splice", "returns", LATE],
+    [QUESTION, "--splice", "returns", LATE, "--think"],
+    [QUESTION, "--splice", "returns", LATE, "--think", "--no-stream"],
+    [QUESTION, "--splice", "returns", "--think", "--max-think", "3"],
+    [f"{QUESTION} Think first.", "--splice", "returns", "-n", "3"],
+    [f"{QUESTION} Think first.", "--splice", "returns", "-n", "-1", "--no-stream"],
+    [f"{QUESTION} Think first.", "--splice", "returns", "--temp", "1.5", "--seed", "7", "--json"],
+    [f"{QUESTION} Think first.", "--splice", "returns", "--temp", "1", "--repeat-penalty", "1.3", "--seed", "9"],
+    [QUESTION, "--splice", "returns", "-j", SCHEMA, *DOCUMENT],
+    [QUESTION, "--splice", "returns", "--grammar", 'root ::= "perhaps"'],
+    [QUESTION, "--splice", "returns", "--grammar", 'root ::= "perhaps'],
+    [QUESTION, "--splice", "returns", "-j", SCHEMA, "--choices", "accepted,refused"],
+    [QUESTION, "--splice", "returns", "-s", "Be brief.", "--explain"],
+    [QUESTION, "--splice", "returns", "-s", "Be brief.", "--explain", *DOCUMENT],
+    [QUESTION, "--splice", "returns", "-s", "Be brief.", "--place", "late", "--seam", "4", *DOCUMENT],
+    [QUESTION, "--splice", "returns", "--seam", "5000"],
+    [QUESTION, "--splice", "returns", "--seam", "5000", *DOCUMENT],
+    [QUESTION, "--splice", "returns", LATE, "--wording", "nonsense"],
+    [QUESTION, "--splice", "returns", "--no-splice", *DOCUMENT],
+    [QUESTION, "--splice", "Returns", "--strict"],
+    ["why " * 9000, "--splice", "returns"],
+    ["--splice", "returns"],
+    [QUESTION, "--method", "field"],
+]
+
+
+@pytest.mark.parametrize("arguments", CASES, ids=lambda one: " ".join(one)[:80])
+def test_a_server_answers_as_this_process_does(server: Running, arguments: list[str]) -> None:
+    """Text, notices, document and status, whatever is asked for and however it fails."""
+    cold, warm = both(server, *arguments)
+    assert comparable(warm) == comparable(cold)
+    if cold.out.startswith("{") and cold.code == 0:
+        assert (warm.json["server"], cold.json["server"]) == (server.url, None)
+        assert all(value >= 0 for value in warm.json.get("ms", {}).values())
+
+
+def test_a_session_is_the_same_from_both(server: Running) -> None:
+    """Begun by one and gone on with by the other, each turn says what it would in a session of one of them alone."""
+    turns = (
+        [QUESTION, "--splice", "returns"],
+        ["And now?", "--splice", "returns"],  # it has that already
+        [QUESTION, LATE, "--think"],
+        [QUESTION, "--system", "Be brief."],  # too late
+        [f"{QUESTION} Think first.", "--splice", "support", *DOCUMENT],
+    )
+
+    def asked(name: str, at: str) -> list[tuple[int, Any, str]]:
+        ways = {"cold": ["off"], "warm": [server.url], "mixed": ["off", server.url]}[at]
+        found = []
+        for number, turn in enumerate(turns):
+            done = run_here("ask", *turn, "--session", name, "--server", ways[number % len(ways)])
+            code, out, err = comparable(Outcome(done.code, done.out.replace(name, "S"), done.err.replace(name, "S")))
+            found.append((code, out, err))
+        return found
+
+    cold = asked("cold", "cold")
+    assert [code for code, _, _ in cold] == [0, 1, 0, 1, 0]
+    assert asked("warm", "warm") == cold and asked("mixed", "mixed") == cold
+    ledgers = [(server.home / "sessions" / name / "ledger.jsonl").read_text() for name in ("cold", "warm")]
+    first, second = ([json.loads(line) for line in text.splitlines()] for text in ledgers)
+    for one in (*first, *second):
+        one.pop("time", None)
+    assert first == second
+
+
+def test_a_session_that_is_open_elsewhere_is_refused_alike(server: Running) -> None:
+    with Sessions(server.home / "sessions").locked("held", new=True):
+        cold, warm = both(server, QUESTION, "--session", "held")
+    assert comparable(cold) == comparable(warm) and cold.code == 1 and "another process uses session held" in cold.err
+
+
+@pytest.mark.parametrize("stdin", ["May I return this?", "", "\udcff"])
+def test_piped_text(server: Running, stdin: str) -> None:
+    data = stdin.encode("utf-8", "surrogateescape").decode("latin-1").encode("latin-1")
+    cold = run_here("ask", "--splice", "returns", "--server", "off", stdin=data)
+    assert comparable(run_here("ask", "--splice", "returns", "--server", server.url, stdin=data)) == comparable(cold)
+
+
+def test_a_terminal_shows_the_same(server: Running) -> None:
+    """The reasoning and the answer as they come, dimmed and not, and what cuts them."""
+    asked = ["ask", f"{QUESTION} Think first.", "--splice", "returns", LATE, "--think", "-n", "4"]
+    cold, warm = (on_a_terminal([*asked, "--server", which]) for which in ("off", server.url))
+    assert warm == cold and "\x1b[2m" in cold
+
+
+def test_a_terminal_shows_how_far_a_long_prompt_is_read(server: Running) -> None:
+    """A bar while it is read, and nothing of it afterwards."""
+    asked = ["ask", "so " * 1500, "--server", server.url]
+    shown = on_a_terminal(asked)
+    assert "reading the prompt" in shown and "reading the prompt" not in shown.rpartition("\x1b[2K")[2]
+
+
+def test_auto_takes_a_server_that_answers_the_same(server: Running) -> None:
+    """And none that would not, or cannot; then this process answers, and -v says why."""
+    before = server.counted()
+
+    def asked(*more: object) -> Outcome:
+        return run_here("ask", QUESTION, "--splice", "returns", "--json", "-v", *more, "--server", "auto")
+
+    warm = asked()
+    assert warm.json["server"] == server.url and f"answered by the server on {server.url}" in warm.err
+    assert server.counted() == before + 1
+    for more, why in (
+        (["-c", "2048"], "its context is made otherwise (fixed_size, n_ctx)"),
+        (["-ctk", "q8_0"], "its context is made otherwise (type_k)"),
+        (["-ub", "32"], "its context is made otherwise (n_ubatch)"),
+        (["--splice", "./skills/support"], "./skills/support is no compiled skill"),
+    ):
+        cold = asked(*more)
+        assert cold.json["server"] is None and f"no server answers this: {why}" in cold.err, cold.err
+    assert asked("-t", "2").json["server"] == server.url, "threads change no answer"
+    wrong = asked("-m", "none.gguf")
+    assert wrong.code == 1 and "none.gguf" in wrong.json["error"]["message"]
+    assert server.counted() == before + 2
+
+
+def test_a_setting_asks_for_a_server(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable or a line of config.yaml, below the option; what is no address is wrong usage."""
+
+    def answered_by(*more: str) -> Any:
+        found = run_here("ask", QUESTION, "--json", *more)
+        return found.json["server"] if found.code == 0 else found.code
+
+    assert answered_by() is None
+    monkeypatch.setenv("NOTES_SERVER", "auto")
+    assert answered_by() == server.url and answered_by("--server", "off") is None
+    monkeypatch.setenv("NOTES_SERVER", "")
+    settings = server.home / "config.yaml"
+    settings.write_text("ask:\n  server: auto\n")
+    try:
+        assert answered_by() == server.url
+        settings.write_text("server: there\n")
+        assert answered_by() == 1
+    finally:
+        settings.unlink()
+    assert answered_by("--server", "there") == 2
+
+
+def test_a_server_that_is_named_answers_or_it_is_said_why(server: Running, make_model: Callable[..., Path]) -> None:
+    """One line, and status 1; nothing is answered by another way."""
+    port = int(server.url.rpartition(":")[2])
+    assert run_here("ask", QUESTION, "--json", "--server", f"http://localhost:{port}/").json["server"] == server.url
+    for more, where, why in (
+        ([], "http://127.0.0.1:1", "no server of yours runs there"),
+        ([], f"http://192.0.2.1:{port}", "no server of yours runs there"),
+        (["-m", make_model("llama")], server.url, "it has another model"),
+        (["-c", "512"], server.url, "its context is made otherwise"),
+        (["--splice", "none"], server.url, "none is no compiled skill"),
+    ):
+        found = run_here("ask", QUESTION, *more, "--server", where)
+        assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found.err
+        assert found.err.startswith(f"notes: {where} cannot answer this: {why}") and "--server off" in found.err
+    questions = server.home / "questions.jsonl"
+    questions.write_text('"What is 2?"\n')
+    batch = run_here("ask", "--batch", questions, "--server", server.url)
+    assert batch.code == 1 and batch.out == "" and "--batch is answered here alone" in batch.err
+    assert run_here("ask", "--batch", questions, "--server", "auto").code == 0
+
+
+def test_another_model_of_the_same_path_is_another(tmp_path: Path, make_model: Callable[..., Path]) -> None:
+    """A file that was changed since it was loaded is not what the server has."""
+    model = tmp_path / "model.gguf"
+    model.write_bytes(make_model("llama").read_bytes())
+    home = tmp_path / "other"
+    with serving(home, "-m", str(model)) as found, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOTES_HOME", str(home))
+        assert run_here("ask", QUESTION, "-m", model, "-n", "2", "--server", found.url).code == 0
+        model.write_bytes(make_model("llama", seed=5).read_bytes())
+        late = run_here("ask", QUESTION, "-m", model, "-n", "2", "--server", found.url)
+        assert late.code == 1 and "it has another model" in late.err
+
+
+def test_only_its_user_is_let_in(server: Running) -> None:
+    """The file is that user's alone, and one that others could have written or read is not believed; the endpoint asks
+    for the token in it, also where no key is asked for."""
+    assert server.file.stat().st_mode & 0o777 == 0o600 and server.file.parent.stat().st_mode & 0o777 == 0o700
+    token = json.loads(server.file.read_text())["token"]
+    for key, status in (("", 401), ("wrong", 401), (token, 400)):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        assert httpx.post(f"{server.url}{ASK}", json={}, headers=headers).status_code == status
+    assert httpx.get(f"{server.url}/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 200
+    server.file.chmod(0o644)
+    try:
+        assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] is None
+    finally:
+        server.file.chmod(0o600)
+    server.file.parent.chmod(0o777)
+    try:
+        assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] is None
+    finally:
+        server.file.parent.chmod(0o700)
+    assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] == server.url
+
+
+def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
+    """Who may read the file needs no key; a server that takes no grammar leaves them to this process."""
+    home = tmp_path / "keyed"
+    with serving(home, "--no-forms", NOTES_API_KEY="secret") as found, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOTES_HOME", str(home))
+        assert httpx.get(f"{found.url}/v1/models").status_code == 401
+        assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] == found.url
+        held = run_here("ask", QUESTION, "--json", "--server", "auto", "--grammar", 'root ::= "yes"')
+        assert (held.json["server"], held.json["answer"]) == (None, "yes")
+        token = json.loads(found.file.read_text())["token"]
+        other = httpx.get(f"{found.url}/v1/models", headers={"Authorization": f"Bearer {token}"})
+        assert other.status_code == 401, "the token is no key"
+
+
+def test_what_a_killed_server_left_is_not_believed(tmp_path: Path, server: Running) -> None:
+    """Whoever listens on its port by then is told nothing; the file goes."""
+    home = tmp_path / "killed"
+    with serving(home) as found, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOTES_HOME", str(home))
+        assert [one.url for one in running(home / "servers")] == [found.url]
+        left = found.file.read_bytes()
+        found.process.kill()
+        found.process.wait()
+        with socket.create_server(("127.0.0.1", int(found.url.rpartition(":")[2]))) as other:
+            other.settimeout(0.2)
+            assert found.file.read_bytes() == left
+            assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] is None
+            assert not found.file.exists()
+            named = run_here("ask", QUESTION, "--server", found.url)
+            assert named.code == 1 and "no server of yours runs there" in named.err
+            with pytest.raises(TimeoutError):
+                other.accept()
+
+
+def test_a_server_that_ends_takes_its_file_along(tmp_path: Path) -> None:
+    with serving(tmp_path / "ended") as found:
+        assert found.file.exists()
+        found.process.terminate()
+        assert found.process.wait(20) == 0 and not found.file.exists()
+
+
+@contextmanager
+def asking(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A call of `notes ask` that has begun to answer."""
+    with subprocess.Popen(
+        command_line("ask", *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout and process.stdout.read(1)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_server_that_dies_while_it_answers(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said stays, one line says what happened, and the session has the turns that were complete."""
+    home = tmp_path / "dies"
+    monkeypatch.setenv("NOTES_HOME", str(home))
+    with serving(home, code=ENDLESS) as found:
+        assert run_here("ask", QUESTION, "--session", "mine", "-n", "2", "--server", found.url).code == 0
+        with asking(QUESTION, "--session", "mine", "-n", "-1", "--server", found.url) as process:
+            found.process.kill()
+            out, err = process.communicate(timeout=20)
+            assert process.returncode == 1 and out.endswith("\n") and "Traceback" not in err
+            assert err.splitlines()[-1].startswith(f"notes: the server on {found.url} did not complete the answer")
+            assert "notes session show mine" in err
+    assert len(json.loads(run_here("session", "show", "mine", "--json").out)["pieces"]) > 0
+    assert json.loads(run_here("session", "show", "mine", "--json").out)["turns"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_answer_there(
+    tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As without a server: 130 after Ctrl-C; and the server goes on with nothing."""
+    home = tmp_path / "stops"
+    monkeypatch.setenv("NOTES_HOME", str(home))
+    with serving(home, code=ENDLESS) as found:
+        with asking(QUESTION, "-n", "-1", "--server", found.url) as process:
+            process.send_signal(number)
+            out, err = process.communicate(timeout=20)
+            assert process.returncode == (130 if number == signal.SIGINT else -number)
+            assert out.endswith("\n") and err.splitlines()[-1].startswith("notes: ")
+        until = time.monotonic() + 10
+        while "notes_requests_running 0" not in (told := httpx.get(f"{found.url}/metrics").text).replace(".0", ""):
+            assert time.monotonic() < until, told
+            time.sleep(0.05)
+
+
+def test_little_is_loaded_to_ask_a_server(server: Running) -> None:
+    """Neither numpy nor llama.cpp, which is what it is for; and without a server nothing of this is loaded."""
+
+    def loaded(*arguments: str) -> set[str]:
+        code = "import sys; from notes_cli.cli import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "ask", QUESTION, *arguments],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.stdout.strip() in ("accepted", "") or "answer" in done.stdout, done.stderr
+        return set(done.stderr.splitlines()[-1].split())
+
+    heavy = {"numpy", "notes_cli.engine.native", "notes_cli.runtime.asking", "jinja2", "starlette"}
+    assert not loaded("--splice", "returns", "--json", "--server", server.url) & heavy
+    assert "http.client" not in loaded("--splice", "returns", "--server", "off")
