@@ -81,11 +81,13 @@ def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]
 
 def held_to(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the answer is held to, read: each option has a file or the text itself, a line of a batch has JSON."""
-    from notes_cli.text.schema import read_schema
-
     schema, grammar = given["json_schema"], given["grammar"]
+    if isinstance(schema, str):
+        from notes_cli.text.schema import read_schema
+
+        schema = read_schema(_text_of(schema, "{"))
     return {
-        "json_schema": read_schema(_text_of(schema, "{")) if isinstance(schema, str) else schema,
+        "json_schema": schema,
         "grammar": None if grammar is None else _text_of(grammar, "::="),
     }
 

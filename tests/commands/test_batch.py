@@ -16,7 +16,7 @@ from notes_cli.commands.batch import KEYS, LONGEST
 from .conftest import Notes, Outcome, command_line, snapshot, without_uses
 from .test_json import documented, flat
 
-SINGLE = {"session", "identity"}  # keys of `ask --json` that are not of one answer
+SINGLE = {"session", "server", "identity"}  # keys of `ask --json` that are not of one answer
 
 
 def lines(*values: object) -> str:
