@@ -170,9 +170,10 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
     batch, parallel = given.pop("batch"), given.pop("parallel")
     if batch is not None:
         from notes_cli.commands.batch import answer_all
-        from notes_cli.commands.warm import refusal
 
         if given["server"] not in (AUTO, OFF):
+            from notes_cli.commands.warm import refusal
+
             raise refusal(given["server"], "--batch is answered here alone, and shares its cells itself")
         answer_all(batch, parallel, given)
         return

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from notes_cli.engine.decision import variants_of
 from notes_cli.engine.loop import Task, one_by_one
 from notes_cli.engine.notebook import Notebook
-from notes_cli.errors import NotesError, reason
+from notes_cli.engine.pieces import Reason
+from notes_cli.errors import Help, NotesError, reason
 from notes_cli.explaining import Room as Cut
 from notes_cli.explaining import plan_as_json, turn_as_json
 from notes_cli.runtime.asking import (
@@ -32,12 +33,13 @@ from notes_cli.runtime.asking import (
 from notes_cli.runtime.assembling import Parts, assembling, cells_meanwhile, parts_of
 from notes_cli.runtime.requests import Words, read_request
 from notes_cli.runtime.thinking import ROOM, Thought
-from notes_cli.runtime.workspace import Workspace
+from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 from notes_cli.serve import wire
 from notes_cli.serve.arranging import Desk
 from notes_cli.serve.jobs import Job
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.room import Grant, Room
+from notes_cli.serve.shelf import Shelf
 from notes_cli.serve.tally import Tally
 from notes_cli.serve.turns import fault
 from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -82,6 +84,16 @@ class _Needed:
         return room.grant(notebook, self.cells + 1, self.looks)
 
 
+class _At(NamedTuple):
+    """Where it is answered."""
+
+    workspace: Workspace
+    shelf: Shelf
+    room: Room
+    tally: Tally
+    job: Job
+
+
 class Own:
     """One call of `notes ask`. `begin` may be called again and again, until there is room for it."""
 
@@ -93,7 +105,7 @@ class Own:
             self._following: Words | None = asked["following"]
             self._session: str | None = asked["session"]
             self._explain: bool = asked["explain"]
-            self.held = self.words["grammar"] is not None or self.words["json_schema"] is not None
+            self.formed = self.words["grammar"] is not None or self.words["json_schema"] is not None
         except (LookupError, TypeError) as error:
             raise Refused(400, f"this is no question of notes ask: {error!r}"[:200]) from None
         self._hear, self._waiting = hear, list[Json]()
@@ -122,56 +134,52 @@ class Own:
 
     def begin(self, desk: Desk, room: Room, tally: Tally, job: Job) -> Task[None] | None:
         """The task that answers, in room that was seen to; None where there is none now. Raise NotesError."""
+        at = _At(desk.workspace, desk.shelf, room, tally, job)
         try:
-            if self._session is None:
-                return self._begin_alone(desk, room, tally, job)
-            return self._begin_turn(desk, room, tally, job, self._session)
+            return self._begin_alone(at) if self._session is None else self._begin_turn(at, self._session)
         except Refused:
             raise
         except Exception as error:
             if self._known:  # what was asked for can be meant: it goes wrong as it is answered
                 self._accept()
-            raise _told(error) from error
+            raise _told(error, desk.workspace) from error
 
-    def _read(self, desk: Desk, words: Words) -> Request:
+    def _read(self, at: _At, words: Words) -> Request:
         """The request, with skills of the library. Raise Refused for another process's files, NotesError."""
         request = read_request(words)
         self._known = True
         segments = []
         for word in words["splice"]:
-            target = desk.workspace.library.resolve(word)
+            target = at.workspace.library.resolve(word)
             if target.kind != "name":
                 raise Refused(400, f"{word} is no compiled skill, and files are for whoever asks")
-            segments.append(desk.shelf.segment(target.name))
+            segments.append(at.shelf.segment(target.name))
         return replace(request, splice=segments)
 
     # Without a session.
 
-    def _begin_alone(self, desk: Desk, room: Room, tally: Tally, job: Job) -> Task[None] | None:
-        workspace = desk.workspace
+    def _begin_alone(self, at: _At) -> Task[None] | None:
+        workspace = at.workspace
         if self._alone is None:
-            request = self._read(desk, self.words)
+            request = self._read(at, self.words)
             draft = settled(workspace, request, self._listener, dry=self._explain)
             self._alone = _Alone(request, draft, parts_of(workspace, draft.prompt))
         one = self._alone
         tokens = one.parts.count + cells_meanwhile(one.draft.prompt, one.parts)
         spare = room_for(workspace, one.request, one.draft.settings)
         workspace.check_length(tokens + min(spare, 1))
-        needed = _Needed.of(workspace, room, one.request, tokens, spare)
-        if not room.make(needed.cells + needed.looks, 2):
+        needed = _Needed.of(workspace, at.room, one.request, tokens, spare)
+        if not at.room.make(needed.cells + needed.looks, 2):
             return None
         self._accept()
-        return self._answer_alone(workspace, room, tally, job, one, needed)
+        return self._answer_alone(at, one, needed)
 
-    def _answer_alone(
-        self, workspace: Workspace, room: Room, tally: Tally, job: Job, one: _Alone, needed: _Needed
-    ) -> Task[None]:
-        request, draft = one.request, one.draft
+    def _answer_alone(self, at: _At, one: _Alone, needed: _Needed) -> Task[None]:
+        workspace, request, draft = at.workspace, one.request, one.draft
         notebook = workspace.notebook(dry=self._explain)
         notebook.bound = needed.size
         if not self._explain:
-            job.grants = [needed.grant(room, notebook)]
-            self._watch(job, notebook)
+            self._hold(at, needed, notebook)
         try:
             yield from assembling(
                 *(workspace, draft.prompt, one.parts),
@@ -185,22 +193,22 @@ class Own:
             if self._explain:
                 self._tell({"document": plan_as_json(plan)})
                 return
-            self._planned(tally, plan)
+            self._planned(at, plan)
             listener = self._listening(workspace)
             answer = yield from one_by_one(answering(workspace, request, plan, listener))
             listener.answered(answer)
-            self._document(workspace, tally, job, request, answer)
+            self._document(at, request, answer)
         except Exception as error:
-            raise _told(error) from error
+            raise _told(error, workspace) from error
         finally:
             notebook.close()
 
     # A turn of a session.
 
-    def _begin_turn(self, desk: Desk, room: Room, tally: Tally, job: Job, name: str) -> Task[None] | None:
-        workspace, held = desk.workspace, ExitStack()
+    def _begin_turn(self, at: _At, name: str) -> Task[None] | None:
+        workspace, held = at.workspace, ExitStack()
         try:
-            request = self._read(desk, self.words)
+            request = self._read(at, self.words)
             stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
             goes_on = bool(stored.state.live)
             if goes_on:
@@ -209,12 +217,12 @@ class Own:
                     self._tell({"begun": True})
                     held.close()
                     return _nothing()
-                request = self._read(desk, self._following)
+                request = self._read(at, self._following)
             told = _length(workspace, stored, request)
             thinks = request.think or bool(workspace.reasoning.open)
             spare = request.room + (request.max_think + ROOM if thinks else 0)
-            needed = _Needed.of(workspace, room, request, told, spare)
-            if not room.make(needed.cells + needed.looks, 2):
+            needed = _Needed.of(workspace, at.room, request, told, spare)
+            if not at.room.make(needed.cells + needed.looks, 2):
                 held.close()
                 return None
             session = held.enter_context(Session(workspace, stored))
@@ -222,33 +230,23 @@ class Own:
             held.close()
             raise
         self._accept()
-        return self._answer_turn(room, tally, job, session, request, needed, held)
+        return self._answer_turn(at, session, request, needed, held)
 
-    def _answer_turn(
-        self,
-        room: Room,
-        tally: Tally,
-        job: Job,
-        session: Session,
-        request: Request,
-        needed: _Needed,
-        held: ExitStack,
-    ) -> Task[None]:
-        workspace, goes_on = session.workspace, not session.empty
+    def _answer_turn(self, at: _At, session: Session, request: Request, needed: _Needed, held: ExitStack) -> Task[None]:
+        workspace, goes_on = at.workspace, not session.empty
 
         def assembled(plan: Plan) -> None:
             spare = room_for(workspace, request, plan.settings)
             plan.notebook.bound = _size(workspace, plan.counts.total, spare)
-            job.grants = [needed.grant(room, plan.notebook)]
-            self._watch(job, plan.notebook)
-            self._planned(tally, plan)
+            self._hold(at, needed, plan.notebook)
+            self._planned(at, plan)
 
         with held:
             try:
                 answer = yield from one_by_one(session.answering(request, self._listening(workspace), assembled))
-                self._document(workspace, tally, job, request, answer, goes_on)
+                self._document(at, request, answer, goes_on)
             except Exception as error:
-                raise _told(error) from error
+                raise _told(error, workspace) from error
 
     # What both have.
 
@@ -265,15 +263,18 @@ class Own:
     def _cut(self, workspace: Workspace) -> Cut:
         return Cut(self._notebook.size if self._notebook else workspace.context.n_ctx, workspace.longest)
 
-    def _planned(self, tally: Tally, plan: Plan) -> None:
+    def _planned(self, at: _At, plan: Plan) -> None:
         """The prompt is assembled, and what of it is pending will be read."""
         counts, self._notebook = plan.counts, plan.notebook
-        tally.decoded += counts.decoded
-        tally.spliced += counts.total - counts.decoded
+        live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
+        at.tally.decoded += counts.decoded
+        at.tally.live += live
+        at.tally.spliced += counts.total - counts.decoded - live
         tell_unspliced(plan, self._listener)
 
-    def _watch(self, job: Job, notebook: Notebook) -> None:
-        """Tell how far reading has come, where it takes long."""
+    def _hold(self, at: _At, needed: _Needed, notebook: Notebook) -> None:
+        """Keep its room, and tell how far reading has come, where that takes long."""
+        at.job.grants = [needed.grant(at.room, notebook)]
         end = pending = 0
 
         def stepped() -> None:
@@ -285,13 +286,12 @@ class Own:
                 end = len(notebook)
             self._tell({"reading": [pending - max(0, end - notebook.rows), pending]})
 
-        job.stepped = stepped
+        at.job.stepped = stepped
 
-    def _document(
-        self, workspace: Workspace, tally: Tally, job: Job, request: Request, answer: Answer, goes_on: bool = False
-    ) -> None:
-        tally.written += answer.tokens
-        self._tell({"document": turn_as_json(workspace, request, answer, job.came, self._session, goes_on)})
+    def _document(self, at: _At, request: Request, answer: Answer, goes_on: bool = False) -> None:
+        at.tally.written += answer.tokens
+        at.tally.first.add(answer.opened + answer.first_token - at.job.came)
+        self._tell({"document": turn_as_json(at.workspace, request, answer, at.job.came, self._session, goes_on)})
 
 
 def _size(workspace: Workspace, tokens: int, spare: int) -> int | None:
@@ -314,10 +314,15 @@ def _nothing() -> Task[None]:
     yield
 
 
-def _told(error: Exception) -> NotesError:
+def _told(error: Exception, workspace: Workspace) -> NotesError:
     """An error as the process that asked would meet it."""
-    if isinstance(error, NotesError):
-        return error
     if isinstance(error, OSError):
         return NotesError(f"{error.filename}: {reason(error)}" if error.filename else reason(error))
-    return fault(error)
+    if not isinstance(error, NotesError):
+        return fault(error)
+    if error.remedy and error.remedy.help is Help.COMPILE_AGAIN and workspace.grows:  # for a context of its own size
+        values, size = error.remedy.values, workspace.size_alone(0, 0)
+        options = {name: value for name, value in values["options"].items() if name != "n_ctx"}
+        own = {"n_ctx": size} if size != DEFAULT_CONTEXT else {}
+        error.remedy = Help.COMPILE_AGAIN(**{**values, "options": {**own, **options}})
+    return error

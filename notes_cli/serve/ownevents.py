@@ -27,7 +27,7 @@ class OwnEvents(EventStream):
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[Json | None] = asyncio.Queue()
         own = Own(data, self._hear)
-        if own.held and not forms:
+        if own.formed and not forms:
             raise Refused(400, "this server holds answers to no grammar and no schema", code="no_forms")
         self._job = scheduler.submit(Asked(""), self._ended, own)
 

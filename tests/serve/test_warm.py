@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,16 @@ from typing import Any
 import httpx
 import pytest
 
+from notes_cli import config
+from notes_cli.api import Model
+from notes_cli.engine import model as engine
+from notes_cli.engine.context import ContextOptions
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.registry import ASK, running
 from notes_cli.sessions.folder import Sessions
 
-from ..commands.conftest import Outcome, command_line, on_a_terminal, run_here
-from .conftest import QUESTION, compile_into
+from ..commands.conftest import Outcome, command_line, on_a_terminal, run_apart, run_here
+from .conftest import QUESTION, Json, compile_into
 
 LATE = "--erratum=date=2026-07-01"
 SCHEMA = '{"type": "object", "properties": {"is": {"enum": ["accepted", "refused"]}}, "required": ["is"]}'
@@ -70,6 +76,9 @@ def serving(home: Path, *options: str, code: str = "", **environment: str) -> It
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("warm")
     compile_into(home, "returns", "support")
+    paths, exact = config.Paths.under(home), ContextOptions(n_threads=1, type_k="f32", type_v="f32")
+    with Model(Workspace(config.shipped_model(), exact, paths=paths)) as model:
+        model.compile(str(config.resource("skills") / "returns"), name="exact")
     with serving(home) as found:
         yield found
 
@@ -96,6 +105,8 @@ def both(server: Running, *arguments: object, stdin: str = "") -> tuple[Outcome,
 
 CASES = [
     ["What is 2?"],
+    ["What is 2?", "-n", "6000"],  # for which the server's context has to grow
+    [QUESTION, "--splice", "exact"],  # compiled for another cache
     [QUESTION, "--splice", "returns"],
     [QUESTION, "--splice", "returns", LATE],
     [QUESTION, "--splice", "returns", "--splice", "support", "-s", "You work for Harbor Books.", *DOCUMENT],
@@ -142,6 +153,18 @@ def test_a_server_answers_as_this_process_does(server: Running, arguments: list[
     if cold.out.startswith("{") and cold.code == 0:
         assert (warm.json["server"], cold.json["server"]) == (server.url, None)
         assert all(value >= 0 for value in warm.json.get("ms", {}).values())
+
+
+def test_a_context_of_a_given_size(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit, and what fills it, is told alike; a server of that size answers those who ask for it alone."""
+    monkeypatch.setenv("NOTES_HOME", str(tmp_path / "small"))
+    monkeypatch.setattr(engine.Model, "ends", lambda self, token: False)
+    with serving(tmp_path / "small", "-c", "512", code=ENDLESS) as found:
+        for asked in (["so " * 600], [QUESTION, "-n", "-1", *DOCUMENT], [QUESTION, "--choices", "yes,no", *DOCUMENT]):
+            cold, warm = both(found, "-c", "512", *asked)
+            assert comparable(warm) == comparable(cold)
+            assert "512" in cold.err or cold.code == 0
+        assert both(found, QUESTION)[1].code == 1
 
 
 def test_a_session_is_the_same_from_both(server: Running) -> None:
@@ -195,7 +218,7 @@ def test_a_terminal_shows_the_same(server: Running) -> None:
 
 def test_a_terminal_shows_how_far_a_long_prompt_is_read(server: Running) -> None:
     """A bar while it is read, and nothing of it afterwards."""
-    asked = ["ask", "so " * 1500, "--server", server.url]
+    asked = ["ask", "so " * 800, "--server", server.url]
     shown = on_a_terminal(asked)
     assert "reading the prompt" in shown and "reading the prompt" not in shown.rpartition("\x1b[2K")[2]
 
@@ -376,23 +399,34 @@ def test_a_server_that_dies_while_it_answers(tmp_path: Path, server: Running, mo
     assert json.loads(run_here("session", "show", "mine", "--json").out)["turns"] == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_answer_there(
-    tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """As without a server: 130 after Ctrl-C; and the server goes on with nothing."""
+def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without a server: 130 after Ctrl-C, else by the signal; and the server goes on with nothing."""
     home = tmp_path / "stops"
     monkeypatch.setenv("NOTES_HOME", str(home))
     with serving(home, code=ENDLESS) as found:
-        with asking(QUESTION, "-n", "-1", "--server", found.url) as process:
-            process.send_signal(number)
-            out, err = process.communicate(timeout=20)
-            assert process.returncode == (130 if number == signal.SIGINT else -number)
-            assert out.endswith("\n") and err.splitlines()[-1].startswith("notes: ")
-        until = time.monotonic() + 10
-        while "notes_requests_running 0" not in (told := httpx.get(f"{found.url}/metrics").text).replace(".0", ""):
-            assert time.monotonic() < until, told
-            time.sleep(0.05)
+        for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)):
+            with asking(QUESTION, "-n", "-1", "--server", found.url) as process:
+                process.send_signal(number)
+                out, err = process.communicate(timeout=20)
+                assert process.returncode == status
+                assert out.endswith("\n") and err.splitlines()[-1].startswith("notes: ")
+            until = time.monotonic() + 10
+            while "notes_requests_running 0" not in (told := httpx.get(f"{found.url}/metrics").text):
+                assert time.monotonic() < until, told
+                time.sleep(0.05)
+
+
+def test_others_beside_it_change_nothing(server: Running) -> None:
+    """Asked all at once, and while clients of OpenAI's ask, each says what it says alone."""
+    asked = [[QUESTION, "--splice", "returns", *more] for more in ([], [LATE], ["-s", "Be brief."], ["--think", LATE])]
+    alone = [run_apart("ask", *one, "--server", "off") for one in asked]
+    messages = [{"role": "user", "content": f"{QUESTION} Think first."}]
+    body: Json = {"messages": messages, "notes": {"splice": ["returns"]}}
+    with ThreadPoolExecutor(12) as pool:
+        others = [pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=body) for _ in range(4)]
+        found = list(pool.map(lambda one: run_apart("ask", *one, "--server", server.url), asked * 2))
+        assert [comparable(one) for one in found] == [comparable(one) for one in alone * 2]
+        assert {one.result().json()["choices"][0]["finish_reason"] for one in others} == {"stop"}
 
 
 def test_little_is_loaded_to_ask_a_server(server: Running) -> None:
