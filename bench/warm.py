@@ -1,4 +1,4 @@
-"""`notes ask` that a server answers against the same without one, by turns: time, modules that are loaded, the answer.
+"""`notes ask` that a server answers against the same without one, by turns: time, modules loaded, tokens decoded.
 
     python -m bench.warm [--model FILE] [--repeat 9]
 
@@ -65,14 +65,14 @@ def main() -> None:
             for number in range(args.repeat + 1):
                 for server, times in ways.items():
                     seconds, document = measured(server)
-                    answers.append(document["answer"])
+                    answers.append((document["answer"], document["tokens"]["decoded"]))
                     if number:  # the first of each fills caches
                         times.append(seconds)
             modules = {way: notes(*ASK, "--server", way, start=("-c", COUNTING)).stderr.split()[-1] for way in ways}
     cold, warm = (median(times) for times in ways.values())
     print(f"without a server: {1000 * cold:.0f} ms, {modules['off']} modules")
     print(f"with a server: {1000 * warm:.0f} ms, {modules[url]} modules")
-    print(f"ratio: {cold / warm:.1f}; the answers are {'equal' if len(set(answers)) == 1 else 'NOT equal'}")
+    print(f"ratio: {cold / warm:.1f}; answers and tokens decoded: {', '.join(f'{a}, {n}' for a, n in set(answers))}")
 
 
 if __name__ == "__main__":

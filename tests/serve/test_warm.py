@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from .conftest import QUESTION, Json, compile_into
 LATE = "--erratum=date=2026-07-01"
 SCHEMA = '{"type": "object", "properties": {"is": {"enum": ["accepted", "refused"]}}, "required": ["is"]}'
 DOCUMENT = ("--json", "--seed", "3")
+LONGER = "The return is accepted.,The return is refused.,The date is 2026-07-01. That is late.,no,no way"
 ENDLESS = "import notes_cli.engine.model as m; m.Model.ends = lambda self, token: False"
 
 
@@ -105,7 +107,6 @@ def both(server: Running, *arguments: object, stdin: str = "") -> tuple[Outcome,
 
 CASES = [
     ["What is 2?"],
-    ["What is 2?", "-n", "6000"],  # for which the server's context has to grow
     [QUESTION, "--splice", "exact"],  # compiled for another cache
     [QUESTION, "--splice", "returns"],
     [QUESTION, "--splice", "returns", LATE],
@@ -118,6 +119,7 @@ CASES = [
     [QUESTION, "--splice", "returns", "--field", "date=2026-07-01", "--method", "nonsense"],
     [QUESTION, "--splice", "returns", "--field", "date", *DOCUMENT],
     [QUESTION, "--splice", "returns", "--choices", "accepted,refused", *DOCUMENT],
+    [QUESTION, "--splice", "returns", "--choices", LONGER, *DOCUMENT],
     [f"{QUESTION} Think first.", "--splice", "returns", LATE, "--choices", "accepted,refused", "--think", *DOCUMENT],
     [f"{QUESTION} Think first.", "--splice", "returns", LATE],
     [QUESTION, "--splice", "returns", LATE, "--think"],
@@ -416,10 +418,25 @@ def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, mon
                 time.sleep(0.05)
 
 
+def test_a_context_that_has_grown_for_others_is_not_told_of(server: Running) -> None:
+    """Neither in answers nor in what is to be done about a skill of another cache."""
+    messages = [{"role": "user", "content": QUESTION}]
+    body: Json = {"messages": messages, "stream": True, "max_tokens": 2000, "grammar": 'root ::= "a" root'}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as reply:
+        lines = reply.iter_lines()
+        assert next(line for line in lines if "content" in line)
+        cold, warm = both(server, QUESTION, "-n", "4000")
+        assert comparable(warm) == comparable(cold)
+    cells = re.search(r"^notes_cells (\S+)", httpx.get(f"{server.url}/metrics").text, re.M)
+    assert cells and float(cells[1]) > 4096
+    cold, warm = both(server, QUESTION, "--splice", "exact")
+    assert comparable(warm) == comparable(cold) and cold.code == 1
+
+
 def test_others_beside_it_change_nothing(server: Running) -> None:
     """Asked all at once, and while clients of OpenAI's ask, each says what it says alone."""
     asked = [[QUESTION, "--splice", "returns", *more] for more in ([], [LATE], ["-s", "Be brief."], ["--think", LATE])]
-    alone = [run_apart("ask", *one, "--server", "off") for one in asked]
+    alone = [run_here("ask", *one, "--server", "off") for one in asked]
     messages = [{"role": "user", "content": f"{QUESTION} Think first."}]
     body: Json = {"messages": messages, "notes": {"splice": ["returns"]}}
     with ThreadPoolExecutor(12) as pool:
