@@ -30,7 +30,7 @@ def test_a_sample_by_its_name(empty: Path, home: Path) -> None:
     assert run_here("ask", "May I return this?", "--splice", "returns").out == "accepted\n"
     assert list(empty.iterdir()) == []
     Path("support").write_text("Be kind.\n")
-    assert "sample" not in run_here("compile", "support").err
+    assert "came with notes" not in run_here("compile", "support").err
 
 
 def test_samples_are_none_of_all_skills(empty: Path) -> None:

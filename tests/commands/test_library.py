@@ -406,13 +406,13 @@ def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Pa
 
 
 def test_names_are_completed_without_opening_a_file(compiled: Path, project: Path) -> None:
-    """Those of the library, for a compile those of Agent Skills, too; files where there are such."""
+    """Those of the library, for a compile those of Agent Skills and of samples, too; files where there are such."""
     compiled.write_bytes(b"broken")
     started = time.perf_counter()
     words = SkillName().shell_complete(None, None, "ret")  # type: ignore[arg-type]
     assert [word.value for word in words] == ["returns"] and time.perf_counter() - started < 1
     words = SkillSource().shell_complete(None, None, "")  # type: ignore[arg-type]
-    assert [word.value for word in words] == ["returns", "mail", "pdf"]
+    assert [word.value for word in words] == ["returns", "mail", "pdf", "delivery", "skill", "support"]
     (project / "deep" / "pdf.txt").touch()
     (word,) = SkillSource().shell_complete(None, None, "pd")  # type: ignore[arg-type]
     assert (word.type, word.value) == ("file", "pd")
