@@ -107,7 +107,7 @@ class Own:
             self._explain: bool = asked["explain"]
             self.formed = self.words["grammar"] is not None or self.words["json_schema"] is not None
         except (LookupError, TypeError) as error:
-            raise Refused(400, f"this is no question of notes ask: {error!r}"[:200]) from None
+            raise Refused(400, f"these are no words of a question: {error!r}"[:200]) from None
         self._hear, self._waiting = hear, list[Json]()
         self._accepted, self._known = False, False
         self._alone: _Alone | None = None

@@ -97,4 +97,5 @@ def _read(path: Path, status: os.stat_result) -> Server | None:
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return None
     data: Mapping[str, Any] = json.loads(path.read_bytes())
-    return Server(**{one.name: data[one.name] for one in fields(Server)})
+    server = Server(**{one.name: data[one.name] for one in fields(Server)})
+    return server if str(server.url).startswith("http://") else None

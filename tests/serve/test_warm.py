@@ -327,6 +327,20 @@ def test_only_its_user_is_let_in(server: Running) -> None:
     assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] == server.url
 
 
+@pytest.mark.parametrize(
+    "other", [{"machine": "elsewhere"}, {"version": "0.0.1"}, {"protocol": 0}, {"url": None}, None]
+)
+def test_a_file_of_another_machine_or_version_is_passed_over(server: Running, other: Json | None) -> None:
+    """A home may be on several machines, and what another version says is not known; nor is what is no record."""
+    was = server.file.read_text()
+    server.file.write_text("{" if other is None else json.dumps({**json.loads(was), **other}))
+    try:
+        found = run_here("ask", QUESTION, "--json", "--server", "auto")
+        assert found.code == 0 and found.json["server"] is None
+    finally:
+        server.file.write_text(was)
+
+
 def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
     """Who may read the file needs no key; a server that takes no grammar leaves them to this process."""
     home = tmp_path / "keyed"
