@@ -57,6 +57,11 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 @click.option(
     "--stale", is_flag=True, help="Every skill of the library whose text, model or settings have changed since."
 )
+@click.option(
+    "--together",
+    metavar="NAME",
+    help="Compile the SOURCEs as one skill of this name, in their order: each is read after those before it.",
+)
 @click.option("--name", metavar="NAME", help="Name in the library.  [default: front matter, folder or file name]")
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library."
@@ -81,6 +86,7 @@ def command(
     segment: str | None,
     all_: bool,
     stale: bool,
+    together: str | None,
     name: str | None,
     target: Path | None,
     force: bool,
@@ -104,6 +110,10 @@ def command(
     Of several sources, or a folder of such folders, each is compiled; one that fails does not stop the rest, and the
     exit status is 1 then.
 
+    With --together several texts become one skill: what a later one says was read after the earlier ones, as in one
+    prompt. Skills that are spliced one after the other have not seen each other; `notes verify A B` tells whether that
+    matters. A change of one of the files compiles all of it again.
+
     A name belongs to the file that its text came from: the text of another file needs another --name, or --force to
     replace what is there.
 
@@ -122,6 +132,7 @@ def command(
       notes compile --all                            every one of them
       notes compile --stale                          what is out of date
       notes compile manual.md --blocks headings
+      notes compile returns shipping --together shop
       notes compile tools.json -m model.gguf
       notes compile --from returns -m other.gguf     its text, for another model
     """
@@ -135,9 +146,11 @@ def command(
     if sweeps and (name or target):
         raise click.UsageError(f"--name and -o are for one skill, and {sweeps[0]} means all there are")
     words = list(dict.fromkeys(word for source in sources for word in skill_sources(source)))
-    if len(words) > 1 and (name or target or "-" in words):
+    if together is not None and (len(words) < 2 or name or "-" in words):
+        raise click.UsageError("--together NAME joins two SOURCEs or more, no standard input, and is their --name")
+    if together is None and len(words) > 1 and (name or target or "-" in words):
         raise click.UsageError(f"--name, -o and - are for one skill, and these are {len(words)}")
-    many = len(words) > 1 or bool(sweeps)
+    many = (len(words) > 1 and together is None) or bool(sweeps)
     meant = Words(library(), (lambda text: None) if quiet or json_ or stale else output.say)
     failed: dict[str, str] = {}  # why, by source
 
@@ -154,6 +167,8 @@ def command(
         blocks = blocks or len(info.blocks) or None
         skills.append(Wanted(segment, again(info, name)))
     reads: list[tuple[str, Callable[[], Wanted]]] = [(word, partial(_read, meant, word, name)) for word in words]
+    if together is not None:
+        reads = [(together, partial(_joined, meant, words, together))]
     if all_:
         reads += [(str(found.path), partial(meant.agent_skill, found)) for found in meant.found().values()]
     if stale:
@@ -193,6 +208,17 @@ def _read(meant: Words, source: str, name: str | None) -> Wanted:
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
         output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
     return meant.read(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
+
+
+def _joined(meant: Words, words: list[str], name: str) -> Wanted:
+    from notes_cli.runtime.wanted import Wanted
+    from notes_cli.text.skill import Skill, joined
+
+    skills = [_read(meant, word, None).skill for word in words]
+    for word, skill in zip(words, skills, strict=True):
+        if not isinstance(skill, Skill):
+            raise click.UsageError(f"{word} is a set of tools, and --together joins texts")
+    return Wanted(name, joined([skill for skill in skills if isinstance(skill, Skill)], name))
 
 
 def shape_of(model: Model, meant: Words, wanted: Wanted, given: Shape | None = None, *, asked: bool = False) -> Shape:

@@ -182,7 +182,7 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
                 *(row.entry.name, str(len(info.tokens)), output.human_size(info.nbytes)),
                 *(f"{info.identity.model} {info.identity.quantization}", info.created[:10]),
                 *(*used, state, values),
-                *([_SOURCES.get(info.source, info.source)] if long else []),
+                *([_SOURCES.get(info.source, " and ".join(info.source.split("\n")))] if long else []),
             ]
         )
     output.table(columns, cells, right=("tokens", "size", "uses"))

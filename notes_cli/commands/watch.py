@@ -77,7 +77,7 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
 def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, str]:
     """The files to watch, each with the word that means its skill. Raise NotesError for what is no file."""
     from notes_cli.runtime.wanted import Words
-    from notes_cli.text.skill import skill_file, skill_sources
+    from notes_cli.text.skill import BETWEEN, skill_file, skill_sources
 
     words = Words(library())
     found: dict[Path, str] = {}
@@ -89,7 +89,7 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, str]:
         found |= {one.path / "SKILL.md": str(one.path) for one in words.found().values() if not one.problem}
     if not sources and not all_:
         for entry in words.library.entries():
-            if entry.info is not None and entry.info.source not in ("", "-"):
+            if entry.info is not None and entry.info.source not in ("", "-") and BETWEEN not in entry.info.source:
                 found.setdefault(Path(entry.info.source), entry.name)
     return found
 

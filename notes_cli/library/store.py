@@ -270,7 +270,8 @@ def came_from(info: SegmentInfo, source: str) -> bool:
 
 def source_text(source: str) -> str:
     """A source for people."""
-    return {"": "an unknown place (an earlier version compiled it)", "-": "standard input"}.get(source, source)
+    known = {"": "an unknown place (an earlier version compiled it)", "-": "standard input"}
+    return known.get(source, " and ".join(source.split("\n")))
 
 
 def _entry(name: str, path: Path) -> Entry:

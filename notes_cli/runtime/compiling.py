@@ -46,7 +46,7 @@ from notes_cli.library.container import SegmentInfo, open_segment, peek, write_s
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
-from notes_cli.text.skill import Skill
+from notes_cli.text.skill import BETWEEN, Skill
 from notes_cli.text.toolset import ToolSet, tools_skill
 
 KEEP = 20.0  # seconds of a prefill after which what is there is kept, for a compile that is interrupted
@@ -391,11 +391,12 @@ def _known(path: Path) -> Segment | None:
 
 
 def origin(skill: Skill) -> str:
-    """Where the skill's text came from, as a segment keeps it: an absolute path (one that is not UTF-8 is spelt), "-"
-    for standard input, or "" where that is not known."""
+    """Where the skill's text came from, as a segment keeps it: an absolute path (one that is not UTF-8 is spelt), or
+    several, "-" for standard input, or "" where that is not known."""
     if skill.source in ("", "-"):
         return skill.source
-    return os.path.abspath(skill.source).encode(errors="surrogateescape").decode(errors="backslashreplace")
+    path = BETWEEN.join(map(os.path.abspath, skill.source.split(BETWEEN)))
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def taken(workspace: Workspace, skill: Skill) -> str | None:

@@ -17,8 +17,8 @@ from notes_cli.errors import DamagedError, NewerError, NotesError, SkillError, r
 from notes_cli.library.container import SegmentInfo
 from notes_cli.library.digest import known_sha256
 from notes_cli.library.profiles import Profiles
-from notes_cli.library.store import Entry, Library
-from notes_cli.text.skill import Field, Skill, load_skill
+from notes_cli.library.store import Entry, Library, source_text
+from notes_cli.text.skill import BETWEEN, Field, Skill, load_source
 from notes_cli.text.toolset import ToolSet, load_tools
 
 
@@ -70,20 +70,22 @@ def text_changed(info: SegmentInfo) -> Reason | None:
     source = info.source
     if source in ("", "-") or "\\x" in source:  # spelt, because its path is not UTF-8
         return None
-    try:
-        found = os.stat(source)
-    except (FileNotFoundError, NotADirectoryError):
-        return Reason(Stale.GONE, f"its file is gone: {source}")
-    except (OSError, ValueError) as error:
-        return Reason(
-            Stale.UNREADABLE, f"cannot read {source}: {reason(error) if isinstance(error, OSError) else error}"
-        )
+    for file in source.split(BETWEEN):
+        try:
+            found = os.stat(file)
+        except (FileNotFoundError, NotADirectoryError):
+            return Reason(Stale.GONE, f"its file is gone: {file}")
+        except (OSError, ValueError) as error:
+            return Reason(
+                Stale.UNREADABLE, f"cannot read {file}: {reason(error) if isinstance(error, OSError) else error}"
+            )
+    source = source_text(source)
     if info.stamp == (found.st_size, found.st_mtime_ns, found.st_ctime_ns):
         return None
     if info.tools:  # what a template tells of them only a model can say
         return Reason(Stale.TEXT, f"the file has changed: {source}") if info.stamp else None
     try:
-        skill = load_skill(source, name=info.name)
+        skill = load_source(info.source, info.name)
     except SkillError as error:
         return Reason(Stale.TEXT, f"its file cannot be compiled any more: {error.what}")
     if skill.text != info.text:
@@ -141,14 +143,14 @@ def from_library(library: Library, name: str, other: str | None = None) -> Kept:
         problem = next((entry.problem for entry in entries if entry.problem is not None), None)
         raise problem or library.unknown(name)
     info = max(infos, key=lambda one: one.created)
-    if info.source not in ("", "-") and os.path.isfile(info.source):
-        read = load_tools(info.source, other or name) if info.tools else load_skill(info.source, name=other or name)
-        return Kept(read, info, info.source)
+    if info.source not in ("", "-") and all(map(os.path.isfile, info.source.split(BETWEEN))):
+        read = load_tools(info.source, other or name) if info.tools else load_source(info.source, other or name)
+        return Kept(read, info, source_text(info.source))
     return Kept(again(info, other or name), info, f"the segment: {_no_file(info.source)}")
 
 
 def _no_file(source: str) -> str:
-    return f"{source} is gone" if source not in ("", "-") else "it came from no file"
+    return f"{source_text(source)} is gone" if source not in ("", "-") else "it came from no file"
 
 
 def _unusable(problem: NotesError | None) -> Reason:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +25,7 @@ MAX_HEADER = 64 << 10  # characters of front matter, because reading YAML is slo
 MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the text
 MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
+BETWEEN = "\n"  # the files of a skill that was joined of several, as its source has them
 SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock, and keep its size and times
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
@@ -37,8 +38,10 @@ LINK = re.compile(
 __all__ = [
     "Field",
     "Skill",
+    "joined",
     "linked_files",
     "load_skill",
+    "load_source",
     "parse_skill",
     "read_card",
     "skill_file",
@@ -56,7 +59,7 @@ class Skill:
     description: str
     text: str
     fields: tuple[Field, ...]
-    source: str  # the file it was read from, "-" for standard input
+    source: str  # the file it was read from (each of several on a line), "-" for standard input
     warnings: tuple[str, ...] = field(default=(), compare=False)
     # What a template tells of tools: the text in runs, each with whether control tokens in it are such (prompt.Run).
     runs: tuple[tuple[str, bool], ...] = ()
@@ -100,6 +103,45 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
         warning = f"{path} links to {listed(linked, most=3)}: linked files are not compiled with it"
         skill = replace(skill, warnings=(*skill.warnings, warning))
     return skill
+
+
+def joined(skills: Sequence[Skill], name: str) -> Skill:
+    """One skill of several: their texts in this order, so that what comes later is read after what comes before.
+
+    A field to which two of them give different values is none of the whole, as in any text, with a warning. Raise
+    SkillError for a name that is none.
+    """
+    values: dict[str, set[str]] = {}
+    for skill in skills:
+        for key, value in skill.values.items():
+            values.setdefault(key, set()).add(value)
+    several = sorted(one for one, found in values.items() if len(found) > 1)
+    text, fields = "", []
+    for skill in skills:
+        text += "\n\n" if text else ""
+        at = len(text)
+        fields += [
+            one._replace(start=one.start + at, end=one.end + at) for one in skill.fields if one.name not in several
+        ]
+        text += skill.text
+    warnings = [
+        f"{one!r} has different values in {listed([s.name for s in skills])}: it is no field" for one in several
+    ]
+    sources = [skill.source for skill in skills]
+    return Skill(
+        _called(name, name),
+        " ".join(skill.description for skill in skills if skill.description),
+        text,
+        tuple(fields),
+        "-" if any(source in ("", "-") for source in sources) else BETWEEN.join(sources),
+        (*(warning for skill in skills for warning in skill.warnings), *warnings),
+    )
+
+
+def load_source(source: str, name: str | None = None) -> Skill:
+    """The skill whose text came from this source: a file, or several that were joined. Raise SkillError."""
+    files = source.split(BETWEEN)
+    return joined([load_skill(file) for file in files], name or "") if len(files) > 1 else load_skill(source, name=name)
 
 
 def read_card(folder: Path) -> tuple[str, str]:
