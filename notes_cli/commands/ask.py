@@ -125,6 +125,14 @@ from notes_cli.explaining import plan_as_json, turn_as_json
 )
 @click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
 @click.option("--strict", is_flag=True, help="Refuse a skill that cannot be spliced here, instead of decoding it.")
+@click.option(
+    "--decode",
+    "decoded",
+    type=SkillName(),
+    multiple=True,
+    metavar="NAME",
+    help="Decode this one of the --splice skills instead, so that it sees the skills before it. Repeatable.",
+)
 @click.option("--no-splice", is_flag=True, help="Decode the same tokens instead of splicing, to compare.")
 @click.option("--explain", is_flag=True, help="Dry run: each piece of the prompt, how it would be made, and why.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.requests import Words
 
 # What only the first turn of a session can say.
-_OPENING = ("fields", "system", "no_splice", "place")
+_OPENING = ("fields", "system", "no_splice", "decoded", "place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Call:
         if self.opens:
             return None
         later: Words = {**self.words, "splice": self.typed, "fields": (), "method": None}
-        return {**later, "system": None, "place": None, "recompute": False}
+        return {**later, "system": None, "place": None, "recompute": False, "decode": ()}
 
     def begun(self) -> NotesError:
         """That the session goes on, and can take none of what only its first turn can have."""
         return NotesError(
-            f"session {self.session} has begun: --place, --system and --no-splice belong to its first turn. "
-            "A field is edited with: notes edit"
+            f"session {self.session} has begun: --place, --system, --no-splice and --decode belong to its first "
+            "turn. A field is edited with: notes edit"
         )
 
 
@@ -75,7 +75,8 @@ def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]
     """The request for a question, by the values of the options."""
     same = ("errata", "fields", "method", "system", "think", "max_think", "limit", "seam", "place", "wording", "strict")
     words = {name: given[name] for name in same}
-    asking = {"question": asked, "splice": given["splices"], "choices": choices, "recompute": given["no_splice"]}
+    asking = {"question": asked, "splice": given["splices"], "choices": choices}
+    asking |= {"recompute": given["no_splice"], "decode": given["decoded"]}
     return {**asking, **words, "sampling": _sampling(given), **held_to(given)}  # type: ignore[typeddict-item]
 
 

@@ -19,7 +19,7 @@ from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import GrammarError, Notice
+from notes_cli.errors import GrammarError, Notice, SkillError
 from notes_cli.runtime.assembling import (
     Fielded,
     Prompt,
@@ -39,6 +39,7 @@ from notes_cli.runtime.thinking import ROOM, THINK, Thought, deciding_after, rep
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 from notes_cli.text.grammar import check_grammar
+from notes_cli.text.keys import listed
 from notes_cli.text.schema import schema_grammar
 
 ENDLESS = 2**31 - 1  # tokens: no limit but the context's
@@ -51,7 +52,8 @@ class Request:
 
     `splice`: names of compiled skills, segment files or texts, or segments. `errata`: `field=value` or free words.
     `values`: new values of fields, brought in by `method`. `max_think`, `limit`: tokens. `recompute`: decode the very
-    same tokens instead of splicing. `strict`: refuse a skill that cannot be spliced, instead of decoding it.
+    same tokens instead of splicing; `decode`: those of these skills alone, each of `splice`, so that they see what
+    precedes them. `strict`: refuse a skill that cannot be spliced, instead of decoding it.
     `json_schema` (JSON, read), `grammar` (GBNF): what the answer is held to, one of them, and not with choices.
     """
 
@@ -70,6 +72,7 @@ class Request:
     place: str | None = None
     wording: str | None = None
     recompute: bool = False
+    decode: Sequence[str] = ()
     strict: bool = False
     json_schema: Any = None
     grammar: str | None = None
@@ -310,7 +313,8 @@ def tell_meant(request: Request, skills: Sequence[Fielded], listener: Listener) 
 
 
 def prompt_of(request: Request, settings: Settings, segments: Sequence[Segment]) -> Prompt:
-    """The prompt of a request's first turn. Raise SkillError for an erratum of a field that no skill has."""
+    """The prompt of a request's first turn. Raise SkillError for an erratum of a field that no skill has, and for a
+    skill to be decoded that is not spliced."""
     return Prompt(
         request.question,
         segments,
@@ -320,8 +324,22 @@ def prompt_of(request: Request, settings: Settings, segments: Sequence[Segment])
         values=request.values,
         method=settings.method or Method(),
         place=settings.place,
+        decoded=_decoded(request, segments),
         think=settings.think,
     )
+
+
+def _decoded(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
+    """The names of the skills that are to be decoded. Raise SkillError for one that is not to be spliced."""
+    names = {one.name: one.name for one in segments}
+    words = zip(request.splice, segments, strict=False)
+    names |= {word: segment.name for word, segment in words if isinstance(word, str)}
+    for one in request.decode:
+        if one not in names:
+            raise SkillError(
+                f"{one} is to be decoded, and is none of the skills to splice", f"They are: {listed(sorted(names))}"
+            )
+    return frozenset(names[one] for one in request.decode)
 
 
 def room_for(workspace: Workspace, request: Request, settings: Settings) -> int:

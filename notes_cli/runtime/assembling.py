@@ -57,6 +57,7 @@ class Prompt:
     values: Mapping[str, str] = field(default_factory=dict)
     method: Method = field(default_factory=Method)
     place: str = "early"  # skills and errata in the system message, or "late": right before the question
+    decoded: frozenset[str] = frozenset()  # skills whose tokens are decoded instead: they see what precedes them
     think: bool = False  # the prompt ends where a chain of thought begins (runtime/thinking.py goes on)
     # Instead of question, system text, turns, place and errata: messages made of parts, with tools, calls and results.
     conversation: Conversation | None = None
@@ -324,6 +325,7 @@ def assembling(
         prepared = {
             name: prepare(workspace.scratch, by_name[name], changed, prompt.method, dry=dry)
             for name, changed in (parts.changes.items() if splice else ())
+            if name not in prompt.decoded
         }
     except NotesError as error:
         workspace.advise(error)
@@ -339,7 +341,7 @@ def assembling(
                 notebook.append(ids, chunk.kind, chunk.name)
                 continue
             segment, changed = by_name[chunk.name], parts.changes.get(chunk.name)
-            if not splice:
+            if not splice or chunk.name in prompt.decoded:
                 text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
                 notebook.append(text, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif changed:

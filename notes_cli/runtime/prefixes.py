@@ -64,7 +64,7 @@ class Prefixes:
         origins = [np.zeros(len(parts.opening), np.int32)]
         splices, pinned, place = [], 0, len(parts.opening)
         for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
-            spliced = splice and chunk.kind == "splice"
+            spliced = splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
             origins.append(np.full(len(ids), self._number(by_name[chunk.name], seam) if spliced else 0, np.int32))
             if spliced:
                 splices.append((place, place + len(ids)))

@@ -31,6 +31,7 @@ class Words(TypedDict):
     place: str | None
     wording: str | None
     recompute: bool
+    decode: Sequence[str]
     strict: bool
     json_schema: Any
     grammar: str | None
@@ -56,6 +57,7 @@ def read_request(words: Words) -> Request:
         place=words["place"],
         wording=words["wording"],
         recompute=words["recompute"],
+        decode=words["decode"],
         strict=words["strict"],
         json_schema=words["json_schema"],
         grammar=words["grammar"],

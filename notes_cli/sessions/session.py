@@ -111,7 +111,8 @@ class Session:
     def _prepare(self, request: Request, listener: Listener) -> Plan:
         """Settle what holds for the next turn, and assemble it."""
         goes_on = not self.empty
-        if goes_on and (request.values or request.recompute or request.place or request.system is not None):
+        first = request.values or request.recompute or request.decode or request.place or request.system is not None
+        if goes_on and first:
             raise SessionError(
                 f"session {self.stored.name} has begun: system text, place and recompute belong to its first turn, and "
                 "fields are changed by edits"
