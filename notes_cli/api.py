@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.calibrate import Calibration
     from notes_cli.measure.edits import Edits
     from notes_cli.measure.examination import Examination
+    from notes_cli.measure.pairs import Pair
     from notes_cli.measure.probe import Probe
     from notes_cli.measure.probing import Probing
     from notes_cli.measure.session import SessionReport
@@ -73,6 +74,7 @@ class Asking(TypedDict, total=False):
     place: str | None  # skills in the system message ("early"), or right before the question ("late")
     wording: str | None  # of errata, as prompts/errata.yaml names it
     recompute: bool  # decode the very same tokens instead of splicing, to compare
+    decode: Sequence[str]  # of `splice`: decode these, so that they see what precedes them
     strict: bool  # refuse a skill that cannot be spliced, instead of decoding it
 
 
@@ -360,14 +362,23 @@ class Model:
             splice = Examination(splice=splice, values=values or {}, methods=methods, **how)
         return examine_edits(self.workspace, splice, listener)
 
-    def calibrate(self, cases: Sequence[Case] | None = None, *, listener: Listener = SILENT) -> Calibration:
-        """Measure which edit method, wording, seam and place to trust on this model, and keep that as its profile if
-        there are cases enough; without any, over those that ship. Raise UnsupportedError where its rows cannot be
-        kept."""
+    def calibrate(
+        self,
+        cases: Sequence[Case] | None = None,
+        *,
+        pairs: Sequence[Pair] | None = None,
+        listener: Listener = SILENT,
+    ) -> Calibration:
+        """Measure which edit method, wording, seam and place to trust on this model, and over pairs of skills whether
+        those that were compiled apart compose; keep that as its profile if there are cases enough. Without any, over
+        those that ship. Raise UnsupportedError where its rows cannot be kept."""
         from notes_cli.measure.battery import shipped_battery
         from notes_cli.measure.calibrate import calibrate_and_keep
+        from notes_cli.measure.pairs import pairs as drawn
 
-        return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, listener)
+        if pairs is None:
+            pairs = drawn() if cases is None else ()
+        return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, listener, pairs)
 
     def probe(self, wanted: Probing, *, listener: Listener = SILENT) -> Probe:
         """Measure on which tokens of a skill a decision rests. Raise NotesError where that cannot be."""

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     help="Decisions of your own in YAML, measured with those that ship. Repeatable.",
 )
 @click.option("--only", is_flag=True, help="Only the decisions of --cases.")
-@click.option(*("-n", "--number"), type=Number(1), help="Only the first N decisions of each file.  [default: all]")
+@click.option(
+    *("-n", "--number"), type=Number(1), help="Only the first N decisions of each file, and pairs.  [default: all]"
+)
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
 def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool, **model: Any) -> None:
@@ -37,6 +39,10 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
     that are, the cheapest is chosen that is proven as good as the best, and of equals the safest. At least 24 cases are
     needed. From then on `--method auto`, the wording, the seam and the place go by what was measured; `notes profile`
     shows and removes it.
+
+    Also measured is composition: pairs of made-up skills, with questions that one of them answers and questions that
+    need both, spliced, read together, with one left out, and in each way that might repair what splicing loses. Where
+    that fails, `notes ask` says so when several skills are spliced, and what helps. Not with --only.
 
     A case in YAML has text (or skill: FILE), question, choices, field, value (the new one) and right, the answers that
     are right with the old value and with the new one. See prompts/battery.yaml.
@@ -50,12 +56,14 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
         raise click.UsageError("--only needs decisions of your own: --cases FILE")
 
     from notes_cli.measure.battery import load_battery, shipped_battery
+    from notes_cli.measure.pairs import pairs
     from notes_cli.measure.proof import LEAST
 
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
     cases = [case for battery in batteries for case in battery[:number]]
     with open_model(quiet=json_, **model) as opened:
-        profile, path = opened.calibrate(cases, listener=listening(json_))
+        drawn = () if only else pairs()[:number]
+        profile, path = opened.calibrate(cases, pairs=drawn, listener=listening(json_))
     if json_:
         output.as_json({"version": 1, "path": str(path) if path else None, **profile.as_dict()})
     else:
@@ -83,6 +91,31 @@ def print_profile(profile: Profile) -> None:
     for way in ("direct", "reasoned"):
         output.result(_verdict(profile, way))
     output.result(f"wording: {profile.wording}; seam: {profile.seam}; place: {profile.place}")
+    _print_composition(profile)
+
+
+def _print_composition(profile: Profile) -> None:
+    """Every way of composing two skills with its figures, and what follows."""
+    from notes_cli.commands.remedies import advice
+    from notes_cli.runtime.settings import repair
+
+    found = profile.composition
+    if found is None:
+        output.result("several skills: not measured")
+        return
+    names = dict.fromkeys(one.name for one in profile.measured if one.what == "composition")
+    rows = []
+    for name in names:
+        one, two = (profile.found("composition", name, way) for way in ("one", "two"))
+        decoded = two or one
+        rows.append((name, f"{decoded.decoded:.0f}" if decoded else "", *(_shares(each)[0] for each in (one, two))))
+    columns = ("two skills", "decoded", "one is needed: right", "both are needed: right")
+    if rows:
+        output.result("")
+        output.table(columns, rows, right=columns[1:])
+    output.result(f"several skills: {found.why}")
+    if found.repair:
+        output.result(f"for skills A and B: {advice(repair(found.repair, ['A', 'B']))}")
 
 
 def _shares(one: Measured | None) -> tuple[str, str]:

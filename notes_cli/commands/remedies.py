@@ -5,7 +5,7 @@ The one table of it. What is missing here is worded the same for everybody (erro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from shlex import join, quote
 from string import Formatter
 from typing import Any
@@ -39,6 +39,11 @@ def _compile_again(values: Mapping[str, Any]) -> str:
     return f"Run: {join(words)}"
 
 
+def _each(option: str, names: Sequence[str]) -> str:
+    """An option that is given once for each name."""
+    return join([word for name in names for word in (option, name)])
+
+
 # `{name!q}` is quoted for a shell.
 _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.NAME_MODEL: "Name a GGUF file with -m or NOTES_MODEL, or what is installed: notes models",
@@ -68,6 +73,15 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.COMPILE_TEXT: "Compile its text again: notes compile FILE --name {name!q}",
     Help.TAKE_OVER: "To keep it: notes import {path!q}",
     Help.KEEP_AS_OTHER: "To keep it: notes compile {source!q} --name NAME",
+    Help.RULES_FIRST: "Name a skill with rules before the one with the values that they are for",
+    Help.OTHER_ORDER: lambda values: "Give them in the other order: " + _each("--splice", values["names"]),
+    Help.LONGER_SEAM: "Give it --seam {tokens}",
+    Help.COMPILE_TOGETHER: lambda values: (
+        f"Run: {join(['notes', 'compile', *values['names'], '--together', values['name']])}, and give it "
+        f"{_each('--splice', [values['name']])}"
+    ),
+    Help.DECODE: lambda values: "Give it " + _each("--decode", values["names"]),
+    Help.DECODE_ALL: "Give it --no-splice",
     Help.SHORTER_SEAM: "Give it a shorter --seam, or --no-splice",
     Help.NOT_STRICT: "Without --strict its {tokens} tokens are decoded",
     Help.STRICT: "--strict refuses that",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,11 +13,12 @@ import click
 from notes_cli import output
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
-from notes_cli.commands.remedies import worded
+from notes_cli.commands.remedies import advice, worded
 from notes_cli.explaining import entry_why, expected
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
+    from notes_cli.measure.composed import Composed
     from notes_cli.measure.edits import Edits
     from notes_cli.measure.session import SessionReport
     from notes_cli.measure.verify import Report
@@ -33,6 +36,13 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="TEXT",
     help="A question. Repeatable.  [default: the value of each field]",
+)
+@click.option(
+    "--questions",
+    "file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Questions, one a line (-: standard input).",
 )
 @click.option(
     "--erratum",
@@ -73,6 +83,7 @@ def command(
     names: tuple[str, ...],
     session: str | None,
     questions: tuple[str, ...],
+    file: Path | None,
     errata: tuple[str, ...],
     fields: tuple[str, ...],
     methods: tuple[str, ...],
@@ -94,6 +105,11 @@ def command(
     With --field, edit methods are compared with a recompute of the corrected text. Exits 0 if every method that was
     named decides as the recompute does; with `all`, if the one that auto chooses does.
 
+    Of several skills it is also told which of them each question needs: those without which a recompute of the others
+    decides otherwise. A skill that was compiled alone has not seen those before it, which questions that need two may
+    not survive: give some (--questions). Where a decision is not the recompute's, what repairs it is tried: another
+    order, a longer seam, compiling the skills together, decoding all but the first.
+
     With --session, what is put back from disk is compared with a prefill of the session's tokens: logits and rows.
 
     Where a model's rows cannot be moved, the skills are verified at the start of the prompt, where the control cannot
@@ -103,12 +119,14 @@ def command(
     Examples:
       notes verify returns
       notes verify returns --question "May I return this?" --choices yes,no
+      notes verify returns shipping --questions mine.txt
       notes verify returns --erratum "date=2026-07-01" --json
       notes verify returns --field date=2026-07-01 --method all
       notes verify --session mine --question "May I return this?"
     """
     _check_usage(names, session, errata, fields, methods, system, seam)
     answers = answers_of(choices)
+    questions += _read_questions(file)
 
     from notes_cli.measure.examination import Examination
     from notes_cli.runtime.assembling import parse_values
@@ -143,6 +161,26 @@ def command(
         report = opened.verify(wanted, listener=listener)
         output.as_json(_as_json(report)) if json_ else _print(report, opened.name)
         return 0 if report.passed else 1
+
+
+def _read_questions(file: Path | None) -> tuple[str, ...]:
+    """The lines of a file that are not blank."""
+    from notes_cli.errors import NotesError, reason
+
+    if file is None:
+        return ()
+    try:
+        piped = str(file) == "-"
+        data = (sys.stdin.buffer.read() if sys.stdin else b"") if piped else file.read_bytes()
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise NotesError(f"{file} is not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise NotesError(f"cannot read {file}: {reason(error)}") from error
+    found = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    if not found:
+        raise NotesError(f"{file} has no questions", "Write one a line")
+    return found
 
 
 def _check_usage(
@@ -180,6 +218,20 @@ def _as_json(report: Report) -> dict[str, Any]:
         "failed": [worded(failure) for failure in report.failures],
         "pass": report.passed,
         "cases": [{**asdict(case), "same_decision": case.same_decision, "right": case.right} for case in cases],
+        "composition": _composition_as_json(report.composition) if report.composition else None,
+    }
+
+
+def _composition_as_json(found: Composed) -> dict[str, Any]:
+    from notes_cli.runtime.settings import repair
+
+    counts = {name: found.counts(several) for name, several in (("one", False), ("several", True))}
+    return {
+        **{name: {"same": same, "cases": of} for name, (same, of) in counts.items()},
+        "questions": [asdict(one) for one in found.questions],
+        "tried": [{"name": one.name, "same": sum(one.same), "refused": one.refused} for one in found.tried],
+        "repair": found.repair or None,
+        "advice": advice(repair(found.repair, found.names, these=True)) if found.repair else None,
     }
 
 
@@ -204,6 +256,8 @@ def _print(report: Report, model: str) -> None:
         rows,
         right=("cosine", "KL", "control cosine"),
     )
+    if report.composition:
+        _print_composition(report.composition)
     same = sum(case.right for case in report.cases)
     told = {"caught": "does what it must", "missed": "DOES NOT", "nothing": "cannot show anything"}
     output.result(f"the control {told[report.control.verdict]}: {report.control.why}")
@@ -212,6 +266,32 @@ def _print(report: Report, model: str) -> None:
         f"{same} of {len(rows)} decisions as a full recompute, mean cosine {report.cosine:.4f}{control} on {model}",
         report.failures,
     )
+
+
+def _print_composition(found: Composed) -> None:
+    """What each question needs of the skills, and what repairs decisions that differ."""
+    from notes_cli.measure.composed import RECOMPUTE
+    from notes_cli.measure.proof import told_of
+    from notes_cli.runtime.settings import repair
+
+    output.result("")
+    rows = [
+        (one.question, " + ".join(one.needs) or "any one will do", "same" if one.same else "DIFFERS")
+        for one in found.questions
+    ]
+    output.table(("question", "needs", "decision"), rows)
+    for what, several in (("one skill, or none", False), ("several skills", True)):
+        same, of = found.counts(several)
+        if of:
+            output.result(f"questions that need {what}: {told_of(same, of)} decide as the recompute")
+    if not found.counts(True)[1]:
+        output.result("no question needs several skills, so nothing is known of those that do: give some (--questions)")
+    for one in found.tried:
+        output.result(f"tried {one.name}: " + (one.refused or f"{sum(one.same)} of {len(one.same)} as the recompute"))
+    if found.repair:
+        what = "what repairs it" if found.repair != RECOMPUTE else "none of these repairs it"
+        output.result(f"{what}: {advice(repair(found.repair, found.names, these=True))}")
+    output.result("")
 
 
 def _verdict(told: str, failures: Sequence[Notice]) -> None:

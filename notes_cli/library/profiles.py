@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -23,6 +24,10 @@ from notes_cli.text.messages import PLACES
 FORMAT = 2  # changes when an older version would read a newer profile wrongly; 1 chose by agreement, right or wrong
 LONGEST_SEAM = 64
 WAYS = ("direct", "reasoned")
+# Skills that were compiled apart answer as those that are read together, or do not; the model does not answer such
+# questions at all; neither is proven.
+VERDICTS = ("holds", "fails", "unable", "open")
+REPAIR = re.compile(r"reversed|seam@[1-9][0-9]?|together|suffix|recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +38,9 @@ class Measured:
     the logits against the recompute, `decoded` tokens and `ms` milliseconds until the decision, all means.
     """
 
-    what: str  # method, wording, seam, place
+    what: str  # method, wording, seam, place, composition
     name: str
-    way: str  # direct, reasoned
+    way: str  # direct, reasoned; of a composition how many skills the questions need: one, two
     cases: int
     same: int
     right: int
@@ -46,6 +51,15 @@ class Measured:
     @property
     def agreement(self) -> float:
         return self.same / self.cases if self.cases else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What came of questions that need two skills which were compiled apart (measure/composition.py)."""
+
+    verdict: str  # one of VERDICTS
+    repair: str  # where it fails the cheapest way that does not, one of REPAIR; else empty
+    why: str  # for people, with counts and intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,7 @@ class Profile:
     measured: Sequence[Measured]
     created: str = ""
     verdicts: dict[str, str] = field(default_factory=lambda: dict.fromkeys(WAYS, ""))  # by way: why that method
+    composition: Composition | None = None  # None: not measured
 
     def as_dict(self) -> dict[str, Any]:
         """As files and JSON documents have it."""
@@ -200,7 +215,22 @@ def _profile(data: dict[str, Any]) -> Profile:
         measured=tuple(_measured(one, number) for number, one in enumerate(measured)),
         created=_text(data, "created"),
         verdicts={way: _text(verdicts, way, under="verdicts.") for way in WAYS},
+        composition=_composition(data),
     )
+
+
+def _composition(data: dict[str, Any]) -> Composition | None:
+    """None where it was not measured: earlier versions did not."""
+    if data.get("composition") is None:
+        return None
+    found = _dict(data, "composition")
+    verdict, repair, why = (
+        _text(found, "verdict", VERDICTS, "composition."),
+        *(_text(found, key, under="composition.") for key in ("repair", "why")),
+    )
+    if (verdict == "fails") != bool(REPAIR.fullmatch(repair)) or (repair and verdict != "fails"):
+        raise _BadError("composition.repair", repair, "a way of composing where it fails, else empty")
+    return Composition(verdict, repair, why)
 
 
 def _measured(data: Any, number: int) -> Measured:

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -23,10 +24,12 @@ from notes_cli.editing.influence import influence
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Progress, UnsupportedError
+from notes_cli.errors import NotesError, Progress, UnsupportedError
 from notes_cli.library.profiles import WAYS, Measured, Profile, Profiles
 from notes_cli.measure.battery import Case
 from notes_cli.measure.compare import cosine
+from notes_cli.measure.composition import measure_pairs
+from notes_cli.measure.pairs import Pair
 from notes_cli.measure.proof import LEAST, choose
 from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.asking import SILENT, Listener
@@ -106,22 +109,44 @@ class Calibration(NamedTuple):
     path: Path | None
 
 
-def calibrate_and_keep(workspace: Workspace, cases: Sequence[Case], listener: Listener = SILENT) -> Calibration:
-    """Calibrate, and keep the profile for whoever asks this model from then on. Raise what `calibrate` raises."""
+def calibrate_and_keep(
+    workspace: Workspace, cases: Sequence[Case], listener: Listener = SILENT, pairs: Sequence[Pair] = ()
+) -> Calibration:
+    """Calibrate, and keep the profile for whoever asks this model from then on; without pairs what was known of
+    composition stays. Raise what `calibrate` raises."""
     with listener.watch("measuring decisions", unit="steps") as update:
-        profile = calibrate(workspace, cases, update)
+        profile = calibrate(workspace, cases, update, pairs)
     if len(cases) < LEAST:
         return Calibration(profile, None)
-    path = Profiles(workspace.paths.profiles).save(profile, f"notes {notes_cli.__version__}")
+    profiles = Profiles(workspace.paths.profiles)
+    if not pairs:
+        profile = _with_known(profiles, profile)
+    path = profiles.save(profile, f"notes {notes_cli.__version__}")
     return Calibration(profile, path)
 
 
-def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | None = None) -> Profile:
+def _with_known(profiles: Profiles, profile: Profile) -> Profile:
+    """The profile with what an earlier one says of composition."""
+    try:
+        earlier = profiles.find(profile.identity, profile.cache)
+    except NotesError:  # it is not followed any more
+        return profile
+    if earlier is None:
+        return profile
+    rows = tuple(one for one in earlier.measured if one.what == "composition")
+    return replace(profile, composition=earlier.composition, measured=(*profile.measured, *rows))
+
+
+def calibrate(
+    workspace: Workspace, cases: Sequence[Case], progress: Progress | None = None, pairs: Sequence[Pair] = ()
+) -> Profile:
     """Measure the model over the cases: wordings, seams and places first, then the methods in the wording that was
-    best. `progress` counts each case twice. Raise UnsupportedError where its rows cannot be kept at all."""
+    best; over the pairs, whether skills that were compiled apart compose. `progress` counts each case twice, and each
+    pair. Raise UnsupportedError where its rows cannot be kept at all."""
     tally, decisive = _Tally(), dict.fromkeys(WAYS, 0)
     cache = workspace.context.options.cache
     told = progress or (lambda done, of: None)
+    steps = 2 * len(cases) + len(pairs)
     recomputed = []  # directly, of each case: the dearest part, so done once
     for number, case in enumerate(cases, 1):
         prompt = _prompt(case, compile_skill(workspace, case.skill))
@@ -129,7 +154,7 @@ def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | 
         _wordings(workspace, case, prompt, found, tally)
         _unedited(workspace, case, replace(prompt, values={}), found.before, tally)
         recomputed.append(found)
-        told(number, 2 * len(cases))
+        told(number, steps)
     wording = _one_of(tally, "wording", shipped_wordings().default)
     for number, (case, found) in enumerate(zip(cases, recomputed, strict=True), len(cases) + 1):
         prompt = replace(_prompt(case, _influenced(workspace, case)), wording=wording)
@@ -137,7 +162,9 @@ def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | 
         decisive["direct"] += _methods(workspace, case, prompt, found, "direct", tally)
         found = _recomputed(workspace, case, thinking)
         decisive["reasoned"] += _methods(workspace, case, thinking, found, "reasoned", tally)
-        told(number, 2 * len(cases))
+        told(number, steps)
+    done = count(2 * len(cases) + 1)
+    composition, composed = measure_pairs(workspace, pairs, lambda: told(next(done), steps))
     chosen = {way: choose(tally.right("method", way), str(ERRATUM), CLASSES, SAFEST) for way in WAYS}
     return Profile(
         identity=workspace.identity,
@@ -148,8 +175,9 @@ def calibrate(workspace: Workspace, cases: Sequence[Case], progress: Progress | 
         wording=wording,
         seam=int(_one_of(tally, "seam", str(DEFAULT_SEAM))),
         place=_one_of(tally, "place", DEFAULT_PLACE),
-        measured=tuple(tally.measured()),
+        measured=(*tally.measured(), *composed),
         verdicts={way: choice.why for way, choice in chosen.items()},
+        composition=composition,
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from notes_cli.engine.segment import Segment
+from notes_cli.measure.composition import compose
 from notes_cli.measure.edits import Edits, verify_edits
 from notes_cli.measure.session import SessionReport, verify_session
 from notes_cli.measure.verify import Report, field_questions, verify
@@ -50,15 +52,13 @@ class _Settled:
 
 
 def examine_splice(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Report:
-    """Compare splice and errata with a full recompute of the same tokens. Raise NotesError where that cannot be."""
+    """Compare splice and errata with a full recompute of the same tokens; of several skills also what each question
+    needs of them, and what repairs those that decide otherwise. Raise NotesError where that cannot be."""
     settled = _settled(workspace, wanted, listener)
+    how: dict[str, Any] = {"choices": wanted.choices, "seam": settled.seam}
     with listener.watch(LABEL, later=True) as update:
-        return verify(
-            *(workspace, settled.prompt, settled.questions),
-            choices=wanted.choices,
-            seam=settled.seam,
-            progress=update,
-        )
+        report = verify(workspace, settled.prompt, settled.questions, progress=update, **how)
+    return replace(report, composition=compose(workspace, settled.prompt, report.cases, **how))
 
 
 def examine_edits(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Edits:

@@ -54,7 +54,7 @@ def choose(right: Mapping[str, Right], default: str, classes: Sequence[Sequence[
     `safest` has the safest first.
     """
     cases = len(right.get(default, ()))
-    told = {name: _told(ways) for name, ways in right.items()}
+    told = {name: count_of(ways) for name, ways in right.items()}
     if cases < LEAST:
         return Choice(default, False, f"{cases} cases prove nothing: {LEAST} at least are needed")
     rivals = [name for name in safest if name != default and name in right and better(right[name], right[default])]
@@ -66,9 +66,15 @@ def choose(right: Mapping[str, Right], default: str, classes: Sequence[Sequence[
     return Choice(name, True, f"{name} is right in {told[name]}, {default} in {told[default]}")
 
 
-def _told(right: Right) -> str:
-    low, high = interval(sum(right), len(right))
-    return f"{sum(right)} of {len(right)} ({low:.2f} to {high:.2f})"
+def count_of(right: Right) -> str:
+    """How many were right, with the interval, for people."""
+    return told_of(sum(right), len(right))
+
+
+def told_of(count: int, of: int) -> str:
+    """A count with the interval of its share, for people."""
+    low, high = interval(count, of)
+    return f"{count} of {of} ({low:.2f} to {high:.2f})"
 
 
 def _at_least(count: int, of: int, share: float) -> float:

@@ -25,6 +25,7 @@ from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress
 from notes_cli.measure.compare import cosine, divergence, same_top
+from notes_cli.measure.composed import Composed
 from notes_cli.runtime.assembling import Prompt, assemble, known_fields
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
@@ -85,6 +86,7 @@ class Report:
     """All cases of one verification."""
 
     cases: tuple[Case, ...]
+    composition: Composed | None = None  # where there are several skills
 
     @property
     def cosine(self) -> float:

@@ -5,15 +5,15 @@ By the profile that a calibration wrote of this model; without one, by what is s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from notes_cli.editing.amend import refusal
 from notes_cli.editing.change import Change
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
-from notes_cli.errors import NotesError, OutdatedError, UnsupportedError
-from notes_cli.library.profiles import Profile, Profiles, damaged
+from notes_cli.errors import Help, NotesError, Notice, OutdatedError, Remedy, UnsupportedError
+from notes_cli.library.profiles import Composition, Profile, Profiles, damaged
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 
@@ -34,6 +34,7 @@ class Defaults:
     place: str
     why: str
     note: NotesError | None = None  # where a profile is there and not followed: why
+    composition: Composition | None = None  # what was measured of skills that were compiled apart
 
 
 UNMEASURED = Defaults(
@@ -53,7 +54,32 @@ def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
         return UNMEASURED
     way = "reasoned" if think else "direct"
     method = Method.parse(profile.methods[way])
-    return Defaults(method, profile.wording, profile.seam, profile.place, _why(profile, way))
+    chosen = method, profile.wording, profile.seam, profile.place, _why(profile, way)
+    return Defaults(*chosen, composition=profile.composition)
+
+
+def repair(way: str, names: Sequence[str], *, these: bool = False) -> Remedy:
+    """What composes skills of these names in another way. `these`: it was measured with them, not with made-up ones, of
+    which the first had values and the second the rules for them."""
+    name, _, tokens = way.partition("@")
+    if name == "reversed":
+        return Help.OTHER_ORDER(names=[*reversed(names)]) if these else Help.RULES_FIRST()
+    if name == "seam":
+        return Help.LONGER_SEAM(tokens=int(tokens))
+    if name == "together":
+        return Help.COMPILE_TOGETHER(names=names, name="-".join(names))
+    return Help.DECODE(names=names[1:]) if name == "suffix" else Help.DECODE_ALL()
+
+
+def unproven(found: Composition | None, names: Sequence[str], decoded: Collection[str], seam: int) -> Notice | None:
+    """What to say where skills of these names are composed and that fails on this model; None where it does not, or
+    where what repairs it is done already. `decoded`: those that are not spliced."""
+    if found is None or found.verdict != "fails" or len(set(names[1:]) - set(decoded)) == 0:
+        return None
+    if found.repair.startswith("seam@") and seam >= int(found.repair[len("seam@") :]):
+        return None
+    what = "on this model questions that need several skills fail where each was compiled apart (measured)"
+    return Notice(f"warning: {what}", repair(found.repair, names))
 
 
 def near(change: Change) -> bool:

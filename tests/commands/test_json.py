@@ -59,6 +59,7 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("ask --json", ["ask", "Why?", "--splice", "returns", "--field", "tier=basic", "-n", "2", "--json"]),
         ("verify --json", ["verify", "returns", "--choices", "a,b", "--erratum", "tier=basic", "--json"]),
         ("verify --json", ["verify", "returns", "--question", "Why?", "--json"]),
+        ("verify --json", ["verify", "returns", RETURNS + "/../support", "--question", "Why?", "--json"]),
         ("ask --json", ["ask", "Why?", "--session", "mine", "-n", "2", "--json"]),
         ("calibrate --json", ["calibrate", "-n", "2", "--json"]),
         ("probe --json", ["probe", RETURNS, "-m", str(shipped_model()), "--field", "tier=silver", *ASKED, "--json"]),

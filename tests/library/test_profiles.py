@@ -11,7 +11,7 @@ import pytest
 from notes_cli.commands.remedies import worded
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import NotesError, OutdatedError
-from notes_cli.library.profiles import Measured, Profile, Profiles
+from notes_cli.library.profiles import Composition, Measured, Profile, Profiles
 
 from ..limits import small_files
 from ..refused import refused
@@ -30,6 +30,7 @@ def profile(identity: Identity) -> Profile:
         seam=0,
         place="late",
         measured=(Measured("method", "field", "direct", 39, 38, 37, 0.99, 33.0, 12.5),),
+        composition=Composition("fails", "seam@16", "20 of 48"),
     )
 
 
@@ -57,6 +58,10 @@ DAMAGED: list[dict[str, object]] = [
         {"wording": None},
         {"cases": "40"},
         {"heard": {"direct": 41, "reasoned": 0}},
+    ),
+    *(
+        {"composition": wrong}
+        for wrong in ("fails", [], {"verdict": "fails", "repair": "seam@", "why": ""}, {"why": ""})
     ),
     *({"methods": {"direct": ["field"], "reasoned": "field"}}, {"cache": 3}, {"created": 2026}),
     *({"measured": [{**MEASURED, **wrong}]} for wrong in ({"same": 3}, {"right": -1}, {"cosine": "1"}, {"ms": 1e999})),

@@ -1,0 +1,49 @@
+"""Do skills that were compiled apart answer what needs two of them? The probes of `notes calibrate`, alone.
+
+    python -m bench.compose [--model FILE] [--pairs N] [--seed S]
+
+Prints a table in Markdown and the verdict (docs/composing.md has those of the model that ships and of others).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from notes_cli import config
+from notes_cli.engine.context import ContextOptions
+from notes_cli.measure.composition import measure_pairs
+from notes_cli.measure.pairs import PAIRS, SEED, pairs
+from notes_cli.measure.proof import interval
+from notes_cli.runtime.workspace import Workspace
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.compose", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, help="GGUF to measure (default: the one that ships)")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the texts (default: %(default)s)")
+    given = parser.parse_args()
+    options = ContextOptions(n_ctx=2048, n_threads=1)
+    with Workspace(given.model or config.shipped_model(), options) as workspace:
+        found, measured = measure_pairs(workspace, pairs(given.pairs, given.seed))
+        print(f"{workspace.model.name} {workspace.model.quantization}, {given.pairs} pairs, seed {given.seed}\n")
+    if found is None:
+        print("The rows of this model cannot be moved: of several skills only the first is reused.")
+        return
+    print("| way | decoded | one skill needed: right | as read together | two needed: right | as read together |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for way in dict.fromkeys(one.name for one in measured):
+        rows = {one.way: one for one in measured if one.name == way}
+        cells = [way, f"{rows['two'].decoded:.0f}"]
+        for needs in ("one", "two"):
+            one = rows.get(needs)
+            low, high = interval(one.right, one.cases) if one else (0, 0)
+            cells += [f"{one.right} of {one.cases} ({low:.2f} to {high:.2f})", str(one.same)] if one else ["", ""]
+        print(f"| {' | '.join(cells)} |")
+    print(f"\n{found.verdict}: {found.why}")
+
+
+if __name__ == "__main__":
+    main()
