@@ -1,14 +1,17 @@
 """Do skills that were compiled apart answer what needs two of them? The probes of `notes calibrate`, alone.
 
-    python -m bench.compose [--model FILE] [--pairs N] [--seed S]
+    python -m bench.compose [--model FILE | --random] [--pairs N] [--seed S] [--think]
 
 Prints a table in Markdown and the verdict (docs/composing.md has those of the model that ships and of others).
+`--random`: a tiny model with random weights, which can answer nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from notes_cli import config
 from notes_cli.engine.context import ContextOptions
@@ -17,6 +20,9 @@ from notes_cli.measure.pairs import PAIRS, SEED, pairs
 from notes_cli.measure.proof import interval
 from notes_cli.runtime.workspace import Workspace
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+import tiny  # type: ignore[import-not-found]
+
 
 def main() -> None:
     """Command line."""
@@ -24,11 +30,18 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="GGUF to measure (default: the one that ships)")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SEED, help="of the texts (default: %(default)s)")
+    parser.add_argument("--random", action="store_true", help="a tiny model with random weights instead")
+    parser.add_argument("--think", action="store_true", help="decide after a chain of thought")
     given = parser.parse_args()
-    options = ContextOptions(n_ctx=2048, n_threads=1)
-    with Workspace(given.model or config.shipped_model(), options) as workspace:
-        found, measured = measure_pairs(workspace, pairs(given.pairs, given.seed))
-        print(f"{workspace.model.name} {workspace.model.quantization}, {given.pairs} pairs, seed {given.seed}\n")
+    with TemporaryDirectory() as folder:
+        model = given.model or config.shipped_model()
+        if given.random:
+            model = tiny.write_model(Path(folder) / "random.gguf", "llama")
+        with Workspace(model, ContextOptions(n_ctx=2048, n_threads=1)) as workspace:
+            found, measured = measure_pairs(workspace, pairs(given.pairs, given.seed), think=given.think)
+            about = f"{workspace.model.name} {workspace.model.quantization}"
+    how = "after a chain of thought" if given.think else "directly"
+    print(f"{about}, {given.pairs} pairs, seed {given.seed}, {how}\n")
     if found is None:
         print("The rows of this model cannot be moved: of several skills only the first is reused.")
         return

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from notes_cli.engine.decision import decide
+from notes_cli.engine.loop import run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError, UnsupportedError
+from notes_cli.errors import NotesError, Progress, UnsupportedError
 from notes_cli.library.profiles import Composition, Measured
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.composed import RECOMPUTE, Composed, Mended, Question
@@ -28,10 +28,12 @@ from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.settings import DEFAULT_SEAM
+from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Field, Skill, joined
 
 SEAM = 16  # tokens that a longer seam has
+THINK = 256  # tokens of a chain of thought
 SPLICED = "spliced"
 REVERSED, LONGER, TOGETHER, SUFFIX = "reversed", f"seam@{SEAM}", "together", "suffix"
 # By what they cost: nothing; some tokens an answer; a compile and its file; all skills but the first at each answer.
@@ -54,10 +56,11 @@ class _Found:
 
 
 def measure_pairs(
-    workspace: Workspace, pairs: Sequence[Pair], step: Callable[[], object] = lambda: None
+    workspace: Workspace, pairs: Sequence[Pair], step: Callable[[], object] = lambda: None, *, think: bool = False
 ) -> tuple[Composition | None, list[Measured]]:
     """Ask the questions of each pair in every way. No finding where there are no pairs, and where this model's rows
-    cannot be moved: of several skills only the first is reused then. `step` is told after each pair."""
+    cannot be moved: of several skills only the first is reused then. `step` is told after each pair. `think`: decide
+    after a chain of thought."""
     if not pairs or workspace.context.supports("splice") is not None:
         return None, []
     rows: dict[tuple[str, int], list[_Found]] = defaultdict(list)
@@ -65,25 +68,28 @@ def measure_pairs(
         segments = [compile_skill(workspace, skill) for skill in (pair.first, pair.second)]
         whole = compile_skill(workspace, joined([pair.first, pair.second], "both"))
         for asked in pair.asked:
-            for way, found in _asked(workspace, segments, whole, asked).items():
+            for way, found in _asked(workspace, segments, whole, asked, think).items():
                 rows[way, asked.needs].append(found)
         step()
     right = {(way, needs): [one.right for one in found] for (way, needs), found in rows.items()}
     return judge(right), [_measured(way, needs, found) for (way, needs), found in rows.items()]
 
 
-def _asked(workspace: Workspace, segments: Sequence[Segment], whole: Segment, asked: Asked) -> dict[str, _Found]:
+def _asked(
+    workspace: Workspace, segments: Sequence[Segment], whole: Segment, asked: Asked, think: bool
+) -> dict[str, _Found]:
     """What each way comes to."""
-    prompt = Prompt(asked.question, segments, system=verify_system())
+    prompt = Prompt(asked.question, segments, system=verify_system(), think=think)
+    room = THINK if think else 0
     ways: dict[str, Callable[[], Notebook]] = {
-        RECOMPUTE: lambda: assemble(workspace, prompt, splice=False),
-        SPLICED: lambda: assemble(workspace, prompt),
-        **{way: lambda way=way: repaired(workspace, prompt, way, lambda: whole) for way in REPAIRS},  # type: ignore[misc]
+        RECOMPUTE: lambda: assemble(workspace, prompt, splice=False, room=room),
+        SPLICED: lambda: assemble(workspace, prompt, room=room),
+        **{way: lambda way=way: repaired(workspace, prompt, way, lambda: whole, room=room) for way in REPAIRS},  # type: ignore[misc]
     }
     if asked.needs == 2:
         for way, left in zip(WITHOUT, reversed(segments), strict=True):
             alone = replace(prompt, segments=[left])
-            ways[way] = lambda alone=alone: assemble(workspace, alone, splice=False)  # type: ignore[misc]
+            ways[way] = lambda alone=alone: assemble(workspace, alone, splice=False, room=room)  # type: ignore[misc]
     logits, choices, found = None, {}, {}
     for way, make in ways.items():
         started = time.perf_counter()
@@ -91,7 +97,7 @@ def _asked(workspace: Workspace, segments: Sequence[Segment], whole: Segment, as
             here = notebook.logits()
             logits = here if logits is None else logits  # the recompute is the first
             decoded = notebook.decoded
-            choices[way] = decide(notebook, asked.choices).choice
+            choices[way] = run(choosing(workspace, notebook, asked.choices, room)).choice
         seconds = time.perf_counter() - started
         same = choices[way] == choices[RECOMPUTE]
         found[way] = _Found(choices[way] == asked.right, same, cosine(here, logits), decoded, seconds)
@@ -110,15 +116,18 @@ def repaired(
     elif way == SUFFIX:
         prompt = replace(prompt, decoded=frozenset(segment.name for segment in segments[1:]))
     elif way == LONGER:
-        longest = min(map(len, segments)) - 1
-        if longest <= seam:
-            raise UnsupportedError("the skills are too short for a longer seam")
-        seam = max(seam, min(SEAM, longest))
+        if seam >= SEAM:
+            raise UnsupportedError("the seam is as long already")
+        if min(map(len, segments)) <= SEAM:
+            raise UnsupportedError("one of the skills is shorter")
+        seam = SEAM
     return assemble(workspace, prompt, seam=seam, room=room)
 
 
 def whole_of(segments: Sequence[Segment]) -> Skill:
-    """The skills of these segments as one, by the texts that they hold."""
+    """The skills of these segments as one, by the texts that they hold. Raise UnsupportedError for tools."""
+    if any(one.tools for one in segments):
+        raise UnsupportedError("tools are not compiled together with a text")
     skills = [
         Skill(
             *(one.name, one.description, one.text),
@@ -137,9 +146,11 @@ def compose(
     *,
     choices: Sequence[str] | None = None,
     seam: int = DEFAULT_SEAM,
+    progress: Progress | None = None,
 ) -> Composed | None:
     """Which skills each case takes that was verified without errata, and what repairs those that decide otherwise. None
-    for fewer than two skills, and where rows cannot be moved: only the first is reused then."""
+    for fewer than two skills, and where rows cannot be moved: only the first is reused then. `progress` is told of each
+    prefill."""
     segments = prompt.segments
     if len(segments) < 2 or any(segment.pinned for segment in segments):
         return None
@@ -150,7 +161,7 @@ def compose(
             tuple(
                 left.name
                 for left in segments
-                if _decision(workspace, _without(prompt, case, left), choices) != case.reference
+                if _decision(workspace, _without(prompt, case, left), choices, progress) != case.reference
             ),
             case.same_decision,
         )
@@ -162,7 +173,7 @@ def compose(
 
     def whole() -> Segment:
         if not made:
-            made.append(compile_skill(workspace, whole_of(segments)))
+            made.append(compile_skill(workspace, whole_of(segments), progress))
         return made[0]
 
     tried = []
@@ -172,6 +183,7 @@ def compose(
             for case in asked:
                 here = replace(prompt, question=case.question, errata=())
                 with repaired(workspace, here, way, whole, seam=seam, room=ANSWER) as notebook:
+                    notebook.flush(progress)
                     same.append(decided(notebook, choices)[0] == case.reference)
             tried.append(Mended(way, tuple(same)))
         except NotesError as error:  # a skill that is too short, or too many tokens at once
@@ -184,8 +196,9 @@ def _without(prompt: Prompt, case: Case, left: Segment) -> Prompt:
     return replace(prompt, question=case.question, errata=(), segments=others)
 
 
-def _decision(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None) -> str:
+def _decision(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None) -> str:
     with assemble(workspace, prompt, splice=False, room=ANSWER) as notebook:
+        notebook.flush(progress)
         return decided(notebook, choices)[0]
 
 

@@ -58,7 +58,8 @@ def examine_splice(workspace: Workspace, wanted: Examination, listener: Listener
     how: dict[str, Any] = {"choices": wanted.choices, "seam": settled.seam}
     with listener.watch(LABEL, later=True) as update:
         report = verify(workspace, settled.prompt, settled.questions, progress=update, **how)
-    return replace(report, composition=compose(workspace, settled.prompt, report.cases, **how))
+        composed = compose(workspace, settled.prompt, report.cases, progress=update, **how)
+    return replace(report, composition=composed)
 
 
 def examine_edits(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Edits:

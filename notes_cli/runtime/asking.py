@@ -34,7 +34,7 @@ from notes_cli.runtime.assembling import (
     unseen,
     unspliced,
 )
-from notes_cli.runtime.settings import UNMEASURED, defaults, unproven
+from notes_cli.runtime.settings import UNMEASURED, composing, defaults
 from notes_cli.runtime.thinking import ROOM, THINK, Thought, deciding_after, replying, thinking
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
@@ -291,7 +291,7 @@ def settle(
         listener.notice(Notice(f"warning: {found.note.what}", found.note.remedy))
     wording = request.wording or found.wording or shipped_wordings().default
     seam = found.seam if request.seam is None else request.seam
-    told = unproven(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
+    told = composing(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
     if told and not request.recompute:
         listener.notice(told)
     method, why = (None, None) if goes_on else _method(workspace, request, segments, think)

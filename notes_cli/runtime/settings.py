@@ -16,6 +16,7 @@ from notes_cli.errors import Help, NotesError, Notice, OutdatedError, Remedy, Un
 from notes_cli.library.profiles import Composition, Profile, Profiles, damaged
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
+from notes_cli.text.names import name_of
 
 AUTO = "auto"
 # Measured on the shipped model (make experiments, docs/results.md).
@@ -67,11 +68,11 @@ def repair(way: str, names: Sequence[str], *, these: bool = False) -> Remedy:
     if name == "seam":
         return Help.LONGER_SEAM(tokens=int(tokens))
     if name == "together":
-        return Help.COMPILE_TOGETHER(names=names, name="-".join(names))
+        return Help.COMPILE_TOGETHER(names=names, name=name_of("-".join(names)))
     return Help.DECODE(names=names[1:]) if name == "suffix" else Help.DECODE_ALL()
 
 
-def unproven(found: Composition | None, names: Sequence[str], decoded: Collection[str], seam: int) -> Notice | None:
+def composing(found: Composition | None, names: Sequence[str], decoded: Collection[str], seam: int) -> Notice | None:
     """What to say where skills of these names are composed and that fails on this model; None where it does not, or
     where what repairs it is done already. `decoded`: those that are not spliced."""
     if found is None or found.verdict != "fails" or len(set(names[1:]) - set(decoded)) == 0:

@@ -127,9 +127,12 @@ def joined(skills: Sequence[Skill], name: str) -> Skill:
     warnings = [
         f"{one!r} has different values in {listed([s.name for s in skills])}: it is no field" for one in several
     ]
+    called = _called(name, name)
+    if called != names.typed(name.lower()):
+        warnings.append(f"the name {name!r} may only have {names.RULE}; it becomes {called!r}")
     sources = [skill.source for skill in skills]
     return Skill(
-        _called(name, name),
+        called,
         " ".join(skill.description for skill in skills if skill.description),
         text,
         tuple(fields),

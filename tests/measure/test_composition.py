@@ -10,6 +10,7 @@ import pytest
 from notes_cli.config import shipped_model
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision
+from notes_cli.engine.loop import Task
 from notes_cli.engine.notebook import Notebook
 from notes_cli.measure import composition, proof, verify
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, measure_pairs
@@ -94,7 +95,13 @@ def test_what_concludes_while_it_reads_fails_and_is_repaired(
         replace(pair, asked=tuple(first_right(one, number) for one in pair.asked))
         for number, pair in enumerate(pairs(FEW))
     ]
-    monkeypatch.setattr(composition, "decide", Reader(given).decide)
+    reader = Reader(given)
+
+    def choosing(_: Workspace, notebook: Notebook, choices: Sequence[str], limit: int) -> Task[Decision]:
+        yield [notebook]
+        return reader.decide(notebook, choices)
+
+    monkeypatch.setattr(composition, "choosing", choosing)
     done: list[int] = []
     found, measured = measure_pairs(make_workspace(), given, lambda: done.append(1))
     assert found is not None and (found.verdict, found.repair) == ("fails", "together") and len(done) == FEW

@@ -17,7 +17,7 @@ from notes_cli.library.profiles import Measured, Profile, Profiles
 from notes_cli.library.store import Library
 from notes_cli.runtime import freshness
 from notes_cli.runtime.freshness import Stale, from_library, reasons
-from notes_cli.text.skill import Skill, load_skill, stamp_of
+from notes_cli.text.skill import Skill, load_skill, load_source, stamp_of
 
 MakeSegment = Callable[..., Segment]
 
@@ -59,11 +59,11 @@ def test_a_file_that_was_left_alone_is_not_even_read(
     file = compiled()
     read: list[str] = []
 
-    def counted(source: str, *, name: str | None = None) -> Skill:
+    def counted(source: str, name: str | None = None) -> Skill:
         read.append(source)
-        return load_skill(source, name=name)
+        return load_source(source, name)
 
-    monkeypatch.setattr(freshness, "load_skill", counted)
+    monkeypatch.setattr(freshness, "load_source", counted)
     assert why(library) == [] and read == []
     os.utime(file, (1, 1))
     assert why(library) == [] and read == [str(file)]
