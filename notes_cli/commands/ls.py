@@ -160,6 +160,7 @@ def _facts(row: _Row) -> dict[str, Any]:
 
 def _table(rows: Sequence[_Row], long: bool) -> None:
     from notes_cli.commands.remedies import worded
+    from notes_cli.library.store import source_text
     from notes_cli.text.sizes import human_age
 
     columns = ["name", "tokens", "size", "model", "compiled", "state", "fields"]
@@ -182,7 +183,7 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
                 *(row.entry.name, str(len(info.tokens)), output.human_size(info.nbytes)),
                 *(f"{info.identity.model} {info.identity.quantization}", info.created[:10]),
                 *(*used, state, values),
-                *([_SOURCES.get(info.source, " and ".join(info.source.split("\n")))] if long else []),
+                *([_SOURCES.get(info.source, source_text(info.source))] if long else []),
             ]
         )
     output.table(columns, cells, right=("tokens", "size", "uses"))

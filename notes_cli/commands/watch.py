@@ -77,7 +77,8 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
 def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, str]:
     """The files to watch, each with the word that means its skill. Raise NotesError for what is no file."""
     from notes_cli.runtime.wanted import Words
-    from notes_cli.text.skill import BETWEEN, skill_file, skill_sources
+    from notes_cli.text.names import BETWEEN
+    from notes_cli.text.skill import skill_file, skill_sources
 
     words = Words(library())
     found: dict[Path, str] = {}

@@ -271,7 +271,7 @@ def came_from(info: SegmentInfo, source: str) -> bool:
 def source_text(source: str) -> str:
     """A source for people."""
     known = {"": "an unknown place (an earlier version compiled it)", "-": "standard input"}
-    return known.get(source, " and ".join(source.split("\n")))
+    return known.get(source, " and ".join(source.split(names.BETWEEN)))
 
 
 def _entry(name: str, path: Path) -> Entry:

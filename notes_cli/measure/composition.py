@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 from notes_cli.engine.loop import run
@@ -82,14 +83,13 @@ def _asked(
     prompt = Prompt(asked.question, segments, system=verify_system(), think=think)
     room = THINK if think else 0
     ways: dict[str, Callable[[], Notebook]] = {
-        RECOMPUTE: lambda: assemble(workspace, prompt, splice=False, room=room),
-        SPLICED: lambda: assemble(workspace, prompt, room=room),
-        **{way: lambda way=way: repaired(workspace, prompt, way, lambda: whole, room=room) for way in REPAIRS},  # type: ignore[misc]
+        RECOMPUTE: partial(assemble, workspace, prompt, splice=False, room=room),
+        SPLICED: partial(assemble, workspace, prompt, room=room),
+        **{way: partial(repaired, workspace, prompt, way, lambda: whole, room=room) for way in REPAIRS},
     }
     if asked.needs == 2:
         for way, left in zip(WITHOUT, reversed(segments), strict=True):
-            alone = replace(prompt, segments=[left])
-            ways[way] = lambda alone=alone: assemble(workspace, alone, splice=False, room=room)  # type: ignore[misc]
+            ways[way] = partial(assemble, workspace, replace(prompt, segments=[left]), splice=False, room=room)
     logits, choices, found = None, {}, {}
     for way, make in ways.items():
         started = time.perf_counter()

@@ -292,7 +292,7 @@ def settle(
     wording = request.wording or found.wording or shipped_wordings().default
     seam = found.seam if request.seam is None else request.seam
     told = composing(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
-    if told and not request.recompute:
+    if told and not request.recompute and not think:  # it was measured without a chain of thought
         listener.notice(told)
     method, why = (None, None) if goes_on else _method(workspace, request, segments, think)
     return Settings(think, wording, request.place or found.place, seam, method, why)

@@ -46,7 +46,8 @@ from notes_cli.library.container import SegmentInfo, open_segment, peek, write_s
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
-from notes_cli.text.skill import BETWEEN, Skill
+from notes_cli.text.names import BETWEEN
+from notes_cli.text.skill import Skill
 from notes_cli.text.toolset import ToolSet, tools_skill
 
 KEEP = 20.0  # seconds of a prefill after which what is there is kept, for a compile that is interrupted

@@ -18,7 +18,8 @@ from notes_cli.library.container import SegmentInfo
 from notes_cli.library.digest import known_sha256
 from notes_cli.library.profiles import Profiles
 from notes_cli.library.store import Entry, Library, source_text
-from notes_cli.text.skill import BETWEEN, Field, Skill, load_source
+from notes_cli.text.names import BETWEEN
+from notes_cli.text.skill import Field, Skill, load_source
 from notes_cli.text.toolset import ToolSet, load_tools
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 MAX_NAME = 64  # characters
 MAX_BYTES = 192  # of UTF-8: a file's name, with what is put before and after it, may have 255
+BETWEEN = "\n"  # the files of a skill that was joined of several, as its source has them
 RULE = "lower-case letters and digits of any script, and single -"
 
 # Letters and marks that are invisible: two names would look alike.

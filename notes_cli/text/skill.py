@@ -25,7 +25,6 @@ MAX_HEADER = 64 << 10  # characters of front matter, because reading YAML is slo
 MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the text
 MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
-BETWEEN = "\n"  # the files of a skill that was joined of several, as its source has them
 SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock, and keep its size and times
 FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
@@ -136,14 +135,14 @@ def joined(skills: Sequence[Skill], name: str) -> Skill:
         " ".join(skill.description for skill in skills if skill.description),
         text,
         tuple(fields),
-        "-" if any(source in ("", "-") for source in sources) else BETWEEN.join(sources),
+        "-" if any(source in ("", "-") for source in sources) else names.BETWEEN.join(sources),
         (*(warning for skill in skills for warning in skill.warnings), *warnings),
     )
 
 
 def load_source(source: str, name: str | None = None) -> Skill:
     """The skill whose text came from this source: a file, or several that were joined. Raise SkillError."""
-    files = source.split(BETWEEN)
+    files = source.split(names.BETWEEN)
     return joined([load_skill(file) for file in files], name or "") if len(files) > 1 else load_skill(source, name=name)
 
 

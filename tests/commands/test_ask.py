@@ -94,7 +94,11 @@ def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Pat
     later = notes(*ask).json
     assert later["place"] is None and later["pieces"][1]["position"] == begun["pieces"][1]["position"]
     refused = notes(*ask, "--place", "early")
-    assert refused.code == 1 and "--place, --system and" in refused.err and refused.err.count("\n") == 1
+    assert (
+        refused.code == 1
+        and "--place, --system, --no-splice and --decode belong" in refused.err
+        and refused.err.count("\n") == 1
+    )
 
 
 def test_settings_do_not_bar_a_session(notes: Notes, compiled: Path, home: Path) -> None:

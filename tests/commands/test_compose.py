@@ -60,6 +60,7 @@ def test_what_fails_is_told_with_the_command_that_repairs_it(notes: Notes, fails
         ("ask", "Why?", "-n", 2, "--splice", "returns"),
         (*BOTH, "--decode", "fees"),
         (*BOTH, "--no-splice"),
+        (*BOTH, "--think", "--max-think", 2),
     ):
         assert LOST not in notes(*quiet).err
 
