@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.importing import Imported
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.folder import Sessions
+    from notes_cli.sessions.forgetting import Forgotten
     from notes_cli.sessions.lines import Line
     from notes_cli.sessions.session import Session as Held
     from notes_cli.sessions.state import Entry
@@ -472,13 +473,22 @@ class Session:
         return self._session.edits(values, _method(method), listener)
 
     def undo(self) -> Line:
-        """Go back to before the last turn, edit or compaction, which is returned. Raise SessionError if there is
+        """Go back to before the last turn, edit, compaction or cut, which is returned. Raise SessionError if there is
         none."""
         return self._session.undo()
 
     def compact(self) -> Compacted:
         """Take out the errata that later ones of the same field supersede."""
         return self._session.compact()
+
+    def forget(self, *parts: str, method: str = "cut", dry: bool = False) -> Forgotten:
+        """Take out parts: a turn (`3`), turns (`3-5`), a chain of thought (`thought:3`), results of tools (`tool:3`).
+
+        By `cut` what follows is moved, its rows may still carry notes of what is gone, and an undo brings that back. By
+        `suffix` it is decoded again, and nothing that was said is kept: there is no undo. Without parts, `suffix` is
+        for what was cut before. `dry`: only tell. Raise NotesError where it cannot be; then nothing is changed.
+        """
+        return self._session.forget(parts, method, dry=dry)
 
     def fork(self, name: str) -> Session:
         """A second session that goes on from here. It is closed with this one, or before. Raise SessionError if there

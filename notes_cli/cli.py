@@ -25,7 +25,7 @@ COMMANDS = {
     "compile": "Prefill a skill once and keep its K/V on disk.",
     "ask": "Ask a question, with skills spliced in and errata appended.",
     "serve": "Answer over HTTP: OpenAI's endpoints, with skills.",
-    "session": "List, show, fork, undo, compact, export, import and remove sessions.",
+    "session": "List, show, fork, undo, compact, forget, export, import and remove sessions.",
     "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",
     "calibrate": "Measure which edit method to trust on this model.",

@@ -73,6 +73,8 @@ class Help(Enum):
     EDIT_SESSION = "Edit a field of session {name} instead"
     UNDO = "Go back to before it: undo the last turn of session {name}"
     REMOVE_SESSION = "Mend {path}, or remove session {name}"
+    REMOVE_WHOLE_SESSION = "Remove session {name}"
+    SHOW_SESSION = "Show session {name} to see what there is"
 
     # Profiles.
     LIST_PROFILES = "List the profiles to see what there is"

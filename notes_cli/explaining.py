@@ -42,6 +42,7 @@ _EXPECTED = {
     "other_context": "{where} is preceded by a different context than at compile time",
     "blocks": "{where} was compiled in blocks, which have not seen each other",
     "in_place": "what comes after an edit in place was computed with the old value ({where})",
+    "cut": "what comes after what was cut out was computed with it, and may carry notes of it ({where})",
 }
 
 
@@ -87,6 +88,10 @@ def edited(origin: Origin) -> str:
 
 def entry_why(entry: Entry) -> str:
     """How an entry of a session came about; in the words of an earlier version where that wrote it."""
+    from notes_cli.sessions.state import TRACE
+
+    if entry.kind == TRACE:
+        return "what comes after it may carry notes of it"
     return entry.origin.sentence or (edited(entry.origin) if entry.kind == "edit" else why(entry.origin))
 
 

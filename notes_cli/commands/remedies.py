@@ -95,6 +95,8 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.EDIT_SESSION: "Edit a field of it: notes edit {name!q} --field NAME=VALUE",
     Help.UNDO: "Go back to before it: notes session undo {name!q}",
     Help.REMOVE_SESSION: "Mend {path}, or: notes session rm {name!q}",
+    Help.REMOVE_WHOLE_SESSION: "To remove it: notes session rm {name!q}",
+    Help.SHOW_SESSION: "See: notes session show {name!q}",
     Help.LIST_PROFILES: "See: notes profile ls",
     Help.MEASURE_AGAIN: "Measure again (notes calibrate), or remove it: notes profile rm {name!q}",
     Help.REMOVE_FILE: "Remove it: rm -f {path!q}",

@@ -1,8 +1,9 @@
-"""`notes session`: the sessions on disk. Only `compact` needs a model."""
+"""`notes session`: the sessions on disk. Only `compact` and `forget` need a model."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,18 +18,19 @@ from notes_cli.text.sizes import human_age
 
 if TYPE_CHECKING:
     from notes_cli.sessions.folder import SessionFolder, Sessions
+    from notes_cli.sessions.forgetting import Forgotten
     from notes_cli.sessions.lines import Line
     from notes_cli.sessions.state import Entry
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 SHORT = 50  # characters of a text in a table
-_OPS = {"turn": "turn", "edit": "edit", "compact": "compaction"}
+_OPS = {"turn": "turn", "edit": "edit", "compact": "compaction", "forget": "cut"}
 
 
 @click.group(options_metavar="", subcommand_metavar="COMMAND ...")
 def command() -> None:
-    """List, show, fork, undo, compact, export, import and remove sessions. `notes ask --session NAME` starts one, or
-    continues it.
+    """List, show, fork, undo, compact, export, import and remove sessions, and forget parts of them. `notes ask
+    --session NAME` starts one, or continues it.
 
     \b
     Examples:
@@ -91,7 +93,7 @@ def ls(quiet: bool, json_: bool) -> None:
 @click.argument("name", type=SessionName())
 @_JSON
 def show(name: str, json_: bool) -> None:
-    """Show the pieces and edits of a session."""
+    """Show the pieces and edits of a session, and the turn that each belongs to."""
     stored = _sessions().find(name)
     state = stored.state
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
@@ -101,12 +103,13 @@ def show(name: str, json_: bool) -> None:
         return
     rows = [
         (
-            *(str(entry.position), str(entry.tokens)),
+            *(str(entry.turn), str(entry.position), str(entry.tokens)),
             *map(output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), entry_why(entry))),
         )
         for entry in state.entries
     ]
-    output.table(("position", "tokens", "piece", "name", "how", "text", "why"), rows, right=("position", "tokens"))
+    columns = ("turn", "position", "tokens", "piece", "name", "how", "text", "why")
+    output.table(columns, rows, right=columns[:3])
     for field, value in state.fields.items():
         output.result(output.line(f"field {field} = {value}"))
     for said in state.pending.values():
@@ -169,7 +172,7 @@ def fork(name: str, new: str, json_: bool) -> None:
 @click.argument("name", type=SessionName())
 @_JSON
 def undo(name: str, json_: bool) -> None:
-    """Take back the last turn, edit or compaction of a session."""
+    """Take back the last turn, edit, compaction or cut of a session."""
     with _sessions().locked(name) as stored:
         undone = stored.undo()
     facts = {"name": name, "op": undone["op"], "what": _what(undone)}
@@ -197,6 +200,78 @@ def compact(name: str, json_: bool, **model: Any) -> None:
         else f"nothing to take out: no erratum in session {name} is superseded by another"
     )
     _tell({"name": name, **asdict(found), "tokens": tokens}, told, json_)
+
+
+@command.command("forget")
+@click.argument("name")
+@click.argument("parts", nargs=-1, metavar="PART...")
+@click.option(
+    "--method",
+    type=click.Choice(["cut", "suffix"]),
+    default="cut",
+    show_default=True,
+    help="cut: move what follows, as it is. suffix: decode it again, and keep nothing of what was said.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask. It asks where there is no undo: --method suffix.")
+@_JSON
+@model_options
+def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: bool, json_: bool, **model: Any) -> int:
+    """Take parts out of a session: a turn (3), turns (3-5), a chain of thought (thought:3), what tools have returned
+    (tool:3). `notes session show` has the numbers of the turns.
+
+    What is left has the tokens of a session that never had them. By `cut` what follows is moved and not computed again:
+    its rows have seen what is gone and may carry notes of it, which `notes verify --session` measures. What was said is
+    still in the files, and an undo brings it back. By `suffix` all that follows is decoded again, and what was said is
+    nowhere in the session any more, nor what came before it in its history; forks and exports keep theirs. Without
+    PART, suffix is for what was cut before.
+
+    The system message and the skills in it stay where turn 1 is forgotten. A correction that was said in a turn and
+    still holds is said again before the next question.
+
+    \b
+    Examples:
+      notes session forget mine 3
+      notes session forget mine 3-5 thought:7 --dry-run
+      notes session forget mine tool:4 --method suffix -y
+      notes session forget mine --method suffix
+    """
+    if method == "suffix" and not (yes or dry_run):
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise click.UsageError("nobody is there to ask, and there is no undo. Repeat with -y to forget for good")
+        what = " ".join(parts) or "what was cut before"
+        if not output.confirm(f"Forget {what} of session {name}, and its history, for good?"):
+            output.say("nothing was forgotten")
+            return 1
+    with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
+        found = session.forget(*parts, method=method, dry=dry_run)
+    keys = ("removed", "moved", "decoded", "remembering", "said_again", "skills", "tokens")
+    facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": found.parts.names}
+    _tell({**facts, **{key: getattr(found, key) for key in keys}}, "\n".join(_forgot(found, name, dry_run)), json_)
+    return 0
+
+
+def _forgot(found: Forgotten, name: str, dry: bool) -> Iterator[str]:
+    """What was forgotten, and what of it is left, for people."""
+    what = ", ".join(found.parts.names) or "what was cut before"
+    yield (
+        f"{'would forget' if dry else 'forgot'} {what}: {_count(found.removed, 'token')} fewer, {found.tokens} are "
+        f"left; {found.moved} moved, {found.decoded} decoded"
+    )
+    if found.skills:
+        yield f"gone with it: {', '.join(found.skills)}"
+    if found.said_again:
+        yield f"said again before the next question: {', '.join(found.said_again)}"
+    if found.remembering:
+        yield (
+            f"{_count(found.remembering, 'token')} after it {'were' if found.remembering > 1 else 'was'} computed with "
+            f"it and may carry notes of it. To measure that: notes verify --session {name}. To decode them again: "
+            f"notes session forget {name} --method suffix"
+        )
+    if found.method == "cut":
+        yield f"what was said stays in the session's files: notes session undo {name} brings it back"
+    else:
+        yield "nothing of what was said stays in the session's files, and there is no undo; forks and exports keep it"
 
 
 @command.command("export")
@@ -266,14 +341,17 @@ def _tell(facts: dict[str, Any], told: str, json_: bool) -> None:
 
 def _as_json(entry: Entry) -> dict[str, Any]:
     keys = ("kind", "name", "text", "position", "tokens", "how")
-    return {**{key: getattr(entry, key) for key in keys}, "reason": entry.origin.reason, "why": entry_why(entry)}
+    why = {"reason": entry.origin.reason, "why": entry_why(entry)}
+    return {**{key: getattr(entry, key) for key in keys}, "turn": entry.turn, **why}
 
 
 def _what(line: Line) -> str:
     """What a line of the ledger was about."""
     if line["op"] == "edit":
         return f"{line['field']}={line['value']}"
-    return ", ".join(dict.fromkeys(line["fields"])) if line["op"] == "compact" else str(line["question"])
+    if line["op"] == "turn":
+        return str(line["question"])
+    return ", ".join(dict.fromkeys(line["fields"] if line["op"] == "compact" else line["what"]))
 
 
 def _facts(stored: SessionFolder) -> dict[str, Any]:
@@ -286,7 +364,7 @@ def _facts(stored: SessionFolder) -> dict[str, Any]:
         "whole": header.pinned,
         "tokens": len(state.tokens),
         "turns": state.turns,
-        "edits": state.count("edit"),
+        "edits": state.edits,
         "fields": state.fields,
         "bytes": stored.nbytes,
         "created": stored.created,

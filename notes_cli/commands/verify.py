@@ -110,7 +110,9 @@ def command(
     not survive: give some (--questions). Where a decision is not the recompute's, what repairs it is tried: another
     order, a longer seam, compiling the skills together, decoding all but the first.
 
-    With --session, what is put back from disk is compared with a prefill of the session's tokens: logits and rows.
+    With --session, what is put back from disk is compared with a prefill of the session's tokens: logits (also by how
+    much the one that differs most does) and rows. What was forgotten is not among them: the prefill is what a session
+    comes to that never had it.
 
     Where a model's rows cannot be moved, the skills are verified at the start of the prompt, where the control cannot
     show anything.
@@ -371,13 +373,14 @@ def _print_session(report: SessionReport, places: Sequence[str], model: str) -> 
     rows = [
         (
             *("at the end" if point.question is None else point.question, f"{point.cosine:.4f}", f"{point.kl:.1e}"),
+            f"{point.difference:.1e}",
             *("same" if point.same_top else "another", _short(point.decision or ""), _short(point.reference or "")),
             "" if point.decision is None else "same" if point.decision == point.reference else "DIFFERS",
         )
         for point in report.points
     ]
-    columns = ("after", "cosine", "KL", "top", "session", "recompute", "decision")
-    output.table(columns, rows, right=("cosine", "KL"))
+    columns = ("after", "cosine", "KL", "logits", "top", "session", "recompute", "decision")
+    output.table(columns, rows, right=("cosine", "KL", "logits"))
     errors = [
         (f"{error.layer}", error.part, f"{error.k:.1e}", f"{error.v:.1e}", at)
         for error, at in zip(report.layers, places, strict=True)

@@ -1,7 +1,8 @@
 """Verifying a session: is what was put back from disk as good as a full prefill of its very tokens?
 
-Errata are tokens like others, so they are in both. What differs is what edits in place have left as it was, and what
-was spliced after a different context than at compile time.
+Errata are tokens like others, so they are in both. What differs is what edits in place and cuts have left as it was,
+and what was spliced after a different context than at compile time. What was forgotten is in neither: the prefill is of
+the messages that are left.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Point:
     same_top: bool
     decision: str | None
     reference: str | None
+    difference: float = 0.0  # of the logit that differs most
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Cause(Enum):
     OTHER_CONTEXT = "other_context"  # skills that are preceded by a different context than at compile time
     BLOCKS = "blocks"  # skills that were compiled in blocks, which have not seen each other
     IN_PLACE = "in_place"  # edits in place: what comes after them was computed with the old value
+    CUT = "cut"  # parts that were cut out: what comes after them was computed with them
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,8 @@ def _relative(found: NDArray[np.floating], wanted: NDArray[np.floating]) -> NDAr
 
 def _point(question: str | None, ours: _Found, theirs: _Found) -> Point:
     a, b = ours.logits, theirs.logits
-    return Point(question, cosine(a, b), divergence(a, b), same_top(a, b), ours.decision, theirs.decision)
+    far = float(np.abs(a - b).max())
+    return Point(question, cosine(a, b), divergence(a, b), same_top(a, b), ours.decision, theirs.decision, far)
 
 
 def _causes(state: State) -> dict[Cause, tuple[str, ...]]:
@@ -193,5 +197,6 @@ def _causes(state: State) -> dict[Cause, tuple[str, ...]]:
     # All of a block that was computed apart counts as rewritten: that is in BLOCKS.
     partly = [entry.name for entry in splices if entry.origin.rewritten and entry.origin.reason is not Reason.BLOCK]
     partly += [entry.text for entry in edits if (record := record_of(entry.how)) is None or record.in_place]
-    found = {Cause.OTHER_CONTEXT: moved, Cause.BLOCKS: apart, Cause.IN_PLACE: partly}
+    cut = [entry.text for entry in state.traces]
+    found = {Cause.OTHER_CONTEXT: moved, Cause.BLOCKS: apart, Cause.IN_PLACE: partly, Cause.CUT: cut}
     return {cause: tuple(dict.fromkeys(where)) for cause, where in found.items() if where}

@@ -55,6 +55,8 @@ class Request:
     same tokens instead of splicing; `decode`: those of these skills alone, each of `splice`, so that they see what
     precedes them. `strict`: refuse a skill that cannot be spliced, instead of decoding it.
     `json_schema` (JSON, read), `grammar` (GBNF): what the answer is held to, one of them, and not with choices.
+    `results`: in a session, in the place of a question: the name of each tool that the last answer called, and what the
+    tool has returned.
     """
 
     question: str
@@ -76,6 +78,7 @@ class Request:
     strict: bool = False
     json_schema: Any = None
     grammar: str | None = None
+    results: Sequence[tuple[str, str]] = ()
 
     @property
     def room(self) -> int:

@@ -16,13 +16,13 @@ from notes_cli.editing.methods import ERRATUM, METHODS, SUFFIX, Method, record_o
 from notes_cli.editing.ways import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, NotesError, SkillError, UnsupportedError
+from notes_cli.errors import Help, NotesError, Remedy, SkillError, UnsupportedError
 from notes_cli.runtime.settings import NEAR, defaults
-from notes_cli.sessions.lines import Line
+from notes_cli.sessions.lines import Line, number_of
 from notes_cli.sessions.live import Live
 from notes_cli.sessions.origin import Origin, as_line
 from notes_cli.sessions.skills import amended, as_segment
-from notes_cli.sessions.state import Entry, SkillText
+from notes_cli.sessions.state import MARKS, Entry, SkillText
 from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed
@@ -168,8 +168,8 @@ class Editor:
             "value": value,
             "method": str(method),
             **as_line(origin),
-            "says": self._sentence(one, value) if record.appends_erratum else "",
-            "patches": _as_lines(changed.patches if changed else ()),
+            "says": sentence(self._live, one, value) if record.appends_erratum else "",
+            "patches": as_lines(changed.patches if changed else ()),
             "skills": [asdict(amended(changed.skill, changed.change))] if changed else [],
         }
         self._live.commit(line, places)
@@ -180,7 +180,7 @@ class Editor:
         segment, found, selects = changed.segment, changed.change, method.record.selects
         check(self._workspace.context, method, session=True)
         if method.record.in_place and any(patch.grows for patch in found.patches):
-            self._check_moves(method)
+            check_moves(self._live, f"the edit method {method} is not possible", instead(session=True))
         grown = max(0, len(found.tokens) - len(segment))
         cells = len(self._state.tokens) + grown + free_cells(segment, found, method)
         self._workspace.make_room(cells, held=self._live.at_hand)
@@ -192,26 +192,11 @@ class Editor:
             notebook.flush()
         return places, prepared
 
-    def _check_moves(self, method: Method) -> None:
-        """Raise UnsupportedError where rows have been moved as often as their type allows."""
-        kind = self._workspace.context.options.type_k
-        done = sum(map(_moved, self._state.live))
-        if kind != "f32" and done >= MOVES.get(kind, FEW_MOVES):
-            raise UnsupportedError(
-                f"the edit method {method} is not possible: rows after a value of another length were moved {done} "
-                f"times, and each time rounds the keys of a {kind} cache",
-                instead(session=True),
-            )
-
     def _with_rows(self, segment: Segment) -> Segment:
         """The segment with its rows as they are in the notebook."""
         book, first = self._live.notebook, segment.base
         rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=book.context.lossless_type)
         return replace(segment, layers=rows)
-
-    def _sentence(self, one: Reference, value: str) -> str:
-        erratum = Erratum(one.field, value, "", one.skill if one.shared else "")
-        return word(erratum, defaults(self._workspace).wording)
 
     def compact(self) -> Compacted:
         """Take out the errata that later ones supersede, and decode again what follows the first of them.
@@ -226,7 +211,7 @@ class Editor:
         with self._live.changing() as notebook:
             places = decode_from(notebook, patches)
         fields = tuple(entry.name for entry in out)
-        self._live.commit({"op": "compact", "fields": fields, "patches": _as_lines(patches)}, places)
+        self._live.commit({"op": "compact", "fields": fields, "patches": as_lines(patches)}, places)
         return Compacted(fields, sum(patch.last - patch.first for patch in patches), _count(places))
 
     def _cuts(self, out: Sequence[Entry]) -> list[Patch]:
@@ -241,7 +226,7 @@ class Editor:
                 patches.append(Patch(first, last, ()))
             elif taking and head and (gap := self._gap(first, last)):
                 patches.append(Patch(first, first + gap, ()))
-            taking = entry in out or (taking and entry.kind == "edit")
+            taking = entry in out or (taking and entry.kind in MARKS)
         return patches
 
     def _gap(self, first: int, last: int) -> int:
@@ -250,15 +235,33 @@ class Editor:
         return next((end for end in ends if self._live.spelt(first, end) == BETWEEN.encode()), first) - first
 
 
-def _as_lines(patches: Sequence[Patch]) -> list[Line]:
+def check_moves(live: Live, what: str, remedy: Remedy) -> None:
+    """Raise UnsupportedError, saying `what` cannot be, where rows have been moved as often as their type allows."""
+    kind = live.workspace.context.options.type_k
+    done = sum(map(moves, live.state.live))
+    if kind != "f32" and done >= MOVES.get(kind, FEW_MOVES):
+        why = f"rows after a value of another length, or after what was cut, were moved {done} times"
+        raise UnsupportedError(f"{what}: {why}, and each time rounds the keys of a {kind} cache", remedy)
+
+
+def as_lines(patches: Sequence[Patch]) -> list[Line]:
+    """Patches as ledgers have them."""
     return [{"first": patch.first, "last": patch.last, "tokens": list(patch.tokens)} for patch in patches]
 
 
-def _moved(line: Line) -> bool:
-    """Whether it was an edit in place that put tokens in the place of more or fewer."""
+def moves(line: Line) -> int:
+    """How often rows were moved in place: by an edit that put tokens in the place of more or fewer, by what was cut."""
+    if line["op"] == "forget":
+        return number_of(line, "moves")
     record = record_of(line["method"]) if line["op"] == "edit" else None
     in_place = line["op"] == "edit" and (record is None or record.in_place)  # None: another version's, who knows
-    return in_place and any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"])
+    return int(in_place and any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"]))
+
+
+def sentence(live: Live, one: Reference, value: str) -> str:
+    """The erratum that says a field's value."""
+    erratum = Erratum(one.field, value, "", one.skill if one.shared else "")
+    return word(erratum, defaults(live.workspace).wording)
 
 
 def _count(places: Sequence[Range]) -> int:

@@ -1,7 +1,8 @@
 """Sessions on disk, a folder each: the ledger, and files of rows beside it. Described in docs/format.md.
 
-`ledger.jsonl` says what happened and is only ever appended to (ledger.py); what it comes to is a State (state.py). The
-K/V rows that a line added are in a file of their own, which is never changed. Only names of files are known here.
+`ledger.jsonl` says what happened (ledger.py); what it comes to is a State (state.py). Lines are appended to it,
+and it is replaced where something is forgotten. The K/V rows that a line added are in a file of their own, which is
+never changed. Only names of files are known here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,7 +20,7 @@ from notes_cli.errors import HeldSessionError, Help, SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.library.lock import HeldError, locked
-from notes_cli.sessions.ledger import FORMAT, Header, Ledger, LedgerError, NewerError, as_bytes, read_ledger
+from notes_cli.sessions.ledger import FORMAT, Header, Ledger, LedgerError, NewerError, as_bytes, line_bytes, read_ledger
 from notes_cli.sessions.lines import ROWS, Line
 from notes_cli.sessions.listing import LEDGER, session_names
 from notes_cli.sessions.state import State
@@ -59,7 +60,8 @@ class SessionFolder:
     @property
     def next_rows(self) -> Path:
         """Where the rows of the next line belong. A file that a crash left there is written over."""
-        return self.folder / f"{max(1, len(self.lines)):04d}.gguf"
+        taken = [int(str(line["rows"])[: -len(".gguf")]) for line in self.lines if line.get("rows")]
+        return self.folder / f"{max([0, len(self.lines) - 1, *taken]) + 1:04d}.gguf"
 
     def commit(self, line: Line, header: Header | None = None) -> None:
         """Append a line: with it, and not before, it has happened. `header` begins the session."""
@@ -70,6 +72,18 @@ class SessionFolder:
                     temporary.write_bytes(data)
             else:
                 self._append(data)
+        except OSError as error:
+            raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
+        self._read()
+        self.sweep()
+
+    def rewrite(self, lines: Sequence[Line]) -> None:
+        """Replace all lines after the first by these, the last of which is new: all of it, or nothing."""
+        assert lines
+        kept = [{**self.lines[0], "format": FORMAT}, *lines[:-1]]
+        try:
+            with replacing(self.ledger) as temporary:
+                temporary.write_bytes(b"".join(map(line_bytes, kept)) + as_bytes(lines[-1]))
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
         self._read()
@@ -91,9 +105,14 @@ class SessionFolder:
                 raise
 
     def undo(self) -> Line:
-        """Take back the last turn, edit or compaction and return it. Raise SessionError if there is none."""
+        """Take back the last line that stands and return it. Raise SessionError if there is none."""
         if not self.state.live:
             raise SessionError(f"there is nothing to undo in session {self.name}")
+        if self.state.based and len(self.state.live) == 1:
+            raise SessionError(
+                f"there is nothing to undo in session {self.name}: what was forgotten by suffix is gone, and so is all "
+                "that preceded it"
+            )
         undone = self.state.live[-1]
         self.commit({"op": "undo"})
         return undone

@@ -1,6 +1,7 @@
 """A ledger's bytes: its first line, the lines after it, and reading them back. Described in docs/format.md.
 
-A line for each turn, edit, compaction and undo; lines are only ever appended. It knows neither llama.cpp nor files.
+A line for each turn, edit, compaction, forgetting and undo. Lines are appended, but for a forgetting, after which a
+ledger may begin with what was left. It knows neither llama.cpp nor files.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from notes_cli.engine.identity import Identity
 from notes_cli.sessions.lines import Line, text_of
 from notes_cli.sessions.state import State, fold
 
-FORMAT = 2  # changes when an older version would read a newer ledger wrongly
+FORMAT = 3  # changes when an older version would read a newer ledger wrongly
+BEGUN = 2  # the format until something is forgotten, which older versions do not know
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 
 
@@ -77,7 +79,7 @@ def as_bytes(line: Line, header: Header | None = None) -> bytes:
     now = datetime.now(timezone.utc).strftime(TIME)
     lines: list[Line] = [{**line, "time": now}]
     if header is not None:
-        lines.insert(0, {"op": "open", "format": FORMAT, **_as_line(header), "time": now})
+        lines.insert(0, {"op": "open", "format": BEGUN, **_as_line(header), "time": now})
     return b"".join(map(line_bytes, lines))
 
 

@@ -85,6 +85,10 @@ class Live:
         """Write down a line, and the rows of these positions of the notebook as it is now."""
         self._rows.commit(line, places, self._notebook)
 
+    def rewrite(self, line: Line) -> None:
+        """Write down all rows of the notebook, and this line in the place of all others."""
+        self._rows.rewrite(line, self.held)
+
     def undo(self) -> Line:
         """Take back the last line, to the very rows. Raise SessionError if there is none."""
         undone = self.stored.undo()

@@ -21,6 +21,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
 from notes_cli.sessions.ledger import Header
 from notes_cli.sessions.lines import Line
+from notes_cli.sessions.state import MARKS
 
 CHUNK = 512  # positions that are put back at once
 FILES = 8  # files of rows that are held open, each a descriptor while anything of it is in use
@@ -83,7 +84,7 @@ class RowFiles:
                 *(Reason.RESTORED_SESSION, self._stored.name),
             )
             for entry in self._stored.state.entries
-            if entry.kind != "edit"
+            if entry.kind not in MARKS
         ]
         return notebook
 
@@ -142,12 +143,25 @@ class RowFiles:
 
         Rows first, then the line that names them: if the process is killed in between, it has not happened.
         """
+        line = self._written(line, places, notebook)
+        if line["op"] == "forget" or any(piece["kind"] == "result" for piece in line.get("pieces", ())):
+            self._stored.rewrite([*self._stored.lines[1:], line])  # with a format that keeps older versions out
+        else:
+            self._stored.commit(line, None if self._stored.header else self._header)
+
+    def rewrite(self, line: Line, notebook: Notebook) -> None:
+        """Write down all rows of the notebook, and a line that takes the place of all others: no file of theirs is
+        needed any more."""
+        places = [(0, len(notebook))]
+        self._stored.rewrite([self._written(line, places, notebook)])
+
+    def _written(self, line: Line, places: Sequence[Range], notebook: Notebook | None) -> Line:
+        """The line, with the file in which these rows now are."""
         path = self._stored.next_rows
         if places:
             assert notebook is not None
             write_segment(path, self._read(notebook, places), writer=f"notes {notes_cli.__version__}")
-        line = {**line, "changed": places, "rows": path.name if places else ""}
-        self._stored.commit(line, None if self._stored.header else self._header)
+        return {**line, "changed": places, "rows": path.name if places else ""}
 
     def _read(self, notebook: Notebook, places: Sequence[Range]) -> Segment:
         """The rows of these positions, one after the other, each rotated as it is."""

@@ -41,9 +41,11 @@ from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.forgetting import CUT, Forgetter, Forgotten
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.live import Live
 from notes_cli.sessions.origin import Origin, as_line
+from notes_cli.sessions.results import Result, results_turn
 from notes_cli.sessions.skills import from_segment
 from notes_cli.sessions.state import SkillText, State
 from notes_cli.text.erratum import Erratum, read_errata, word
@@ -117,6 +119,8 @@ class Session:
                 f"session {self.stored.name} has begun: system text, place and recompute belong to its first turn, and "
                 "fields are changed by edits"
             )
+        if request.results:
+            self._check_results(request)
         grammar = held_to(self.workspace, request)
         segments = opened(self.workspace, request.splice, listener)
         at = perf_counter()
@@ -124,7 +128,9 @@ class Session:
         settings = settle(self.workspace, request, segments, listener, session=True, goes_on=goes_on)
         tell_meant(request, [*self.state.skills, *segments], listener)
         room = room_for(self.workspace, request, settings)
-        if goes_on:
+        if request.results:
+            notebook = self.answered(request.results, room, settings.think)
+        elif goes_on:
             notebook = self.follow(
                 *(request.question, request.errata, settings.wording, room, settings.think),
                 segments=segments,
@@ -236,6 +242,28 @@ class Session:
         self._skills = [from_segment(segment, None, notebook) for segment in segments]
         return notebook
 
+    def answered(self, results: Sequence[Result], room: int = 0, think: bool = False) -> Notebook:
+        """Add the next turn: what the tools that the last answer called have returned. Errata wait for a question."""
+        self._question, self._skills, self._said = ", ".join(f"{name}: {text}" for name, text in results), [], {}
+        template = self.workspace.thinking_template if think else self.workspace.template
+        chunks = results_turn(self.workspace, template, results)
+        tokens = [self.workspace.tokenize(chunk) for chunk in chunks]
+        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._live.at_hand)
+        notebook, names = self.notebook, iter(name for name, _ in results)
+        for chunk, ids in zip(chunks, tokens, strict=True):
+            notebook.append(ids, chunk.kind, next(names) if chunk.kind == "result" else "")
+        return notebook
+
+    def _check_results(self, request: Request) -> None:
+        """Raise SessionError where the last answer called no such tool, or something belongs to a question."""
+        name = self.stored.name
+        if request.question or request.splice or request.errata:
+            raise SessionError("a question, skills and errata do not go with the results of tools")
+        said = "".join(one.text for one in self.state.entries if one.turn == self.state.turns and one.kind == "answer")
+        for tool, _ in request.results:
+            if tool not in said:
+                raise SessionError(f"the last answer of session {name} does not call a tool {tool!r}")
+
     def _waiting(self, known: Known, wording: str | None) -> dict[str, str]:
         """The errata that are still to be said, by the key of their field. One whose field other skills of this turn
         have, too, says from now on whose it is."""
@@ -322,8 +350,13 @@ class Session:
     def compact(self) -> Compacted:
         return Editor(self._live).compact()
 
+    def forget(self, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Forgotten:
+        """Take out turns, chains of thought and results of tools (forgetting.py)."""
+        return Forgetter(self._live).forget(names, method, dry=dry)
+
     def undo(self) -> Line:
-        """Back to before the last turn, edit or compaction, to the very rows. Raise SessionError if there is none."""
+        """Back to before the last turn, edit, compaction or cut, to the very rows. Raise SessionError where there is
+        none."""
         return self._live.undo()
 
 

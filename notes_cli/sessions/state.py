@@ -9,15 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from notes_cli.engine.patches import patched, shifted
+from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import FieldSpan
-from notes_cli.sessions.lines import ROWS, Line, ids_of, patches_of, ranges_of, text_of
-from notes_cli.sessions.origin import Origin, origin_of
+from notes_cli.sessions.lines import ROWS, Line, ids_of, number_of, patches_of, ranges_of, text_of
+from notes_cli.sessions.origin import Origin, as_line, origin_of
 from notes_cli.text.references import Known
+
+TRACE = "forgotten"  # the kind of an entry that says where something was cut out
+MARKS = ("edit", TRACE)  # kinds of entries that have no tokens
+FROM_CHANGE = ("suffix",)  # edit methods after which no row is left that was computed before the edit
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A piece of the notebook, or an edit (`how` is its method), as the ledger shows it."""
+    """A piece of the notebook, or an edit or a cut (`how` is its method), as the ledger shows it."""
 
     kind: str
     name: str  # of a skill; of the field that an erratum or an edit is about
@@ -26,6 +31,26 @@ class Entry:
     tokens: int
     how: str
     origin: Origin
+    turn: int = 0  # the turn that it belongs to, or after which an edit or a cut came, from 1 on
+
+    @property
+    def end(self) -> int:
+        return self.position + self.tokens
+
+    @property
+    def thought(self) -> bool:
+        """Whether it is of a chain of thought, or what closes one."""
+        return self.kind == "answer" and self.origin.reason in (Reason.THOUGHT, Reason.THOUGHT_END)
+
+    @classmethod
+    def from_dict(cls, data: Line) -> Entry:
+        """Read back what entry_line wrote. Raise KeyError, TypeError or ValueError where it is none."""
+        kind, name, text, how = (text_of(data, key) for key in ("kind", "name", "text", "how"))
+        position, tokens, turn = (number_of(data, key) for key in ("position", "tokens", "turn"))
+        if min(position, tokens, turn) < 0:
+            raise ValueError("piece")
+        origin = replace(origin_of(data), erratum=data.get("erratum") is True)
+        return cls(kind, name, text, position, tokens, how, origin, turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +86,8 @@ class SkillText:
 class State:
     """What a ledger comes to: undone lines are gone, edits are applied."""
 
-    live: list[Line] = field(default_factory=list)  # turns, edits and compactions that were not undone
+    live: list[Line] = field(default_factory=list)  # turns, edits, compactions and forgettings that were not undone
+    questions: list[str] = field(default_factory=list)  # of each turn, as asked
     tokens: list[int] = field(default_factory=list)
     rows: list[tuple[str, int]] = field(default_factory=list)  # of each position: the file of its row, and which
     entries: list[Entry] = field(default_factory=list)  # in the order in which they came
@@ -83,13 +109,23 @@ class State:
         spans = {known.key(skill.name, span.name): span.value for skill in self.skills for span in skill.fields}
         return spans | self.values
 
-    def count(self, op: str) -> int:
-        """How many turns, edits or compactions there are."""
-        return sum(line["op"] == op for line in self.live)
-
     @property
     def turns(self) -> int:
-        return self.count("turn")
+        return len(self.questions)
+
+    @property
+    def edits(self) -> int:
+        return sum(entry.kind == "edit" for entry in self.entries)
+
+    @property
+    def based(self) -> bool:
+        """Whether it begins with what was left when something was forgotten for good."""
+        return bool(self.live) and self.live[0]["op"] == "forget"
+
+    @property
+    def traces(self) -> list[Entry]:
+        """What was cut out, where what comes after it may still carry notes of it."""
+        return [entry for entry in self.entries if entry.kind == TRACE]
 
     @property
     def superseded(self) -> list[Entry]:
@@ -99,7 +135,7 @@ class State:
         found: list[Entry] = []
         known, later = self.known, set(self.pending)
         for entry in reversed(self.entries):
-            keys = _keys(known, entry.name) if entry.kind in ("erratum", "edit") and entry.name else set()
+            keys = keys_of(known, entry.name) if entry.kind in ("erratum", "edit") and entry.name else set()
             if entry.kind == "erratum" and keys and keys <= later:
                 found.append(entry)
             later |= keys
@@ -107,7 +143,7 @@ class State:
 
     def apply(self, line: Line) -> None:
         """What the line says happens. Raise KeyError, TypeError or ValueError where it says nothing that can be."""
-        {"turn": self._turn, "edit": self._edit, "compact": self._compact}[line["op"]](line)
+        {"turn": self._turn, "edit": self._edit, "compact": self._compact, "forget": self._forget}[line["op"]](line)
         if any(skill.position + skill.tokens > len(self.tokens) for skill in self.skills):
             raise ValueError("skills")
         self.live.append(line)
@@ -115,30 +151,37 @@ class State:
     def _turn(self, line: Line) -> None:
         """Pieces came at the end."""
         start = len(self.tokens)
-        text_of(line, "question")
+        self.questions.append(text_of(line, "question"))
         skills = [SkillText.from_dict(skill) for skill in line["skills"]]
         self._join(skills)
         for piece in line["pieces"]:
             kind, name, text, how = (text_of(piece, key) for key in ("kind", "name", "text", "how"))
             ids = ids_of(piece["tokens"])
-            self.entries.append(Entry(kind, name, text, len(self.tokens), len(ids), how, origin_of(piece)))
+            origin = origin_of(piece)
+            self.entries.append(Entry(kind, name, text, len(self.tokens), len(ids), how, origin, self.turns))
             self.tokens += ids
         self.rows += [(line["rows"], row) for row in range(len(self.tokens) - start)]
         fields = self.known
-        said = {key: text_of(line["said"], name) for name in line["said"] for key in _keys(fields, name)}
+        said = {key: text_of(line["said"], name) for name in line["said"] for key in keys_of(fields, name)}
         self.values |= said
-        self.stated |= {*said, *self.pending}
-        self.pending = {}
+        if not any(piece["kind"] == "result" for piece in line["pieces"]):  # errata are said before a question
+            self.stated |= {*said, *self.pending}
+            self.pending = {}
 
     def _join(self, skills: Sequence[SkillText]) -> None:
         """Skills came: a field that one of them has, too, is called by its skill from now on."""
+        self.has([*self.skills, *skills])
+
+    def has(self, skills: Sequence[SkillText]) -> None:
+        """These are the skills from now on: their fields are called by their keys among them."""
         before = self.known
-        self.skills += skills
+        self.skills = [*skills]
         now = self.known
 
         def renamed(name: str) -> str:
             found = before.find(name)
-            return now.key(found[0].skill, found[0].field) if len(found) == 1 else name
+            one = next((one for one in found if f"{one.skill}.{one.field}" in now), None) if len(found) == 1 else None
+            return now.key(one.skill, one.field) if one else name
 
         self.values = {renamed(name): value for name, value in self.values.items()}
         self.pending = {renamed(name): said for name, said in self.pending.items()}
@@ -153,10 +196,13 @@ class State:
         name, value = text_of(line, "field"), text_of(line, "value")
         place = self._replace(line)
         origin = replace(origin_of(line), erratum=bool(text_of(line, "says")))
-        self.entries.append(Entry("edit", name, f"{name}={value}", place, 0, text_of(line, "method"), origin))
+        method = text_of(line, "method")
+        self.entries.append(Entry("edit", name, f"{name}={value}", place, 0, method, origin, self.turns))
+        if method in FROM_CHANGE:
+            self._remember_nothing(place)
         amended = {part["name"]: SkillText.from_dict(part) for part in line["skills"]}
         self.skills = [amended.get(skill.name) or skill for skill in self.skills]
-        keys = _keys(self.known, name)
+        keys = keys_of(self.known, name)
         for key in keys:
             self.values[key] = value
             self.pending.pop(key, None)
@@ -166,11 +212,31 @@ class State:
     def _compact(self, line: Line) -> None:
         """Errata were taken out, and what comes after them was computed again."""
         known = self.known
-        taken = [_keys(known, text_of({"name": name}, "name")) for name in line["fields"]]
-        self._replace(line)
-        self.entries = [entry for entry in self.entries if entry.tokens or entry.kind == "edit"]
-        left = [_keys(known, entry.name) for entry in self.entries if entry.kind == "erratum" and entry.name]
+        taken = [keys_of(known, text_of({"name": name}, "name")) for name in line["fields"]]
+        place = self._replace(line)
+        self.entries = [entry for entry in self.entries if entry.tokens or entry.kind in MARKS]
+        self._remember_nothing(place)
+        left = [keys_of(known, entry.name) for entry in self.entries if entry.kind == "erratum" and entry.name]
         self.stated = self.stated.difference(*taken).union(*left)
+
+    def _forget(self, line: Line) -> None:
+        """Pieces were taken out. The line says all that is left, so that nothing that came before is needed to read it
+        where it is the first."""
+        text_of(line, "method")
+        self._replace(line)
+        rest = line["rest"]
+        self.questions = [text_of({"": question}, "") for question in rest["questions"]]
+        self.entries = [Entry.from_dict(piece) for piece in rest["pieces"]]
+        if any(entry.end > len(self.tokens) or entry.turn > self.turns for entry in self.entries):
+            raise ValueError("pieces")
+        self.skills = [SkillText.from_dict(skill) for skill in rest["skills"]]
+        self.values = {key: text_of(rest["values"], key) for key in rest["values"]}
+        self.pending = {key: text_of(rest["pending"], key) for key in rest["pending"]}
+        self.stated = {text_of({"": key}, "") for key in rest["stated"]}
+
+    def _remember_nothing(self, place: int) -> None:
+        """All was decoded again from a position on: nothing there has seen what was cut out after it."""
+        self.entries = [entry for entry in self.entries if entry.kind != TRACE or entry.position < place]
 
     def _replace(self, line: Line) -> int:
         """Tokens gave way to others, what comes after them moved, and some rows were computed again. Return the first
@@ -192,9 +258,16 @@ def _shifted(entry: Entry, shift: Callable[[int], int]) -> Entry:
     return replace(entry, position=start, tokens=end - start)
 
 
-def _keys(known: Known, name: str) -> set[str]:
+def keys_of(known: Known, name: str) -> set[str]:
     """The keys of the fields that a ledger means by a name. Older ledgers name those of several skills by one."""
     return {one.key for one in known.find(name)} or {name}
+
+
+def entry_line(entry: Entry) -> Line:
+    """An entry as a ledger keeps what was left."""
+    keys = ("kind", "name", "text", "position", "tokens", "how", "turn")
+    said = {"erratum": True} if entry.origin.erratum else {}
+    return {**{key: getattr(entry, key) for key in keys}, **as_line(entry.origin), "why": entry.origin.sentence, **said}
 
 
 def fold(lines: Sequence[Line]) -> State:
@@ -203,6 +276,8 @@ def fold(lines: Sequence[Line]) -> State:
     for line in lines:
         if line["op"] == "undo":
             live.pop()
+            if not live and lines[0]["op"] == "forget":  # of what came before it there is nothing
+                raise ValueError("undo")
         else:
             live.append(line)
     state = State()

@@ -97,6 +97,15 @@ def user_message(question: str, *, skills: Sequence[str] = (), errata: Sequence[
     return Message("user", (*map(SkillPart, skills), *map(ErratumPart, errata), TextPart(question)))
 
 
+def results_of(results: Sequence[tuple[str, str]]) -> list[Message]:
+    """A message that calls tools, and what each has returned: pairs of a tool's name and a text. The calls are as the
+    model wrote them, so here they have names only."""
+    ids = [f"call{number:05d}" for number in range(len(results))]  # of a form that every template takes
+    calls = tuple(ToolCall(key, name) for key, (name, _) in zip(ids, results, strict=True))
+    given = [Message("tool", (TextPart(text),), (), key, name) for key, (name, text) in zip(ids, results, strict=True)]
+    return [Message("assistant", tool_calls=calls), *given]
+
+
 def asking(
     question: str,
     *,

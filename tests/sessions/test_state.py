@@ -84,7 +84,7 @@ def test_a_compaction_is_folded_in() -> None:
     ]
     assert (state.superseded, state.stated, state.values) == ([], {"date"}, {"date": "c"})
     undone = fold([*toggles(), line, {"op": "undo"}])
-    assert undone == before and state.count("compact") == 1
+    assert undone == before and [line["op"] for line in state.live].count("compact") == 1
     every = {**line, "patches": [*patches, {"first": 6, "last": 8, "tokens": []}], "changed": [[3, 5]]}
     assert not fold([*toggles(), every]).stated
 
@@ -92,7 +92,7 @@ def test_a_compaction_is_folded_in() -> None:
 def test_a_ledger_of_an_earlier_version() -> None:
     """Written before pieces had reasons: a skill in blocks, edits by three methods, an erratum that one supersedes."""
     state = read_ledger(Path(__file__).with_name("earlier.jsonl").read_bytes()).state
-    assert (len(state.tokens), state.turns, state.count("edit")) == (183, 3, 3)
+    assert (len(state.tokens), state.turns, state.edits) == (183, 3, 3)
     assert state.fields == {"date": "2026-07-03", "tier": "gold", "amount": "120"} and state.stated == {"date"}
     assert [(entry.kind, entry.position) for entry in state.superseded] == [("erratum", 153)]
     seam, spliced = (entry for entry in state.entries if entry.kind == "splice")
