@@ -68,6 +68,14 @@ from notes_cli.explaining import plan_as_json, turn_as_json
 )
 @click.option("-s", "--system", metavar="TEXT", help="System text before the skills.")
 @click.option("--session", type=SessionName(), metavar="NAME", help="Start a session of that name, or continue it.")
+@click.option(
+    "--result",
+    "results",
+    multiple=True,
+    metavar="TOOL=TEXT",
+    help="In a session, in the place of a question: what a tool that the last answer called has returned; TOOL=- reads "
+    "standard input. Repeatable, in the order of the calls.",
+)
 @click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
 @click.option(
     *("--max-think", "max_think"),
@@ -171,6 +179,7 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
       notes ask "..." --splice returns --field date=2026-07-01 --method suffix
       notes ask "May I return this?" --splice returns --think
       notes ask "And a week later?" --session mine
+      curl -s wttr.in?0 | notes ask --session mine --result get_weather=-
       echo "May I return this?" | notes ask --splice returns --choices yes,no
       notes ask "Which date counts?" --splice returns -j answer.schema.json
       notes ask --batch questions.jsonl --splice returns > answers.jsonl

@@ -39,6 +39,7 @@ _ALONE = {
     "prompt": "--prompt",
     "file": "--file",
     "session": "--session",
+    "results": "--result",
     "explain": "--explain",
 }
 

@@ -54,7 +54,14 @@ class Call:
 
 def read_call(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> Call:
     """The call in the values of the options, by parameter. Raise UsageError and NotesError for one that is none."""
-    words = words_of(_question(question, prompt, file), answers_of(given["choices"]), given)
+    results = given["results"]
+    if results and (question is not None or prompt is not None or file is not None):
+        raise click.UsageError("--result takes the place of a question: give one or the other")
+    if results and not given["session"]:
+        raise click.UsageError("--result goes on with a session: name it with --session")
+    asked = "" if results else _question(question, prompt, file)
+    words = words_of(asked, answers_of(given["choices"]), given)
+    words["results"] = _results(results)
     if _typed("method") and not words["fields"]:
         raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
     if given["session"] and given["explain"]:
@@ -75,7 +82,7 @@ def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]
     """The request for a question, by the values of the options."""
     same = ("errata", "fields", "method", "system", "think", "max_think", "limit", "seam", "place", "wording", "strict")
     words = {name: given[name] for name in same}
-    asking = {"question": asked, "splice": given["splices"], "choices": choices}
+    asking = {"question": asked, "results": (), "splice": given["splices"], "choices": choices}
     asking |= {"recompute": given["no_splice"], "decode": given["decoded"]}
     return {**asking, **words, "sampling": _sampling(given), **held_to(given)}  # type: ignore[typeddict-item]
 
@@ -132,6 +139,23 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
         raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
     asked.encode()  # an argument that is not UTF-8 is wrong usage: UnicodeEncodeError (see cli.py)
     return asked
+
+
+def _results(given: Sequence[str]) -> list[tuple[str, str]]:
+    """The name of each tool, and what it has returned."""
+    found = [(name.strip(), text) for name, _, text in (one.partition("=") for one in given)]
+    if not all("=" in one and name for one, (name, _) in zip(given, found, strict=True)):
+        raise click.UsageError("write --result TOOL=TEXT, or TOOL=- for what is piped in")
+    piped = [text for _, text in found if text == "-"]
+    if len(piped) > 1:
+        raise click.UsageError("only one result can be standard input")
+    if piped and sys.stdin is None:
+        raise click.UsageError("there is no standard input to read a result from")
+    try:
+        words = sys.stdin.buffer.read().decode().strip() if piped else ""
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"the piped text is not UTF-8 (byte {error.start})") from error
+    return [(name, words if text == "-" else text) for name, text in found]
 
 
 def _read(file: Path) -> str:

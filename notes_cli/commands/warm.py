@@ -96,6 +96,8 @@ def _is_at(server: Server, url: str) -> bool:
 def _named(words: Words | None) -> Words | None:
     """The same, with skills of the library by their names (Library.resolve). Raise Declined for a file: what is read
     here is not there."""
+    if words is not None and words["results"]:
+        raise Declined("it takes no results of tools")
     if words is None or not words["splice"]:
         return words
     known = {name for name, _ in segment_files(config.paths().library)}

@@ -288,7 +288,8 @@ class Notebook:
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
         self._logits = None
-        self.pieces = [self._amended(piece, shift, places) for piece in self.pieces]
+        amended = (self._amended(piece, shift, places) for piece in self.pieces)
+        self.pieces = [piece for piece in amended if piece.tokens]
         return len(places)
 
     @staticmethod

@@ -17,6 +17,7 @@ class Words(TypedDict):
     """The fields of Request, where nothing has been looked up yet. All of it can be written as JSON."""
 
     question: str
+    results: Sequence[tuple[str, str]]  # in the place of a question: name of a tool, and what it returned
     splice: Sequence[str]
     errata: Sequence[str]
     fields: Sequence[str]  # NAME=VALUE
@@ -43,6 +44,7 @@ def read_request(words: Words) -> Request:
     word(Erratum("", "", ""), words["wording"])  # raises for one that there is not, also where nothing is worded
     return Request(
         question=words["question"],
+        results=words["results"],
         splice=words["splice"],
         errata=words["errata"],
         values=values,

@@ -1,0 +1,477 @@
+"""Forgetting: what is left never had it, to the token; what may still remember is said; no trace is in the files."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from notes_cli.config import paths
+from notes_cli.editing.methods import METHODS, Method
+from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.notebook import Notebook
+from notes_cli.errors import NotesError, SessionError, UnsupportedError
+from notes_cli.library.container import open_segment
+from notes_cli.measure.session import Cause, verify_session
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.thinking import thinking
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.archive import load, save
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.session import Session
+from notes_cli.sessions.state import FROM_CHANGE
+from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart, user_message
+from notes_cli.text.prompt import build
+from notes_cli.text.skill import Skill, parse_skill
+
+from ..text.test_tools import SOURCES
+from ..thinkers import OPENED, SWITCH, UNAWARE
+
+QWEN = SOURCES["Qwen-Qwen3-0.6B"]
+MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+Open = Callable[..., Workspace]
+Talk = Sequence[tuple[str, str]]  # what comes, and the answer. A result of a tool begins with its name and a colon
+
+
+@pytest.fixture
+def make(make_model: Callable[..., Path]) -> Iterator[Open]:
+    """A workspace on a tiny model with a chat template."""
+    opened: list[Workspace] = []
+
+    def make(kind: str = "llama", template: str = QWEN, cache: str = "f32", n_ctx: int = 2048) -> Workspace:
+        path = make_model(kind, template=template, added=MARKS)
+        opened.append(Workspace(path, ContextOptions(n_ctx=n_ctx, n_threads=1, type_k=cache, type_v=cache)))
+        return opened[-1]
+
+    yield make
+    for workspace in opened:
+        workspace.close()
+
+
+@contextmanager
+def held(workspace: Workspace, name: str = "mine") -> Iterator[Session]:
+    with Sessions(paths().sessions).locked(name, new=True) as stored, Session(workspace, stored) as session:
+        yield session
+
+
+def say(
+    session: Session, comes: str, answer: str, skills: Sequence[Skill] = (), system: str | None = "Be kind."
+) -> None:
+    """A turn with an answer of ours, which stands for what the model would have written."""
+    workspace = session.workspace
+    segments = [compile_skill(workspace, skill) for skill in skills]
+    if session.empty:
+        prompt = Prompt(comes, segments, system=system)
+        notebook = assemble(workspace, prompt)
+        session.begin(prompt, notebook)
+    elif comes.startswith("look_up:"):
+        notebook = session.answered([("look_up", comes.removeprefix("look_up:"))])
+    else:
+        notebook = session.follow(comes, segments=segments)
+    write(workspace, notebook, answer)
+    session.keep()
+
+
+def write(workspace: Workspace, notebook: Notebook, answer: str) -> None:
+    notebook.append(workspace.model.tokenize(answer, special=True), "answer")
+
+
+def grown(
+    workspace: Workspace, name: str, talk: Talk, skills: Sequence[Skill] = (), system: str | None = "Be kind."
+) -> SessionFolder:
+    with held(workspace, name) as session:
+        for number, (comes, answer) in enumerate(talk):
+            say(session, comes, answer, () if number else skills, system)
+        return session.stored
+
+
+def rounds(count: int) -> list[tuple[str, str]]:
+    """Rounds of a question, a call of a tool, its result, and an answer."""
+    call = '<tool_call>\n{{"name": "look_up", "arguments": {{"key": "{}"}}}}\n</tool_call>'
+    parts = [
+        [(f"What is {n}?", call.format(n)), (f"look_up:{n} is worth {n * 37}.", f"It is {n * 37}.")]
+        for n in range(count)
+    ]
+    return [part for pair in parts for part in pair]
+
+
+def test_twenty_rounds_with_tools_of_which_ten_are_forgotten(make: Open, skill: Skill) -> None:
+    """By suffix the session is the one that never had them, in its tokens, logits and decisions. By a cut it has the
+    same tokens, and the measurement says by how much it differs, and why."""
+    workspace = make(n_ctx=4096)
+    talk = rounds(20)
+    gone = [0, 1, 3, 4, 7, 10, 11, 14, 18, 19]
+    left = [turn for number, turn in enumerate(talk) if number // 2 not in gone]
+    never = grown(workspace, "never", left, [skill], None)
+    grown(workspace, "mine", talk, [skill], None)
+    Sessions(paths().sessions).fork("mine", "moved")
+    names = [f"{2 * number + 1}-{2 * number + 2}" for number in gone]
+
+    with held(workspace, "moved") as session:
+        done = session.forget(names)
+        assert session.state.tokens == never.state.tokens and session.state.questions == never.state.questions
+        assert done.decoded == 0 and done.moved == done.remembering > 0 and done.tokens == len(never.state.tokens)
+    with held(workspace, "moved") as session:
+        report = verify_session(session, ["What is 3?"], choices=["111", "222"])
+        assert [*report.causes] == [Cause.CUT] and "turns" in report.causes[Cause.CUT][0]
+        far = max(point.difference for point in report.points)
+        assert far > 1e-2 and report.largest.k > 1e-2
+
+    with held(workspace, "mine") as session:
+        done = session.forget(names, "suffix")
+        assert session.state.tokens == never.state.tokens and session.state.questions == never.state.questions
+        assert (done.moved, done.remembering) == (0, 0) and done.decoded > 0 and session.state.traces == []
+    with held(workspace, "mine") as session, held(workspace, "never") as other:
+        pieces = [
+            [(one.kind, one.name, one.position, one.tokens) for one in each.state.entries] for each in (session, other)
+        ]
+        assert [piece[2:] for piece in pieces[0]][-8:] == [piece[2:] for piece in pieces[1]][-8:]
+        theirs, ours = (np.array(each.follow("What is 3?").logits()) for each in (other, session))
+        assert np.abs(ours - theirs).max() < 1e-3 < far and ours.argmax() == theirs.argmax()
+    with held(workspace, "mine") as session:
+        report = verify_session(session, ["What is 3?"], choices=["111", "222"])
+        assert report.passed and not report.causes and max(point.difference for point in report.points) < 1e-3
+
+
+def rendered(workspace: Workspace, system: str | None, talk: Talk, skill: Skill | None = None) -> list[int]:
+    """The tokens of a conversation that is built from its messages, and the last answer."""
+    parts = ([TextPart(system)] if system else []) + ([SkillPart(skill.name)] if skill else [])
+    messages = [Message("system", tuple(parts))] if parts else []
+    for comes, answer in talk:
+        messages += [user_message(comes), Message("assistant", (TextPart(answer),))]
+    found: list[int] = []
+    for chunk in build(workspace.template, Conversation(tuple(messages[:-1]))):
+        assert skill or chunk.kind != "splice"
+        ids = workspace.tokens_of(skill) if chunk.kind == "splice" and skill else workspace.tokenize(chunk)
+        found += [int(token) for token in (ids if found else workspace.opened(ids))]
+    return found + [int(token) for token in workspace.model.tokenize(talk[-1][1])]
+
+
+TALK = [(f"Why {number}?", f"Because {number}.") for number in range(5)]
+TEMPLATES = [
+    "Qwen-Qwen3-0.6B",
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "google-gemma-2-2b-it",
+    "Mistral-Small-3.2-24B-Instruct-2506",
+]
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name in SOURCES])
+@pytest.mark.parametrize("system", ["Be kind.", None])
+def test_turns_that_are_gone_were_never_there(make: Open, skill: Skill, name: str, system: str | None) -> None:
+    """Of the beginning, the middle and the end: the tokens are those that the template makes of what is left."""
+    workspace = make(template=SOURCES[name], cache="f16")
+    grown(workspace, "mine", TALK, [skill], system)
+    for number, gone in enumerate([[1], [1, 2], [3], [5], [2, 4], [1, 3, 5]]):
+        Sessions(paths().sessions).fork("mine", f"fork{number}")
+        with held(workspace, f"fork{number}") as session:
+            left = [turn for at, turn in enumerate(TALK, 1) if at not in gone]
+            before = session.state.tokens
+            session.forget([str(one) for one in gone], random.Random(number).choice(["cut", "suffix"]))
+            assert session.state.tokens == rendered(workspace, system, left, skill)
+            assert session.state.turns == len(left) and len(before) > len(session.state.tokens)
+            shown = [entry for entry in session.state.entries if entry.tokens]
+            assert [entry.position for entry in shown] == [*np.cumsum([0, *(entry.tokens for entry in shown)])][:-1]
+            assert "".join(entry.text for entry in shown).count("Because") == len(left)
+
+
+@pytest.mark.parametrize("template", [SWITCH, OPENED, UNAWARE, QWEN], ids=["switch", "opened", "unaware", "qwen"])
+def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever opens and closes chains of thought: what is left is what the template makes of an answer without one."""
+    from notes_cli.engine.loop import run
+    from notes_cli.engine.sampler import SamplerOptions
+
+    from ..thinkers import Scripted
+
+    workspace = make(template=template)
+    with held(workspace) as session:
+        prompt = Prompt("Why?", think=True)
+        notebook = assemble(workspace, prompt)
+        session.begin(prompt, notebook)
+        script = Scripted(workspace.model, "Let me see.</think>")
+        monkeypatch.setattr("notes_cli.runtime.thinking.Sampler", script)
+        run(thinking(workspace, notebook, SamplerOptions(), 40))
+        write(workspace, notebook, "Because.")
+        session.keep()
+        say(session, "And then?", "Nothing.")
+        assert any(entry.thought for entry in session.state.entries)
+        done = session.forget(["thought:1"], "suffix")
+        assert done.removed > 10 and not any(entry.thought for entry in session.state.entries)
+        found = session.state.tokens
+    expected: list[int] = []
+    messages = (user_message("Why?"), Message("assistant", (TextPart("Because."),)), user_message("And then?"))
+    thinks = workspace.thinking_template.earlier
+    for chunk in build(thinks, Conversation(messages[:1])):
+        expected += [int(token) for token in workspace.tokenize(chunk)]
+    expected += [int(token) for token in workspace.model.tokenize("Because.")]
+    assert found[: len(expected)] == expected
+    text = workspace.model.text(found)
+    assert "Let me see" not in text and "Because." in text and "Nothing." in text
+
+
+def test_what_tools_have_returned(make: Open) -> None:
+    """The message of a result stays, and is empty, as the template has an empty one; a turn with results and the call
+    belong together."""
+    workspace = make()
+    grown(workspace, "mine", rounds(3))
+    empty = [(comes if comes != "look_up:1 is worth 37." else "look_up:", answer) for comes, answer in rounds(3)]
+    expected = grown(workspace, "empty", empty).state.tokens
+    with held(workspace) as session:
+        for names in (["4"], ["3"], ["1", "2", "3"]):
+            with pytest.raises(SessionError, match=r"turn 4 has the results of the tools that turn 3 called"):
+                session.forget(names)
+        done = session.forget(["tool:4"])
+        assert session.state.tokens == expected and done.removed == len("1 is worth 37.")
+        assert "1 is worth" not in "".join(entry.text for entry in session.state.entries)
+        with pytest.raises(SessionError, match="does not call a tool 'fly'"):
+            session.ask(request_with(("fly", "x")))
+
+
+def request_with(*results: tuple[str, str]):  # type: ignore[no-untyped-def]
+    from notes_cli.runtime.asking import Request
+
+    return Request("", results=results)
+
+
+def test_nothing_is_left_in_the_files(make: Open, skill: Skill) -> None:
+    """By suffix neither texts nor tokens of what was said are in any file, whatever was undone or cut before; the
+    session goes on from there: asked, edited, undone, forked, exported, imported, compacted."""
+    workspace = make(cache="f16")
+    talk = [
+        ("Hello?", "Yes."),
+        ("My code is XYZZY-1.", "Noted XYZZY-1."),
+        ("And XYZZY-2?", "That, too."),
+        ("Good?", "Good."),
+    ]
+    grown(workspace, "mine", talk, [skill])
+    with held(workspace) as session:
+        say(session, "XYZZY-3", "No.")
+        session.undo()
+        session.forget(["2"])
+        assert secrets(workspace, session.stored.folder) and session.state.traces
+        session.forget(["2"], "suffix")
+        folder = session.stored.folder
+        assert not secrets(workspace, folder) and len([*folder.glob("*.gguf")]) == 1
+        with pytest.raises(SessionError, match=r"nothing to undo .* is gone"):
+            session.undo()
+        say(session, "Who?", "You.")
+        session.edit("date", "2026-07-01", Method())
+        say(session, "When?", "Now.")
+        session.edit("date", "2026-07-02", Method())
+        say(session, "When now?", "Later.")
+        assert session.compact().fields == ("date",)
+        session.undo()
+        session.edit("date", "July 3", Method("field"))
+        session.forget(["4"])
+        tokens, values = session.state.tokens, session.state.fields
+    with held(workspace) as session:
+        assert session.notebook.tokens.tolist() == tokens
+        out = io.BytesIO()
+        save(session.stored, out)
+        out.seek(0)
+        came = load(Sessions(paths().sessions), out, "it", "came")
+        assert came.state.tokens == tokens and came.state.fields == values
+        for _ in range(7):
+            session.undo()
+        with pytest.raises(SessionError, match="nothing to undo"):
+            session.undo()
+        assert session.state.questions == ["Hello?", "Good?"]
+
+
+def secrets(workspace: Workspace, folder: Path) -> list[Path]:
+    """The files that hold the secret, as text or as tokens."""
+    found = []
+    for path in folder.iterdir():
+        tokens = workspace.model.text(open_segment(path).tokens) if path.suffix == ".gguf" else ""
+        if b"XYZZY" in path.read_bytes() or "XYZZY" in tokens:
+            found.append(path)
+    return found
+
+
+def test_a_cut_is_undone_to_the_very_rows(make: Open, skill: Skill) -> None:
+    """All that was said and computed is as it was."""
+    workspace = make(cache="f16")
+    grown(workspace, "mine", TALK, [skill])
+    with held(workspace) as session:
+        before, state = rows(session.notebook), session.state
+        session.forget(["1", "3"])
+        session.forget(["2"])
+        assert len(session.state.traces) == 2
+        session.undo()
+        assert session.undo()["op"] == "forget"
+        assert session.state == state and np.array_equal(rows(session.notebook), before)
+
+
+def rows(notebook: Notebook) -> np.ndarray:
+    read = notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype="f32")
+    return np.concatenate([part.ravel() for layer in read for part in (layer.k, layer.v)])
+
+
+def test_rows_are_moved_as_they_are(make: Open) -> None:
+    """V is the same to the bit, and K turned by the distance: a cut computes nothing."""
+    workspace = make()
+    grown(workspace, "mine", TALK)
+    with held(workspace) as session:
+        old = session.notebook.context.read(session.notebook.sequence, 0, len(session.notebook), base=0, dtype="f32")
+        plan = session.forget(["2"], dry=True)
+        assert session.state.turns == 5
+        session.forget(["2"])
+        new = session.notebook.context.read(session.notebook.sequence, 0, len(session.notebook), base=0, dtype="f32")
+        kept = plan.tokens - plan.moved
+        for before, after in zip(old, new, strict=True):
+            assert np.array_equal(after.v[:kept], before.v[:kept]) and np.array_equal(after.k[:kept], before.k[:kept])
+            assert np.array_equal(after.v[kept:], before.v[kept + plan.removed :])
+            # `base` 0 is where each stretch begins: K rows are rotated to their positions.
+            assert not np.allclose(after.k[kept:], before.k[kept + plan.removed :], atol=1e-3)
+            turned = np.linalg.norm(after.k[kept:], axis=1), np.linalg.norm(before.k[kept + plan.removed :], axis=1)
+            assert np.allclose(*turned, rtol=1e-4)
+
+
+def test_corrections_that_were_said_are_said_again(make: Open, skill: Skill) -> None:
+    """An erratum in a turn that goes waits for the next question if it still holds, and not if a later one does."""
+    workspace = make()
+    with held(workspace) as session:
+        say(session, "Hello?", "Yes.", [skill])
+        for number, day in enumerate(("2026-07-01", "2026-07-02"), 1):
+            session.edit("date", day, Method())
+            say(session, f"When {number}?", "Then.")
+        session.edit("tier", "silver", Method())
+        say(session, "Which?", "That.")
+        assert session.forget(["2"]).said_again == () and not session.state.pending
+        session.undo()
+        assert session.forget(["3", "4"]).said_again == ("date", "tier")
+        assert ["2026-07-02" in said for said in session.state.pending.values()] == [True, False]
+        assert session.state.fields["date"] == "2026-07-02" and session.state.stated == {"date"}
+        say(session, "And?", "So.")
+        errata = [entry.name for entry in session.state.entries if entry.kind == "erratum" and entry.turn == 3]
+        assert errata == ["date", "tier"] and not session.state.pending
+
+
+def test_a_skill_goes_with_its_turn_unless_something_speaks_of_it(make: Open, skill: Skill) -> None:
+    """Its fields are gone, those of others get their names back; a correction of it in a turn that stays forbids it."""
+    workspace = make()
+    other = parse_skill("date: monday\nOpen then.", source="hours.txt", default="hours")
+    with held(workspace) as session:
+        say(session, "Hello?", "Yes.", [skill])
+        say(session, "Open?", "Yes.", [other])
+        session.edit("returns.date", "2026-07-01", Method())
+        say(session, "When?", "Then.")
+        assert session.forget(["2"]).skills == ("hours",)
+        assert session.state.fields == {"date": "2026-07-01", "tier": "gold"} and session.state.stated == {"date"}
+        assert [skill.name for skill in session.state.skills] == ["returns"]
+        session.undo()
+        session.edit("hours.date", "friday", Method())
+        say(session, "Now?", "No.")
+        with pytest.raises(SessionError, match=r"turn 4 corrects hours\.date of a skill that would be gone \(hours\)"):
+            session.forget(["2"])
+        session.forget(["2", "4"], "suffix")
+        assert session.state.fields == {"date": "2026-07-01", "tier": "gold"} and not session.state.pending
+        session.edit("date", "2026-08-01", Method("field"))
+
+
+def test_what_cannot_be_forgotten(make: Open, skill: Skill) -> None:
+    """One line that says why; the session is as it was."""
+    workspace = make()
+    grown(workspace, "mine", TALK, [skill])
+    with held(workspace) as session:
+        before = session.stored.ledger.read_bytes()
+        for names, why in (
+            (["0"], "there is no turn 0: session mine has 5 turns"),
+            (["4-6"], "there is no turn 6"),
+            (["5-4"], "ends before it begins"),
+            (["skill:1"], "'skill:1' names no part of a session"),
+            (["1-5"], "nothing would be left of session mine"),
+            (["thought:2"], "there is no chain of thought in turn 2"),
+            (["tool:1-5"], "there is no result of a tool in turn 1-5"),
+            ([], "nothing is named"),
+        ):
+            with pytest.raises(SessionError, match=why) as caught:
+                session.forget(names)
+            assert "\n" not in str(caught.value)
+        with pytest.raises(NotesError, match="no method 'stale' of forgetting"):
+            session.forget(["1"], "stale")
+        assert session.stored.ledger.read_bytes() == before
+
+
+def test_a_question_that_is_not_the_templates_any_more(make: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the words of a turn cannot be told from the template's, nothing is guessed."""
+    workspace = make()
+    grown(workspace, "mine", TALK)
+    with held(workspace) as session:
+        session.state.questions[0] = "Something else?"
+        with pytest.raises(SessionError, match="turn 1 of session mine is not as the chat template"):
+            session.forget(["1"])
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2", "gpt2"])
+def test_models_whose_rows_cannot_be_moved(make: Open, kind: str) -> None:
+    """A cut is refused with the reason; suffix decodes again, and equals never having had it."""
+    workspace = make(kind, n_ctx=1024)
+    grown(workspace, "mine", TALK[:3])
+    expected = grown(workspace, "never", [TALK[0], TALK[2]]).state.tokens
+    with held(workspace) as session:
+        with pytest.raises(UnsupportedError, match="what follows cannot be moved"):
+            session.forget(["2"])
+        assert session.state.turns == 3
+        session.forget(["2"], "suffix")
+        assert session.state.tokens == expected
+    with held(workspace) as session, held(workspace, "never") as other:
+        ours, theirs = (np.array(each.follow("Why?").logits()) for each in (session, other))
+        assert np.abs(ours - theirs).max() < 1e-2 * np.abs(theirs).max()
+
+
+def test_a_cache_that_rounds_is_moved_a_few_times(make: Open) -> None:
+    """Each move rounds the keys once more, so there is a limit, and suffix has none."""
+    workspace = make("qwen3", cache="q8_0")
+    grown(workspace, "mine", [*TALK, *TALK])
+    with held(workspace) as session:
+        for _ in range(4):
+            session.forget(["2"])
+        with pytest.raises(UnsupportedError, match="moved 4 times, and each time rounds the keys of a q8_0 cache"):
+            session.forget(["2"])
+        session.forget(["2"], "suffix")
+        assert session.state.turns == 5
+
+
+def test_a_failure_changes_nothing(make: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the ledger cannot be written, the session goes on as it was, from the same rows."""
+    workspace = make(cache="f16")
+    grown(workspace, "mine", TALK)
+    for method in ("cut", "suffix"):
+        with held(workspace) as session:
+            before, state = rows(session.notebook), session.state
+
+            def full(*_: object) -> object:
+                raise OSError(28, "No space left on device")
+
+            with monkeypatch.context() as patch:
+                patch.setattr("notes_cli.sessions.folder.replacing", full)
+                with pytest.raises(SessionError, match="Nothing was changed"):
+                    session.forget(["2"], method)
+            assert session.state == state and np.array_equal(rows(session.notebook), before)
+        with held(workspace) as session:
+            assert session.state.questions == state.questions and np.array_equal(rows(session.notebook), before)
+
+
+def test_methods_that_decode_all_that_follows_are_known() -> None:
+    """After one of them nothing remembers what was cut: the ledger goes by the names, which are the records'."""
+    assert tuple(name for name, one in METHODS.items() if one.in_session and one.reaches_end) == FROM_CHANGE
+
+
+def test_edits_that_decode_again_remember_nothing(make: Open, skill: Skill) -> None:
+    """A later edit by suffix, before the place of a cut, decodes what had seen it."""
+    workspace = make()
+    grown(workspace, "mine", TALK, [skill])
+    with held(workspace) as session:
+        session.forget(["2"])
+        assert [entry.text for entry in session.state.traces] == ["turn 2"]
+        session.edit("date", "2026-07-01", Method("field"))
+        assert session.state.traces
+        session.edit("date", "2026-07-02", Method("suffix"))
+        assert not session.state.traces and Cause.CUT not in verify_session(session, []).causes
