@@ -23,7 +23,8 @@ TITLE = (
     "`notes` killed by SIGKILL at every change of a file (open, write, fsync, rename, link, mkdir, remove), in the "
     "middle of every write, with the power cut there (what was not synced is torn, a rename without its folder's fsync "
     "is taken back), and at random instants: compile, compile of a changed text, ask (first and later turns, with a "
-    "skill), edit by erratum and in the rows, fork, undo, compact, export and import of sessions and of skills, prune, "
+    "skill), edit by erratum and in the rows, fork, undo, compact, "
+    "forget by both methods, export and import of sessions and of skills, prune, "
     "rm of both kinds, a profile. Forked from a process that has imported everything and opened no model; every fourth "
     "of the random ones is executed from scratch."
 )
@@ -156,6 +157,8 @@ def jobs(stage: Stage) -> list[Job]:
         Job("fork", "begun", ["session", "fork", "mine", "fork"], "fork"),
         Job("undo", "begun", ["session", "undo", "mine"], "mine"),
         Job("compact", "begun", ["session", "compact", "mine", *model], "mine"),
+        Job("forget, cut", "begun", ["session", "forget", "mine", "1", *model], "mine"),
+        Job("forget, suffix", "begun", ["session", "forget", "mine", "1", "--method", "suffix", "-y", *model], "mine"),
         Job("export", "begun", ["session", "export", "mine", "HOME/out/new.notes.tar"]),
         Job("export over", "begun", ["session", "export", "mine", "HOME/out/old.notes.tar", "-f"]),
         Job("import", "begun", ["session", "import", "HOME/out/old.notes.tar", "--name", "came"], "came"),

@@ -75,6 +75,7 @@ class Ledgers:
             ["ask", "Last?", "--session", "mine", *self.stage.options(), *ANSWER],
             ["edit", "mine", "--field", "date=2026-09-09", *self.stage.options()],
             ["session", "compact", "mine", *self.stage.options()],
+            ["session", "forget", "mine", "1", *self.stage.options()],
             ["session", "undo", "mine"],
             ["session", "rm", "mine", "-y"],
         )
@@ -95,7 +96,8 @@ class Ledgers:
 
 
 def begun(stage: Stage) -> Path:
-    """A home with two sessions: turns, skills, errata said and waiting, edits in the rows, an undo, a compaction."""
+    """A home with two sessions: turns, skills, errata said and waiting, edits in the rows, an undo, a compaction, what
+    was cut out and what was forgotten for good."""
     home = stage.home("begun")
     if home.exists():
         return home
@@ -117,6 +119,10 @@ def begun(stage: Stage) -> Path:
         ["edit", "other", "--field", "date=2026-07-01", "--method", "suffix", *model],
         ["session", "compact", "other", *model],
         ["ask", "Then?", "--session", "other", *ask],
+        ["session", "forget", "mine", "1", *model],
+        ["session", "forget", "other", "2", "--method", "suffix", "-y", *model],
+        ["ask", "And then?", "--session", "other", *ask],
+        ["session", "forget", "other", "1", *model],
     ]
     for arguments in lines:
         outcome = stage.run(arguments, home)

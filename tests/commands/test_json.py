@@ -73,6 +73,8 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("session fork --json", ["session", "fork", "mine", "other", "--json"]),
         ("session rm --json", ["session", "rm", "mine", "-y", "--json"]),
         ("session compact --json", ["session", "compact", "mine", "--json"]),
+        ("session forget --json", ["session", "forget", "mine", "1", "--json"]),
+        ("session forget --json", ["session", "forget", "mine", "2", "--method", "suffix", "--dry-run", "--json"]),
         ("session export --json", ["session", "export", "mine", "{}/mine.notes.tar", "--json"]),
         ("session import --json", ["session", "import", "{}/imported.notes.tar", "--json"]),
         ("ls --json", ["ls", "--json"]),
@@ -104,6 +106,8 @@ def test_keys_are_those_of_the_document(
     if arguments[0] in ("session", "edit") or arguments[:2] == ["verify", "--session"]:
         assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", "2").code == 0
         assert notes("edit", "mine", "--field", "tier=basic").code == 0
+        if arguments[1] == "forget":
+            assert notes("ask", "And?", "--session", "mine", "-n", "2").code == 0
         assert notes("session", "export", "mine", tmp_path / "imported.notes.tar").code == 0
     if arguments[0] == "fsck":
         compiled.chmod(0o644)
