@@ -321,3 +321,52 @@ def test_rm_asks_on_a_terminal(
     outcome = notes("session", "rm", "mine", stdin=answer)
     assert (outcome.code, begun.exists()) == (code, left)
     assert "Remove 1 session: mine?" in outcome.err
+
+
+def test_forgetting(notes: Notes, begun: Path) -> None:
+    """A dry run changes nothing; a cut says what may remember it, and is undone; for good it wants to be asked."""
+    assert notes(*GO_ON).code == 0 and notes(*GO_ON).code == 0
+    before, shown = snapshot(begun), notes("session", "show", "mine", "--json").json
+    assert [piece["turn"] for piece in shown["pieces"]] == sorted(piece["turn"] for piece in shown["pieces"])
+    dry = notes("session", "forget", "mine", "2", "--dry-run", "--json").json
+    assert (dry["dry_run"], dry["forgotten"]) == (True, ["turn 2"]) and snapshot(begun) == before
+    assert dry["removed"] + dry["tokens"] == shown["tokens"] and dry["moved"] == dry["remembering"] > 0
+    outcome = notes("session", "forget", "mine", "2")
+    assert outcome.code == 0 and outcome.out.startswith("forgot turn 2: ") and "may carry notes of it" in outcome.out
+    assert "what comes after it may carry notes of it" in notes("session", "show", "mine").out
+    assert "(turn 2)" in notes("verify", "--session", "mine", "--choices", "a,b").out
+    assert notes("session", "undo", "mine").out == "took back the cut: turn 2\n"
+    assert notes("session", "show", "mine", "--json").json["pieces"] == shown["pieces"]
+    before = snapshot(begun)
+    outcome = notes("session", "forget", "mine", "2", "--method", "suffix")
+    assert outcome.code == 2 and "Repeat with -y" in outcome.err and snapshot(begun) == before
+    found = notes("session", "forget", "mine", "2", "--method", "suffix", "-y", "--json").json
+    assert (found["remembering"], found["moved"], found["tokens"]) == (0, 0, dry["tokens"])
+    outcome = notes("session", "undo", "mine")
+    assert outcome.code == 1 and outcome.err.count("\n") == 1 and "is gone" in outcome.err
+    assert notes(*GO_ON).code == 0 and notes("fsck").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("session", "forget", "mine", "2"), 1, "there is no turn 2: session mine has 1 turn"),
+        (("session", "forget", "mine", "1"), 1, "nothing would be left of session mine"),
+        (("session", "forget", "mine", "answer:1"), 1, "'answer:1' names no part of a session"),
+        (("session", "forget", "mine"), 1, "nothing is named that session mine is to forget"),
+        (("session", "forget", "mien", "1"), 1, "there is no session 'mien'. Did you mean mine?"),
+        (("session", "forget", "mine", "1", "--method", "stale"), 2, "'stale' is not one of"),
+        (("ask", "--session", "mine", "--result", "look_up=x"), 1, "does not call a tool 'look_up'"),
+        (("ask", "--session", "mine", "--result", "x"), 2, "write --result TOOL=TEXT"),
+        (("ask", "Why?", "--session", "mine", "--result", "a=x"), 2, "takes the place of a question"),
+        (("ask", "--result", "a=x"), 2, "name it with --session"),
+    ],
+)
+def test_what_cannot_be_forgotten_or_returned(
+    notes: Notes, begun: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    """One line, and the session is as it was."""
+    before = snapshot(begun)
+    outcome = notes(*arguments)
+    assert (outcome.code, outcome.out) == (code, "") and message in outcome.err and outcome.err.count("\n") == 1
+    assert snapshot(begun) == before
