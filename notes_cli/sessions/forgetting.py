@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from notes_cli.editing.ways import decode_from
 from notes_cli.engine.patches import Patch, disturbed, shifted
+from notes_cli.engine.pieces import Reason
 from notes_cli.errors import Help, NotesError, SessionError, UnsupportedError
 from notes_cli.sessions.edits import as_lines, check_moves, moves, sentence
 from notes_cli.sessions.lines import Line
@@ -81,6 +82,8 @@ class Forgetter:
         if not names and (method == CUT or not self._state.traces):
             raise SessionError(f"nothing is named that session {self._name} is to forget", "Name a part of it")
         plan = self._planned(parts_of(names, self._state, self._name))
+        if names and not plan.patches:
+            raise SessionError(f"{', '.join(plan.parts.names)}: nothing of it is left in session {self._name}")
         first = min([patch.first for patch in plan.patches] + [entry.position for entry in self._cut_before(method)])
         left = len(self._state.tokens) + sum(patch.grows for patch in plan.patches)
         if method == CUT:
@@ -127,7 +130,9 @@ class Forgetter:
                 notebook.replace(plan.patches)
                 notebook.flush()
         done = sum(map(moves, self._state.live))
-        entries = [entry for entry in plan.rest.entries if found.method == CUT or entry.kind != TRACE]
+        entries = plan.rest.entries
+        if found.method == SUFFIX:
+            entries = [_again(entry, first) for entry in entries if entry.kind != TRACE]
         if found.remembering:
             place = next((at for at, entry in enumerate(entries) if entry.end > first), len(entries))
             turn = max((entry.turn for entry in entries[:place]), default=0)
@@ -426,6 +431,13 @@ def _with_it(rest: State, first: int) -> int:
     """Tokens from a position on whose rows were computed there: those of a skill that was spliced have seen nothing."""
     computed = (entry for entry in rest.entries if entry.how != "spliced")
     return sum(max(0, entry.end - max(first, entry.position)) for entry in computed)
+
+
+def _again(entry: Entry, first: int) -> Entry:
+    """An entry when all from a position on has been decoded again, also what was spliced."""
+    if entry.how == "decoded" or entry.position < first or not entry.tokens:
+        return entry
+    return replace(entry, how="decoded", origin=Origin(Reason.AGAIN))
 
 
 def _as_line(rest: State) -> Line:

@@ -229,6 +229,8 @@ def test_what_tools_have_returned(make: Open) -> None:
         done = session.forget(["tool:4"])
         assert session.state.tokens == expected and done.removed == len("1 is worth 37.")
         assert "1 is worth" not in "".join(entry.text for entry in session.state.entries)
+        with pytest.raises(SessionError, match="nothing of it is left"):
+            session.forget(["tool:4"])
         with pytest.raises(SessionError, match="does not call a tool 'fly'"):
             session.ask(request_with(("fly", "x")))
 
