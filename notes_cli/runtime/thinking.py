@@ -18,9 +18,10 @@ from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.writing import Writer
-from notes_cli.errors import EngineError, Help
+from notes_cli.errors import EngineError, Help, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Begins, Reasoning, Until
+from notes_cli.text.tools import Calls
 
 THINK = 512  # tokens of a chain, if nothing else is said
 ROOM = 64  # tokens that are kept free after a chain, for its end and an answer
@@ -196,20 +197,24 @@ def replying(
     stops: Sequence[str] = (),
     chosen: Chosen | None = None,
     grammar: str | None = None,
-    marks: str = "",
+    calls: Calls | None = None,
 ) -> Task[Reply]:
     """Write the answer, of at most `limit` tokens; `say` gets its text as it comes.
 
     `thought`: the chain that precedes it. A model that begins one unasked has at most `max_think` tokens for it.
     `stops`: texts before which the answer ends. `chosen` gets each token of it, with the logits that it was chosen
     from, before `say` gets its text. `grammar`: what the answer is held to, and the chain is not; then it is not
-    stripped either. `marks`: control tokens that are part of its text, one after the other: it may call tools.
+    stripped either. `calls`: it may call tools; one that does is held to no grammar.
     """
     if grammar is not None:
         if thought is None:
             thought = yield from _unasked(workspace, notebook, options, max_think, say_thought)
         elif thought.answer or thought.rest.strip():
             thought = _without_answer(workspace, notebook, thought)
+        if calls is not None:
+            called = yield from _calling(workspace, notebook, options, limit, calls, say, thought, stops)
+            if called is not None:
+                return called
         return (yield from _held(workspace, notebook, options, limit, grammar, say, thought, stops, chosen))
     if thought and thought.answer:
         if say:
@@ -217,6 +222,7 @@ def replying(
         return Reply(thought.answer, 0, thought)
     reasoning, start = workspace.reasoning, len(notebook)
     parts: list[str] = []
+    marks = calls.form.marks if calls else ""
     begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end, stops)
 
     def add(text: str) -> bool:
@@ -231,10 +237,10 @@ def replying(
     yield from _writing(workspace, notebook, options, limit, lambda text: add(begins.feed(text)), chosen, marks=marks)
     if begins.found:
         thought = yield from thinking(
-            *(workspace, notebook, options, max_think, say_thought), begun=begins.rest, calls=bool(marks)
+            *(workspace, notebook, options, max_think, say_thought), begun=begins.rest, calls=calls is not None
         )
         thought = replace(thought, tokens=len(notebook) - start)
-        rest = {"say": say, "thought": thought, "stops": stops, "chosen": chosen, "marks": marks}
+        rest = {"say": say, "thought": thought, "stops": stops, "chosen": chosen, "calls": calls}
         return (yield from replying(workspace, notebook, options, limit, **rest))  # type: ignore[arg-type]
     add(begins.flush() + end.flush())
     stopped = "end" if end.found else notebook.stopped
@@ -267,6 +273,38 @@ def _without_answer(workspace: Workspace, notebook: Notebook, thought: Thought) 
     mark = last.removesuffix(thought.rest.encode()).decode(errors="replace")
     notebook.append(workspace.model.tokenize(mark, special=True), "answer", reason=Reason.THOUGHT_END)
     return replace(thought, rest="")
+
+
+def _calling(
+    workspace: Workspace,
+    notebook: Notebook,
+    options: SamplerOptions,
+    limit: int,
+    calls: Calls,
+    say: Say | None,
+    thought: Thought | None,
+    stops: Sequence[str],
+) -> Task[Reply | None]:
+    """Write an answer for as long as it may be calls; None where it is none, and nothing of it is left then. Raise
+    UnsupportedError for a model that cannot go back."""
+    start, parts, end = len(notebook), [""], Until(workspace.reasoning.end, stops)
+
+    def hear(text: str) -> bool:
+        parts.append(end.feed(text))
+        return end.found or not calls.may_be("".join(parts))
+
+    yield from _writing(workspace, notebook, options, limit, hear, marks=calls.form.marks)
+    parts.append(end.flush())
+    answer = "".join(parts)
+    stopped = "end" if end.found else notebook.stopped
+    if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
+        if workspace.model.recurrent and notebook.rows > start:
+            raise UnsupportedError("this model cannot take back what was no call: send tools, or a form of the answer")
+        notebook.truncate(start)
+        return None
+    if say and answer:
+        say(answer)
+    return Reply(answer.strip(), len(notebook) - start, thought, stopped)
 
 
 def _held(

@@ -16,7 +16,7 @@ from notes_cli.runtime.thinking import replying, thinking
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.arranging import Arranged
 from notes_cli.text.messages import ToolCall
-from notes_cli.text.tools import FORCED, Form, Listening, form_of
+from notes_cli.text.tools import FORCED, Calls, Form, Listening, form_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _chat(
         stops=wanted.stops,
         chosen=told.chosen,
         grammar=wanted.grammar,
-        marks=form.marks if form else "",
+        calls=Calls(form, arranged.asked.tools) if form and not wanted.must_call else None,
     )
     calls: tuple[ToolCall, ...] = ()
     if listening:

@@ -22,6 +22,7 @@ from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.shelf import Shelf, matched
 from notes_cli.text.messages import Conversation, ErratumPart, Message, Part, SkillPart
+from notes_cli.text.tools import form_of
 
 MATCHED = ("system", "user", "tool")  # messages in which texts of skills are looked for
 
@@ -171,6 +172,9 @@ def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Arranged
     workspace.check_length(len(layout) + 1)
     if writing.grammar is not None:
         check_usable(workspace, writing.grammar)
+        if asked.tools and not writing.must_call and form_of(workspace.model.chat_template or "") is None:
+            what = "how this model calls tools is not known: with a form of the answer it could call none"
+            raise Refused(400, what, param="tools", code="unsupported_value")
     limit = most if writing.limit is None else min(writing.limit, most)
     thinks = asked.prompt is None and (think or workspace.reasoning.open)
     room = limit + (writing.max_think + ROOM if thinks else 0)

@@ -169,9 +169,6 @@ def parse_chat(data: Any) -> Asked:
     writing = _writing(given, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(given))
     notes = _notes(given.any("notes"))
     grammar = _grammar(given)
-    if grammar is not None and tools:
-        what = "response_format and grammar do not go with tools: send tool_choice none"
-        raise Refused(400, what, param="tools", code="unsupported_value")
     writing = replace(writing, grammar=forced or grammar, must_call=forced is not None)
     given.ignore(IGNORED)
     given.end()

@@ -86,6 +86,23 @@ def _bare_text(text: str, form: Form) -> str:
     return re.sub(form.drop, "", text) if form.drop else text
 
 
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Answers that are calls of some tools, in a form, and nothing else."""
+
+    form: Form
+    tools: Sequence[Mapping[str, Any]]
+
+    def may_be(self, answer: str) -> bool:
+        """Whether an answer that begins so may be calls."""
+        return not may_call(answer.lstrip(), self.form)
+
+    def are(self, answer: str) -> bool:
+        """Whether a whole answer is."""
+        said = calls_in(answer, self.form, self.tools)
+        return bool(said.calls) and not said.text
+
+
 class Listening:
     """An answer that may call tools, as it comes."""
 

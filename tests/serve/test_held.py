@@ -118,7 +118,6 @@ def test_a_session(served: Served) -> None:
         ({"extra_body": {"grammar": "root ::= x"}}, "there is no rule x"),
         ({"extra_body": {"grammar": 'root ::= root "a" | "b"'}}, "a rule begins with itself"),
         ({"extra_body": {"grammar": "x"}, "response_format": {"type": "json_object"}}, "not to both"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "do not go with tools"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "there is no tool 'fly'"),
         ({"tools": TOOLS, "tool_choice": "often"}, "tool_choice must be none, auto, required"),
         ({"tool_choice": "required"}, "there is no tool to call"),

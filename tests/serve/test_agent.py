@@ -1,0 +1,160 @@
+"""An agent works as it is: Pydantic AI asks, calls tools, reads their results, and gets answers in a form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import pytest
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from notes_cli.engine.context import ContextOptions
+from notes_cli.runtime import thinking
+
+from ..conftest import MakeModel
+from ..text.test_tools import SOURCES
+from ..thinkers import Scripted
+from .conftest import Served, started
+from .test_held import MARKS
+
+Writes = Callable[..., None]
+
+
+class Verdict(pydantic.BaseModel):
+    """What was decided."""
+
+    decision: Literal["accepted", "refused"]
+    days: int = pydantic.Field(ge=0, le=9)
+
+
+@pytest.fixture(scope="module")
+def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server over a random model with the template of Qwen2.5, which calls tools, and its marks."""
+    path = make_model("llama", template=SOURCES["Qwen-Qwen2.5-7B-Instruct"], added=MARKS[:4], trained=8192)
+    home: Path = tmp_path_factory.mktemp("agent")
+    with started(home, context=ContextOptions(n_ctx=8192, n_threads=1), model=path) as found:
+        yield found
+
+
+@pytest.fixture
+def writes(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Writes:
+    """What the model writes in its answers, one after the other, whatever it would have said itself; afterwards, and
+    where an answer is held to a grammar, it says that itself."""
+    real, model = thinking.Sampler, qwen.scheduler.workspace.model
+    left: list[str] = []
+
+    def sampler(options: Any, grammar: Any = None) -> Any:
+        return Scripted(model, left.pop(0)) if left and grammar is None else real(options, grammar)
+
+    monkeypatch.setattr(thinking, "Sampler", sampler)
+    return lambda *texts: left.extend(texts)
+
+
+def model(served: Served) -> OpenAIChatModel:
+    return OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=f"{served.url}/v1", api_key="none"))
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A call, as Qwen writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+class Desk:
+    """An agent of Pydantic AI with a tool, and what the tool was asked."""
+
+    def __init__(self, served: Served, **given: Any) -> None:
+        self.asked: list[str] = []
+
+        def days_since(order: Literal["A-1", "A-2", "A-3"]) -> int:
+            """How many days ago an order was made."""
+            self.asked.append(order)
+            return 12
+
+        settings: Any = {"max_tokens": 300, "seed": 3, **given.pop("settings", {})}
+        self.agent: Agent[None, Any] = Agent(
+            *(model(served),),
+            instructions="You work for Harbor Books.",
+            model_settings=settings,
+            **{"retries": 0, "tools": [days_since], **given},
+        )
+
+
+def test_it_calls_a_tool_and_reads_its_result(qwen: Served, writes: Writes) -> None:
+    """A loop of requests, what was read stays read; the conversation goes on, also with two calls at once."""
+    desk = Desk(qwen)
+    writes(call("days_since", order="A-1"), "It was 12 days ago.")
+    found = desk.agent.run_sync("When was A-1 ordered?")
+    assert (found.output, desk.asked) == ("It was 12 days ago.", ["A-1"])
+    assert found.usage.requests == 2 and found.usage.tool_calls == 1
+    assert found.usage.cache_read_tokens > 0.8 * found.usage.input_tokens / 2
+    writes(call("days_since", order="A-2") + "\n" + call("days_since", order="A-3"), "Both of them then.")
+    again = desk.agent.run_sync("And A-2 and A-3?", message_history=found.all_messages())
+    assert again.output == "Both of them then." and sorted(desk.asked) == ["A-1", "A-2", "A-3"]
+    assert again.usage.cache_read_tokens > 0.8 * again.usage.input_tokens
+
+
+def test_it_streams(qwen: Served, writes: Writes) -> None:
+    """The call and the words of the answer after it, as they come."""
+    desk = Desk(qwen)
+
+    async def words() -> list[str]:
+        async with desk.agent.run_stream("When was A-1 ordered?") as run:
+            return [text async for text in run.stream_text(delta=True, debounce_by=None)]
+
+    writes(call("days_since", order="A-1"), "It was 12 days ago, I'd say.")
+    said = asyncio.run(words())
+    assert "".join(said) == "It was 12 days ago, I'd say." and len(said) > 5 and desk.asked == ["A-1"]
+
+
+@pytest.mark.parametrize("form", [NativeOutput, ToolOutput])
+def test_its_answer_has_a_form(qwen: Served, writes: Writes, form: Any) -> None:
+    """By a JSON schema, beside a tool and after its result, or by a call that must be made; whole and streamed."""
+    desk = Desk(qwen, output_type=form(Verdict), **({} if form is NativeOutput else {"tools": []}))
+    if form is NativeOutput:
+        writes(call("days_since", order="A-1"))
+    found = desk.agent.run_sync("May I return A-1?")
+    assert isinstance(found.output, Verdict) and desk.asked == ["A-1"][: form is NativeOutput]
+
+    async def streamed() -> Verdict:
+        async with desk.agent.run_stream("May I return it?", message_history=found.all_messages()) as run:
+            return await run.get_output()
+
+    assert isinstance(asyncio.run(streamed()), Verdict)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("words", ["I think so.", call("fly"), "<tool_call> yes"])
+def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, stream: bool, words: str) -> None:
+    """Beside tools: words, or a call of no tool, are taken back, and nobody has heard of them."""
+    tool = {"type": "function", "function": {"name": "days_since", "parameters": {"type": "object", "properties": {}}}}
+    form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": Verdict.model_json_schema()}}
+    writes(words)
+    asked: Any = {"messages": [{"role": "user", "content": "May I?"}], "max_tokens": 300, "logprobs": True}
+    reply: Any = qwen.client.chat.completions.create(
+        model="tiny", tools=[tool], response_format=form, stream=stream, **asked
+    )
+    chunks = [chunk.choices[0] for chunk in reply] if stream else []
+    text = "".join(chunk.delta.content or "" for chunk in chunks) if stream else reply.choices[0].message.content
+    likely = [chunk.logprobs for chunk in chunks] if stream else [reply.choices[0].logprobs]
+    Verdict.model_validate_json(text)
+    assert "".join(one.token for found in likely if found for one in found.content) == text
+
+
+def test_it_gains_without_knowing(served: Served) -> None:
+    """A skill's text in its instructions is spliced where it is; a field that changes for everybody is said to it."""
+    text = served.http.get("/v1/notes/returns").json()["text"]
+    agent = Agent(model(served), instructions=text)
+    first = agent.run_sync("May I return this?")
+    assert first.output == "accepted" and first.usage.cache_read_tokens >= 109
+    try:
+        served.http.post("/v1/notes/errata", json={"field": "returns.date", "value": "2026-07-01"}).raise_for_status()
+        later = agent.run_sync("May I return this?", message_history=first.all_messages())
+        assert later.output == "refused" and later.usage.cache_read_tokens > first.usage.input_tokens
+    finally:
+        served.http.post("/v1/notes/errata", json={"field": "returns.date", "value": "2026-05-01"}).raise_for_status()
