@@ -62,7 +62,7 @@ def probing(scheduler: Scheduler, wanted: Probing, told: Callable[[Json], object
         tokens = 2 * len(segment) + sum(words) + MARGIN
         if not room.make(tokens, SEQUENCES):
             raise Refused(503, f"there is no room for the {tokens:,} tokens of a probe now", code="no_room", wait=5)
-        with room.reserved(tokens):  # no answer is to count on it
+        with room.reserved(tokens, SEQUENCES):  # no answer is to count on it
             found = probe_skill(workspace, replace(wanted, skill=segment), Listener(watch=watch))
         return {"version": 1, **as_json(found), "text": found.text}
 

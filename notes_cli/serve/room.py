@@ -26,6 +26,7 @@ class Grant:
     notebook: Notebook
     tokens: int
     more: int = 0  # cells for notebooks that will go on from it
+    others: int = 0  # these notebooks: a sequence each
     aside: bool = False  # its rows were given up for others
 
     @property
@@ -46,6 +47,7 @@ class Room:
         self._workspace, self._prefixes = workspace, prefixes
         self.grants: list[Grant] = []
         self._reserved = 0
+        self._sequences = 0  # reserved, too
         self._grows = workspace.grows
 
     @property
@@ -56,10 +58,18 @@ class Room:
     def promised(self) -> int:
         return self._reserved + sum(grant.promised for grant in self.grants)
 
+    @property
+    def free(self) -> int:
+        """Sequences that are free beside those that were promised."""
+        context = self._workspace.context
+        ours = {one.notebook for one in (*self.grants, *self._prefixes.kept)}
+        taken = context.held - len(ours)  # by what has reserved some
+        return context.free - max(0, self._sequences - taken) - sum(grant.others for grant in self.grants)
+
     def has(self, cells: int, sequences: int) -> bool:
         """Whether so much is free beside what was promised."""
         context = self._workspace.context
-        return sequences <= context.free and context.used + self.promised + cells <= context.cells
+        return sequences <= self.free and context.used + self.promised + cells <= context.cells
 
     def make(self, cells: int, sequences: int = 0) -> bool:
         """See to so much room; False where there cannot be so much now."""
@@ -69,14 +79,16 @@ class Room:
         return True
 
     @contextmanager
-    def reserved(self, cells: int) -> Iterator[None]:
+    def reserved(self, cells: int, sequences: int = 1) -> Iterator[None]:
         """Keep so much room free for what is no answer, if it can be had now."""
-        cells = cells if self.make(cells, 1) else 0
+        cells, sequences = (cells, sequences) if self.make(cells, sequences) else (0, 0)
         self._reserved += cells
+        self._sequences += sequences
         try:
             yield
         finally:
             self._reserved -= cells
+            self._sequences -= sequences
 
     def could(self, cells: int) -> bool:
         """Whether there may ever be so much, if nobody else needs any."""
@@ -86,6 +98,7 @@ class Room:
         if not self._grows:
             return False
         wanted = self.promised + cells
+        sequences += self._workspace.context.free - self.free
         for tokens in (max(wanted, self.cells // 2), wanted):
             try:
                 self._workspace.make_way(tokens, sequences)
@@ -94,9 +107,9 @@ class Room:
                 continue
         return False
 
-    def grant(self, notebook: Notebook, tokens: int, more: int = 0) -> Grant:
+    def grant(self, notebook: Notebook, tokens: int, more: int = 0, others: int = 0) -> Grant:
         """Promise room that was seen to."""
-        self.grants.append(Grant(notebook, tokens, more))
+        self.grants.append(Grant(notebook, tokens, more, others))
         return self.grants[-1]
 
     def end(self, grants: Iterable[Grant]) -> None:

@@ -285,7 +285,7 @@ class Scheduler:
         least = len(layout) + 1
         if not self.room.could(least):
             raise _too_long(least, self.room.cells)
-        if not self.room.make(0, 1):
+        if not self.room.make(0, job.sequences):
             return None
         kept, length, coming = self.prefixes.find(layout, salt)  # after room was made: that takes idle ones away
         if coming > length + SOON:
@@ -300,7 +300,8 @@ class Scheduler:
             raise _too_long(least, self.room.cells)
         notebook.bound = min(len(layout) + arranged.room, self.workspace.context.n_ctx)
         held = self.prefixes.add(notebook, layout, salt)
-        job.grants = [self.room.grant(notebook, len(layout) + first, (job.sequences - 1) * first)]
+        others = job.sequences - 1
+        job.grants = [self.room.grant(notebook, len(layout) + first, others * first, others)]
         return self._answer(job, self.turns.answer(job, arranged, held, length, first))
 
     def _answer(self, job: Job, task: Task[None]) -> bool:
@@ -312,9 +313,9 @@ class Scheduler:
 
     def _room_for(self, job: Job, prompt: int, first: int) -> int | None:
         """Room for so many tokens of a prompt, and `first` of each answer, fewer where it is alone. None: not now."""
-        if self.room.make(prompt + job.sequences * first, job.sequences - 1):
+        if self.room.make(prompt + job.sequences * first):
             return first
-        if self._jobs or job.sequences - 1 > self.workspace.context.free:
+        if self._jobs:
             return None
         return (self.room.cells - self.workspace.context.used - prompt) // job.sequences
 

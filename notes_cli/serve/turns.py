@@ -70,7 +70,7 @@ class Turns:
             counts = replace(Counts.of(notebook), shared=live)
             self._tell_begun(job, counts, live, notebook.pieces, arranged.notices)
             books = [notebook.share() for _ in range(job.sequences - 1)]
-            job.grants[0].more = 0
+            job.grants[0].more = job.grants[0].others = 0
             for book in books:
                 book.bound = notebook.bound
                 job.grants.append(self._room.grant(book, len(layout) + first))

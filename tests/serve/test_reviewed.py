@@ -23,7 +23,7 @@ from notes_cli.serve.scheduler import LONG
 from notes_cli.serve.shelf import _cut
 
 from .conftest import Served, started
-from .test_robust import ASK
+from .test_robust import ASK, wait
 
 HELLO = [{"role": "user", "content": "Hello"}]
 AGAIN = [*HELLO, {"role": "assistant", "content": "Hi!"}, {"role": "user", "content": "May I return this?"}]
@@ -187,3 +187,27 @@ def test_a_key_of_any_letters_opens_and_forms_can_be_off(library: Path) -> None:
         refused = server.http.get("/v1/models", headers={"Origin": "https://there.example"})
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == "https://there.example"
+
+
+def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a prompt is read, others who come and go leave the sequences of its answers alone: the context need not be
+    made again for them, which not every model allows."""
+    monkeypatch.setattr("notes_cli.serve.scheduler.IDLE", 1)
+    options = ContextOptions(n_ctx=4096, n_threads=1)
+    with started(library, Limits(parallel=4, chunk=8), context=options) as served:
+        context = served.scheduler.workspace.context
+        there = served.at_context(lambda: context.free + context.held)
+        long = {"prompt": [5, 6, 7] * 300, "n": 3, "max_tokens": 2, "temperature": 1}
+        found: list[int] = []
+        several = threading.Thread(
+            target=lambda: found.append(served.http.post("/v1/completions", json=long).status_code)
+        )
+        several.start()
+        wait(lambda: served.scheduler.load == 1)
+        for number in range(6):
+            brief = {"prompt": [20 + number, 9], "max_tokens": 1}
+            assert served.http.post("/v1/completions", json=brief).status_code == 200
+        assert served.scheduler.load == 1, "the long prompt is still being read"
+        several.join()
+        assert found == [200]
+        assert served.at_context(lambda: context.free + context.held) == there == 5
