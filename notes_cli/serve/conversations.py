@@ -61,7 +61,9 @@ class Conversations:
             message = asked.messages[number]
             turns = self._turns.get(keys[number - 1]) if message.role == "assistant" else None
             if turns:
-                said = [one for one in turns if one.answer is not None and one.answer.strip() == message.text.strip()]
+                text = message.text.strip()
+                said = [one for one in turns if one.answer is not None and one.answer.strip() == text]
+                said = said or [one for one in turns if text and one.answer and one.answer.strip().startswith(text)]
                 own = frozenset(asked.notes.errata)
                 return max(reversed(said or turns), key=lambda one: (one.talk.own == own, not one.talk.own))
         return None

@@ -64,6 +64,7 @@ class Turns:
         """Read the prompt, write the answers, and leave the first one's notebook to others."""
         layout, notebook = arranged.layout, held.notebook
         books: list[Notebook] = []
+        heard, failed = _Answer(job.tell), False
         try:
             yield from self._reading(layout, notebook)
             yield [notebook]
@@ -76,17 +77,18 @@ class Turns:
                 job.grants.append(self._room.grant(book, len(layout) + first))
             seed = arranged.asked.writing.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
-            heard = _Answer(job.tell)
             for written in (yield from writing(self._workspace, arranged, [notebook, *books], seed, heard.hear)):
                 self._tell_written(job, written)
-            if arranged.talk:
-                self._desk.conversations.keep(arranged.asked, arranged.talk, heard.text)
         except Exception as error:
+            failed = True
             self._prefixes.drop(held)  # nobody should go on from what failed
             raise fault(error) from error
         finally:
             for book in books:
                 book.close()
+            # Also of an answer that was stopped: its client goes on from what it has heard.
+            if arranged.talk and (heard.text or not failed):
+                self._desk.conversations.keep(arranged.asked, arranged.talk, heard.text)
             self._leave(held)
 
     def session(self, job: Job, session: Session, request: Request, cells: int, held: ExitStack) -> Task[None]:

@@ -12,6 +12,7 @@ from notes_cli.cli import run
 from notes_cli.library.standing import StandingErrata, standing
 
 from .conftest import QUESTION, Json, Served, compile_into, pieces, started, told
+from .test_robust import wait
 
 TIER = {"role": "user", "content": "What is the tier?"}
 ASK = {"role": "user", "content": QUESTION}
@@ -156,3 +157,24 @@ def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
     assert [one.value for one in second.all()] == ["b"]
     second.add([standing("returns", "date", "a", "c")])
     assert [one.value for one in first.all()] == ["b", "c"] and oct(first.path.stat().st_mode)[-3:] == "600"
+
+
+def test_a_stopped_answer_has_been_told(own: Served) -> None:
+    """An erratum that came once, with a turn whose answer the client stopped, was said all the same: the conversation
+    goes on from the part of the answer that it has heard, and from its rows."""
+    talk: list[Json] = []
+    assert told(turn(own, talk, ASK)) == "accepted"
+    talk.append({"role": "user", "content": f"{QUESTION} Think first."})
+    notes = {**NOTES, "errata": {"date": "2026-07-01"}}
+    heard = ""
+    with own.client.chat.completions.create(
+        model="", messages=talk, stream=True, extra_body={"notes": notes}
+    ) as chunks:
+        for chunk in chunks:
+            heard += chunk.choices[0].delta.content or ""
+            if len(heard) > 3:
+                break
+    wait(lambda: own.scheduler.load == 0)
+    talk.append({"role": "assistant", "content": heard})
+    reply = turn(own, talk, ASK)
+    assert told(reply) == "refused" and [one[:2] for one in pieces(reply)].count(("erratum", "live")) == 1
