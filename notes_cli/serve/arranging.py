@@ -120,7 +120,9 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
     settings = defaults(workspace, think=think) if found else UNMEASURED
     question = max((number for number, one in enumerate(messages) if one.role == "user"), default=len(messages) - 1)
     standing = desk.errata.all() if desk.errata and found else ()
-    now = told(talk, found, standing, asked.notes.errata, question, settings.wording)
+    calling = any(one.role == "assistant" for one in messages[question:])
+    result = len(messages) - 1 if calling else None
+    now = told(talk, found, standing, asked.notes.errata, question, settings.wording, result)
     messages = [_corrected(one, number, now, named) for number, one in enumerate(messages)]
     given: list[Part] = []
     for name in named:

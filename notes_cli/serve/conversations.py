@@ -120,10 +120,18 @@ def told(
     own: Sequence[str],
     question: int,
     wording: str | None,
+    result: int | None = None,
 ) -> Talk:
     """What a conversation is told at its next turn, of which `question` is the last message of the user: standing
-    errata that it has not heard, and the client's own. Raise SkillError for one of a field that no skill has."""
+    errata that it has not heard, and the client's own. `result`: the question was answered by calls of tools already,
+    and this message is the last result. Then what everybody is told waits for the next question, unless the client
+    has something to say of its own, which comes after it, with the result.
+
+    Raise SkillError for one of a field that no skill has.
+    """
     first, talk = talk is None, talk or Talk()
+    new = [text for text in own if text not in talk.own]
+    waits = result is not None and not first and not new
     segments = list(skills.values())
     known = known_fields(*segments)
     values, with_skill = dict(talk.values), dict(talk.with_skill)
@@ -138,7 +146,7 @@ def told(
         there = name in talk.skills
         latest: dict[str, Standing] = {}
         # What was given since its last turn is about its older text, too. (A file that has become shorter was mended.)
-        for one in errata[talk.heard if there and talk.heard <= len(errata) else 0 :]:
+        for one in errata[talk.heard if there and talk.heard <= len(errata) else 0 :] if not (there and waits) else ():
             if one.skill == name and (there or value_of(segment, one.field) == one.was):
                 latest[one.field] = one
         for one in latest.values():
@@ -148,14 +156,14 @@ def told(
                     said.append(sentence(one))
                 else:
                     with_skill[name] = (*with_skill.get(name, ()), sentence(one))
-    new = [text for text in own if text not in talk.own]
     for erratum in parse_errata(new, segments):
         said.append(word(erratum, wording))
         for found in known.find(erratum.key) if erratum.field and erratum.value else ():
             values[found.skill, found.field] = erratum.value or ""
     before = dict(talk.before)
     if said and not first:
-        before[question] = (*before.get(question, ()), *said)
+        at = question if result is None else result
+        before[at] = (*before.get(at, ()), *said)
     return replace(
         talk,
         skills=dict(skills),
@@ -164,5 +172,5 @@ def told(
         before=before,
         own=frozenset(own),
         values=values,
-        heard=len(errata),
+        heard=talk.heard if waits else len(errata),
     )

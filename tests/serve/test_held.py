@@ -231,3 +231,42 @@ def test_a_compiled_set_of_tools(qwen: Served, tmp_path: Path, monkeypatch: pyte
     assert not any(how == "spliced" for _, how, _ in pieces(said))
     refused = run_here("compile", "--from", "agent", "-m", qwen.scheduler.workspace.model.path)
     assert refused.code == 1 and "Compile their file again" in refused.err
+
+
+def test_a_correction_does_not_break_into_a_loop_of_calls(qwen: Served, script: Script, tmp_path: Path) -> None:
+    """What everybody is told is said before the next question, not before one that is being worked on; what the client
+    itself corrects meanwhile is said with the newest result. Neither costs what was read."""
+    text = "date: 2026-05-01\n\n- If the date is before 2026-06-15 then the return is accepted. " + "Ask a human. " * 4
+    skill = {"name": "rules", "text": f"# Rules\n\n{text}"}
+    assert '"skill"' in qwen.http.post("/v1/notes/compile", json=skill).text
+    notes = {"splice": ["rules"], "explain": True}
+    call = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    talk: list[Any] = [*ASKED]
+
+    def turn(**own: Any) -> tuple[int, int]:
+        """The next answer; tokens of its prompt that were decoded, and errata in it."""
+        script(call)
+        reply = qwen.chat(talk, tools=TOOLS, notes={**notes, **own})
+        message = reply["choices"][0]["message"]
+        talk.append({"role": "assistant", "content": None, "tool_calls": message["tool_calls"]})
+        talk.append({"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "noon"})
+        used = reply["usage"]
+        cached = used["prompt_tokens_details"]["cached_tokens"]
+        return used["prompt_tokens"] - cached, sum(kind == "erratum" for kind, _, _ in pieces(reply))
+
+    turn()
+    late = {"skill": "rules", "field": "date", "value": "2026-07-01"}
+    assert qwen.http.post("/v1/notes/errata", json=late).json()["told"] == 1
+    decoded, errata = turn()
+    assert errata == 0 and decoded < 150
+    decoded, errata = turn(errata={"date": "2026-08-01"})
+    assert errata == 0 and decoded < 250, "it is in the text of the result"
+    script("Noon.")
+    found = qwen.chat(talk, tools=TOOLS, notes={**notes, "errata": {"date": "2026-08-01"}})
+    talk += [found["choices"][0]["message"], {"role": "user", "content": "And now?"}]
+    decoded, errata = turn(errata={"date": "2026-08-01"})
+    assert errata == 0 and decoded < 250, "the client's own came last"
+    talk += [{"role": "assistant", "content": "Ten."}, {"role": "user", "content": "And then?"}]
+    late["value"] = "2026-09-01"
+    assert qwen.http.post("/v1/notes/errata", json=late).json()["told"] >= 1
+    assert turn(errata={"date": "2026-08-01"})[1] == 1
