@@ -62,7 +62,7 @@ class Room:
     def free(self) -> int:
         """Sequences that are free beside those that were promised."""
         context = self._workspace.context
-        ours = {one.notebook for one in (*self.grants, *self._prefixes.kept)}
+        ours = {one.notebook for one in self.grants} | {one.notebook for one in self._prefixes.kept}
         taken = context.held - len(ours)  # by what has reserved some
         return context.free - max(0, self._sequences - taken) - sum(grant.others for grant in self.grants)
 
