@@ -182,7 +182,10 @@ class Service:
 
     async def errata(self, request: Request) -> Response:
         correction = errata.parse(await self._body(request))
-        return JSONResponse(await self._at_context(lambda: errata.correct_all(self.scheduler, correction)))
+        parts = errata.correcting_all(self.scheduler, correction)
+        while (done := await self._at_context(lambda: next(parts))) is None:
+            pass
+        return JSONResponse(done)
 
     async def sessions(self, request: Request) -> Response:
         return JSONResponse({"sessions": await self._at_context(lambda: errata.sessions(self.scheduler))})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from notes_cli.errors import NotesError, SessionError
@@ -9,7 +10,7 @@ from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
-from notes_cli.sessions.everybody import correct
+from notes_cli.sessions.everybody import correcting
 from notes_cli.sessions.folder import Sessions
 
 
@@ -24,16 +25,22 @@ def parse(data: Any) -> dict[str, str]:
     return {f"{skill}.{field}" if skill else field: value}
 
 
-def correct_all(scheduler: Scheduler, values: dict[str, str]) -> Json:
-    """Tell everybody; how many conversations will be told before their next question, and which sessions were."""
+def correcting_all(scheduler: Scheduler, values: dict[str, str]) -> Iterator[Json | None]:
+    """Tell everybody, a session at a time, None after each; then how many conversations will be told before their next
+    question, and which sessions were. Each part needs the context, and others may have it between two of them."""
     desk = scheduler.desk
     if desk.errata is None:
         raise Refused(400, "this library keeps no errata")
-    done = correct(scheduler.workspace, desk.errata, values)
+    going, done = correcting(scheduler.workspace, desk.errata, values), None
+    while done is None:
+        try:
+            yield next(going)
+        except StopIteration as ended:
+            done = ended.value
     told = sum(desk.conversations.having(one.skill, one.field, one.value) for one in done.errata)
     errata = [{"skill": one.skill, "field": one.field, "was": one.was, "value": one.value} for one in done.errata]
     skipped = {name: str(error) for name, error in done.skipped.items()}
-    return {"errata": errata, "told": told, "sessions": list(done.edited), "skipped": skipped}
+    yield {"errata": errata, "told": told, "sessions": list(done.edited), "skipped": skipped}
 
 
 def sessions(scheduler: Scheduler) -> list[Json]:

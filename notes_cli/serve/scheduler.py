@@ -215,10 +215,10 @@ class Scheduler:
             self._step()
 
     def _arrive(self, *, wait: bool) -> None:
-        """What has come; `wait`: what comes next."""
-        while wait or not self._arrivals.empty():
+        """What has come; `wait`: what comes next. What comes meanwhile is for after the next step: who asks again and
+        again must not keep others from theirs."""
+        for _ in range(max(self._arrivals.qsize(), int(wait))):
             one = self._arrivals.get()
-            wait = False
             if one is None:
                 self._closing = True
             elif isinstance(one, Job):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from notes_cli.editing.methods import ERRATUM
@@ -26,9 +26,22 @@ class Corrected:
 
 
 def correct(workspace: Workspace, errata: StandingErrata, values: Mapping[str, str]) -> Corrected:
+    """`correcting`, all at once."""
+    going = correcting(workspace, errata, values)
+    while True:
+        try:
+            next(going)
+        except StopIteration as done:
+            found: Corrected = done.value
+            return found
+
+
+def correcting(
+    workspace: Workspace, errata: StandingErrata, values: Mapping[str, str]
+) -> Generator[None, None, Corrected]:
     """Give fields of compiled skills other values, for everybody. A field is named as elsewhere, `returns.date` where
-    several skills have a date, `*.date` for all of them. Raise SkillError for one that no skill has; nothing is changed
-    then."""
+    several skills have a date, `*.date` for all of them. It pauses before each session, of which there may be many.
+    Raise SkillError for a field that no skill has; nothing is changed then."""
     infos = _compiled(workspace)
     known = Known((info.name, [span.name for span in info.fields]) for info in infos.values())
     new: list[Standing] = []
@@ -37,7 +50,7 @@ def correct(workspace: Workspace, errata: StandingErrata, values: Mapping[str, s
             was = next(span.value for span in infos[one.skill].fields if span.name == one.field)
             new.append(standing(one.skill, one.field, was, clean_value(one.key, value)))
     errata.add(new)
-    edited, skipped = _edited(workspace, new)
+    edited, skipped = yield from _edited(workspace, new)
     return Corrected(tuple(new), tuple(edited), skipped)
 
 
@@ -47,12 +60,15 @@ def _compiled(workspace: Workspace) -> dict[str, SegmentInfo]:
     return {info.name: info for info in infos if info.identity == identity}
 
 
-def _edited(workspace: Workspace, new: Sequence[Standing]) -> tuple[list[str], dict[str, NotesError]]:
+def _edited(
+    workspace: Workspace, new: Sequence[Standing]
+) -> Generator[None, None, tuple[list[str], dict[str, NotesError]]]:
     """Edit all sessions that have these fields; which were, and why others could not be."""
     sessions = Sessions(workspace.paths.sessions)
     edited: list[str] = []
     skipped: dict[str, NotesError] = {}
     for name in sessions.names():
+        yield
         try:
             if not _concerned(sessions.find(name).state.known, new):
                 continue

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from notes_cli.cli import run
+from notes_cli.engine.model import Model
 from notes_cli.library.standing import StandingErrata, standing
+from notes_cli.sessions import everybody
 
 from .conftest import QUESTION, Json, Served, compile_into, pieces, started, told
 from .test_robust import wait
@@ -178,3 +180,22 @@ def test_a_stopped_answer_has_been_told(own: Served) -> None:
     talk.append({"role": "assistant", "content": heard})
     reply = turn(own, talk, ASK)
     assert told(reply) == "refused" and [one[:2] for one in pieces(reply)].count(("erratum", "live")) == 1
+
+
+def test_others_are_answered_while_sessions_are_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each session is told between two steps, and everybody who answers gets a token before the next one is."""
+    for number in range(4):
+        own.chat([ASK], notes={**NOTES, "session": f"s{number}"})
+    steps: list[int] = []
+    real = everybody.tell
+
+    def tell(*given: Any) -> int:
+        steps.append(own.scheduler.tally.steps)
+        return real(*given)
+
+    monkeypatch.setattr(everybody, "tell", tell)
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    with own.client.completions.create(model="", prompt="x", max_tokens=1000, stream=True) as chunks:
+        next(iter(chunks))
+        done = own.http.post("/v1/notes/errata", json=LATE).json()
+    assert done["sessions"] == ["s0", "s1", "s2", "s3"] and len(set(steps)) == 4
