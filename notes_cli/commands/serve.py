@@ -118,6 +118,8 @@ def command(
 
         serve(Service(scheduler, options), listening, told, drain)
     output.say("ended")
+    if scheduler.loading:  # in a call of llama.cpp, which ends with the process: there is nothing to put away
+        os._exit(0)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class _Needed:
 
     def grant(self, room: Room, notebook: Notebook) -> Grant:
         """One cell more than there will be: with its last token it asks for no further room."""
-        return room.grant(notebook, self.cells + 1, self.looks)
+        return room.grant(notebook, self.cells + 1, self.looks, others=int(self.looks > 0))
 
 
 class _At(NamedTuple):

@@ -78,7 +78,7 @@ class Scheduler:
         self._jobs: list[Job] = []
         self._loop: Loop[None] = Loop()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="scheduler")
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     # For everybody.
 
@@ -86,10 +86,15 @@ class Scheduler:
         self._thread.start()
 
     def close(self) -> None:
-        """End what is being answered, and give the model back."""
+        """End what is being answered, and give the model back. One that is being loaded is not waited for."""
         self._arrivals.put(None)
-        if self._thread.ident is not None:
+        if self._thread.ident is not None and not self.loading:
             self._thread.join()
+
+    @property
+    def loading(self) -> bool:
+        """Whether the model is not there yet."""
+        return self._thread.is_alive() and not self.ready.done()
 
     @property
     def load(self) -> int:
@@ -107,6 +112,8 @@ class Scheduler:
             self._count += 1
         job = Job(asked, tell, own=own)
         self._arrivals.put(job)
+        if self.over.done():
+            self._turn_away()
         return job
 
     def call(self, function: Callable[[], T], *, long: bool = False) -> Future[T]:
@@ -123,11 +130,15 @@ class Scheduler:
         def called() -> None:
             if future.set_running_or_notify_cancel():
                 try:
+                    if self.over.done():
+                        raise Refused(503, "the server has ended", code="shutting_down")
                     future.set_result(function())
                 except BaseException as error:
                     future.set_exception(error)
 
         self._arrivals.put(_Work(called) if long else called)
+        if self.over.done():
+            self._turn_away()
         return future
 
     def _long_ended(self, _: Future[T]) -> None:
@@ -163,6 +174,17 @@ class Scheduler:
             self.over.set_result(None)
         except BaseException as error:
             (self.over if self.ready.done() else self.ready).set_exception(error)
+        self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Whoever came when all was over, in any thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                one = self._arrivals.get_nowait()
+                if isinstance(one, Job):
+                    one.tell(Refused(503, "the server has ended", code="shutting_down"))
+                elif one is not None:
+                    (one.function if isinstance(one, _Work) else one)()
 
     def _begin(self) -> None:
         workspace = self.workspace

@@ -83,3 +83,28 @@ def test_what_a_user_sees(tmp_path: Path) -> None:
         assert process.wait(20) == 0 and "Traceback" not in process.stderr.read()
     wrong = subprocess.run([*command, "0", "-m", "none.gguf"], capture_output=True, text=True, env=environment)
     assert wrong.returncode == 1 and wrong.stderr.count("\n") == 1 and "none.gguf" in wrong.stderr, wrong.stderr
+
+
+SLOW = """
+import sys, time
+from notes_cli.commands import options
+def slow(**_):
+    print("loading", file=sys.stderr, flush=True)
+    time.sleep(60)
+options.open_workspace = slow
+from notes_cli.__main__ import main
+main()
+"""
+
+
+def test_a_server_that_loads_ends_at_once() -> None:
+    """SIGTERM while the model is being loaded: nobody is being answered, so there is nothing to wait for."""
+    given = [sys.executable, "-c", SLOW, "serve", "--port", "0"]
+    with subprocess.Popen(given, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr and next(iter(process.stderr)) == "loading\n"
+        process.terminate()
+        try:
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
+        assert process.returncode == 0 and "ended" in said and "Traceback" not in said
