@@ -103,7 +103,8 @@ class Service:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        gauges = await self._at_context(self.scheduler.gauges) if self.scheduler.ready.done() else {}
+        there = self.scheduler.ready.done() and not self.scheduler.over.done()  # also while it drains
+        gauges = await asyncio.wrap_future(self.scheduler.call(self.scheduler.gauges)) if there else {}
         return Response(exposed(self.scheduler.tally, gauges), media_type=KIND)
 
     async def models(self, request: Request) -> Response:
@@ -200,7 +201,7 @@ class Service:
     def _check(self) -> None:
         """Raise Refused while nobody can be answered."""
         if self.draining:
-            raise Refused(503, "the server is ending", code="draining", wait=5)
+            raise Refused(503, "the server is ending", code="draining", wait=5, last=True)
         if not self.scheduler.ready.done():
             raise Refused(503, "the model is being loaded", code="loading", wait=5)
 
@@ -224,6 +225,7 @@ class Service:
                         raise Refused(413, f"the body is larger than {self.options.body:,} bytes", code="too_large")
         except TimeoutError:
             raise Refused(408, "the body did not come in time") from None
+        self._check()  # it may have taken its time
         try:
             found = json.loads(data, parse_constant=_no_number)
             json.dumps(found, ensure_ascii=False).encode()

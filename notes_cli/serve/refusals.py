@@ -23,15 +23,23 @@ class Refused(NotesError):
     """A request that is not answered: `status` is that of HTTP, `param` what of the request is meant."""
 
     def __init__(
-        self, status: int, what: str, *, param: str | None = None, code: str | None = None, wait: int | None = None
+        self,
+        status: int,
+        what: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        wait: int | None = None,
+        last: bool = False,
     ) -> None:
-        """`wait`: seconds after which it may be tried again."""
+        """`wait`: seconds after which it may be tried again, `last`: over another connection."""
         super().__init__(what)
-        self.status, self.param, self.code, self.wait = status, param, code, wait
+        self.status, self.param, self.code, self.wait, self.last = status, param, code, wait, last
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.wait is None else {"Retry-After": str(self.wait)}
+        later = {} if self.wait is None else {"Retry-After": str(self.wait)}
+        return {**later, "Connection": "close"} if self.last else later
 
 
 class ServerError(NotesError):

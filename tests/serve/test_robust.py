@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -235,22 +236,31 @@ def test_it_drains(library: Path, endless: None) -> None:
         words: list[str] = []
 
         def answer() -> None:
-            with served.client.completions.create(model="", prompt="x", max_tokens=400, stream=True) as chunks:
+            with served.client.completions.create(model="", prompt="x", max_tokens=800, stream=True) as chunks:
                 words.extend(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
-        with httpx.Client(base_url=served.url) as other:
+        body = json.dumps({"messages": ASK, "max_tokens": 1}).encode()
+        with httpx.Client(base_url=served.url) as other, ExitStack() as opened:
             assert other.get("/health").json() == {"status": "ok"}
             one = threading.Thread(target=answer)
             one.start()
             wait(lambda: len(words) > 5)
+            client = opened.enter_context(socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))))
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
             served.service.end()
             wait(lambda: served.service.draining)
             health = other.get("/health")
             assert (health.status_code, health.json()) == (503, {"status": "draining"})
             late = other.post("/v1/chat/completions", json={"messages": ASK})
             assert late.status_code == 503 and late.headers["retry-after"]
+            assert late.headers["connection"] == "close"
+            client.sendall(body)
+            found = client.makefile("rb").read()
+            assert found.startswith(b"HTTP/1.1 503") and b"draining" in found, "its body came too late"
+            assert "notes_requests_running" in other.get("/metrics").text
         one.join()
-        assert len(words) >= 390
+        assert len(words) >= 790
 
 
 def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
