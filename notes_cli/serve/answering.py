@@ -80,11 +80,21 @@ class _Probabilities:
 
 
 def writing(
-    workspace: Workspace, arranged: Arranged, books: Sequence[Notebook], seed: int, hear: Hear
-) -> Task[list[Written]]:
-    """The answers, each in a notebook that ends with the prompt. The seed of each is one more than that before."""
-    ways = _chat if arranged.asked.prompt is None else _text
-    return together([ways(workspace, arranged, book, index, seed + index, hear) for index, book in enumerate(books)])
+    workspace: Workspace,
+    arranged: Arranged,
+    books: Sequence[Notebook],
+    seed: int,
+    hear: Hear,
+    ended: Callable[[Written], object],
+) -> Task[list[None]]:
+    """The answers, each in a notebook that ends with the prompt. The seed of each is one more than that before.
+    `ended` is told of each when it is complete."""
+    way = _chat if arranged.asked.prompt is None else _text
+
+    def one(index: int, book: Notebook) -> Task[None]:
+        ended((yield from way(workspace, arranged, book, index, seed + index, hear)))
+
+    return together([one(index, book) for index, book in enumerate(books)])
 
 
 def _chat(

@@ -88,7 +88,9 @@ class Reply:
             if told.calls:
                 listed = [{"index": number, **call} for number, call in enumerate(calls(told))]
                 yield self._chunk(told.index, {"tool_calls": listed})
-            yield self._chunk(told.index, {} if self.chat else "", told.rest, reason(told))
+            last = self._chunk(told.index, {} if self.chat else "", told.rest, reason(told))
+            whole = len(self.written) == self.asked.writing.choices and not self.asked.usage
+            yield {**last, **self.explained()} if whole else last
         elif isinstance(told, Words) and self.chat:
             key = "reasoning_content" if told.thought else "content"
             yield self._chunk(told.index, {key: told.text}, told.tokens)
@@ -96,11 +98,11 @@ class Reply:
             yield self._chunk(told.index, told.text, told.tokens)
 
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
-        """The last chunk, of all replies: what was used, and what the prompt was made of, where that was asked for."""
-        used = {"usage": usage(replies)} if self.asked.usage else {}
-        if used or self.asked.notes.explain:
+        """The last chunk, of all replies, which has no choice: what was used, where that was asked for, and what the
+        prompt was made of."""
+        if self.asked.usage:
             kind = "chat.completion.chunk" if self.chat else "text_completion"
-            yield {**self._head(kind), "choices": [], **used, **self.explained()}
+            yield {**self._head(kind), "choices": [], "usage": usage(replies), **self.explained()}
 
     def _chunk(self, index: int, delta: Json | str, tokens: Sequence[Token] = (), reason: str | None = None) -> Json:
         shared = {"index": self.first + index, "finish_reason": reason}

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from notes_cli import output
 from notes_cli.engine.loop import Task, run
@@ -77,8 +78,8 @@ class Turns:
                 job.grants.append(self._room.grant(book, len(layout) + first))
             seed = arranged.asked.writing.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
-            for written in (yield from writing(self._workspace, arranged, [notebook, *books], seed, heard.hear)):
-                self._tell_written(job, written)
+            ended = partial(self._tell_written, job)
+            yield from writing(self._workspace, arranged, [notebook, *books], seed, heard.hear, ended)
         except Exception as error:
             failed = True
             self._prefixes.drop(held)  # nobody should go on from what failed

@@ -143,3 +143,38 @@ def test_reasoning_comes_apart(served: Served) -> None:
     assert "2026-07-01" in message.model_extra["reasoning_content"]
     assert reply.usage and reply.usage.completion_tokens_details
     assert (reply.usage.completion_tokens_details.reasoning_tokens or 0) > 10
+
+
+def test_each_of_several_answers_ends_when_it_does(served: Served) -> None:
+    """Its last chunk does not wait for the longest, and no chunk is without a choice unless usage was asked for."""
+    extra = {"notes": {"splice": ["returns"], "explain": True}}
+    thinking = [{"role": "user", "content": f"{QUESTION} Think first."}]
+    create = served.client.chat.completions.create
+    sampled = {"n": 6, "temperature": 2.0, "seed": 5, "max_tokens": 60}
+    whole = create(model="tiny", messages=thinking, extra_body=extra, **sampled)
+    lengths = {len(one.message.content or "") for one in whole.choices}
+    assert len(lengths) > 1, "else nothing is shown"
+    chunks = list(create(model="tiny", messages=thinking, stream=True, extra_body=extra, **sampled))
+    ends = [number for number, chunk in enumerate(chunks) if chunk.choices[0].finish_reason]
+    assert len(ends) == 6 and ends[-1] == len(chunks) - 1 and ends[0] < len(chunks) - 7
+    assert [bool((chunk.model_extra or {}).get("notes")) for chunk in chunks] == [False] * ends[-1] + [True]
+
+
+def test_a_bias(served: Served) -> None:
+    """A token that would have come is forbidden, one that would not is forced; strange ones are refused."""
+    create = served.client.completions.create
+    tokens = served.http.post("/tokenize", json={"content": " z"}).json()["tokens"]
+    given = {"model": "tiny", "prompt": "# Returns", "max_tokens": 6}
+    plain = create(**given, logprobs=0)  # type: ignore[call-overload]
+    first = served.http.post("/tokenize", json={"content": plain.choices[0].logprobs.tokens[0]}).json()["tokens"]
+    assert len(first) == 1
+    other = create(**given, logit_bias={str(first[0]): -100})  # type: ignore[call-overload]
+    assert other.choices[0].text[:1] != plain.choices[0].text[:1]
+    for sampling in ({}, {"temperature": 1, "seed": 3}):
+        forced = create(**given, logit_bias={str(tokens[-1]): 100}, **sampling)  # type: ignore[call-overload]
+        assert forced.choices[0].text.replace(" ", "") == "z" * 6
+    for wrong in ({"-1": 1}, {"999999": 1}, {"5": 101}, {"x": 1}, {"5": "1"}, [5], {str(n): 1 for n in range(1025)}):
+        for notes in ({}, {"session": "biased"}):
+            body = {"messages": ASKED, "logit_bias": wrong, "notes": notes}
+            found = served.http.post("/v1/chat/completions", json=body)
+            assert found.status_code == 400 and "logit_bias" in found.json()["error"]["param"], found.text
