@@ -96,3 +96,13 @@ def test_explain(own: Served) -> None:
     assert own.http.post("/v1/chat/completions", json=asked).json()["notes"]["pieces"] == before["pieces"]
     again = own.http.post("/v1/notes/explain", json=asked).json()
     assert again["counts"]["decoded"] == 1 and again["pieces"][0]["how"] == "live"
+
+
+def test_a_skill_may_have_the_name_of_a_path(own: Served) -> None:
+    """Under /v1/notes/skills every skill is found, also one that is called as a path of ours."""
+    for name in ("sessions", "errata", "compile", "skills"):
+        text = f"# {name}\n\nplan: basic\n\n- If the plan is basic then the support is slow."
+        assert '"skill"' in own.http.post("/v1/notes/compile", json={"name": name, "text": text}).text
+        assert own.http.get(f"/v1/notes/skills/{name}").json()["name"] == name
+        assert own.http.delete(f"/v1/notes/skills/{name}").json()["deleted"] is True
+    assert own.http.get("/v1/notes/sessions").json() == {"sessions": []}
