@@ -27,6 +27,7 @@ class SamplerOptions:
     seed: int = 0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()  # what is added to the logits of tokens
 
     @property
     def penalizes(self) -> bool:
@@ -76,6 +77,7 @@ class Sampler:
         where the grammar allows none."""
         if self._closed:
             raise EngineError("this sampler is closed")
+        logits = self._biased(logits)
         plain = self.options.temperature <= 0 and not self.options.penalizes
         token = int(logits.argmax()) if plain else self._drawn(logits)  # plain: what the chain would choose
         if self._grammar and not self._grammar.allows(token):
@@ -88,7 +90,15 @@ class Sampler:
 
     def likeliest(self, logits: NDArray[np.float32]) -> int:
         """The token that comes next if nothing is drawn. Nothing is remembered."""
+        logits = self._biased(logits)
         return self._grammar.choose(logits) if self._grammar else int(logits.argmax())
+
+    def _biased(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.options.bias:
+            logits = logits.copy()
+            for token, more in self.options.bias:
+                logits[token] += more
+        return logits
 
     def _allowed(self, grammar: Grammar, logits: NDArray[np.float32]) -> int:
         """Draw among what the grammar allows."""

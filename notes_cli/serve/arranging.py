@@ -172,6 +172,7 @@ def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Arranged
     """With how much may be written."""
     workspace, writing, most = desk.workspace, asked.writing, desk.most
     workspace.check_length(len(layout) + 1)
+    check_bias(workspace, asked)
     if writing.grammar is not None:
         check_usable(workspace, writing.grammar)
         if asked.tools and not writing.must_call and form_of(workspace.model.chat_template or "") is None:
@@ -183,6 +184,12 @@ def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Arranged
     if workspace.longest is not None:
         room = min(room, workspace.longest - len(layout))
     return Arranged(asked, layout, think, limit, room)
+
+
+def check_bias(workspace: Workspace, asked: Asked) -> None:
+    """Raise Refused for a token that the model does not have."""
+    if (strange := workspace.model.unknown(token for token, _ in asked.writing.sampling.bias)) is not None:
+        raise Refused(400, f"there is no token {strange}", param="logit_bias", code="invalid_value")
 
 
 def _raw(workspace: Workspace, prompt: str | tuple[int, ...]) -> Tokens:

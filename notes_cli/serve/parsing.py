@@ -28,7 +28,6 @@ IGNORED = {
     *("verbosity", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "parallel_tool_calls"),
 }
 EMPTY = {
-    "logit_bias",
     "functions",
     "function_call",
     "modalities",
@@ -38,6 +37,7 @@ EMPTY = {
 MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
+MOST_BIASES = 1024  # logit_bias
 MOST_LIKELY = 20  # top_logprobs
 
 
@@ -237,6 +237,7 @@ def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks
             DRAWN if seed is None else seed & 0xFFFFFFFF,
             given.number("frequency_penalty", -2, 2, 0.0),
             given.number("presence_penalty", -2, 2, 0.0),
+            _bias(given),
         ),
         limit=None if limit is None or limit < 0 else limit,
         stops=given.texts("stop", MOST_STOPS),
@@ -248,6 +249,22 @@ def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks
 
 
 DRAWN = -1  # a seed that is drawn when the answer begins
+
+
+def _bias(given: Reader) -> tuple[tuple[int, float], ...]:
+    """`logit_bias`: numbers by tokens, which are texts in JSON. Whether there are such tokens shows later."""
+    biases = given.any("logit_bias")
+    if biases is None:
+        return ()
+    inner = Reader(biases, "logit_bias")
+    if len(biases) > MOST_BIASES:
+        raise Refused(400, f"logit_bias has {len(biases):,} tokens: {MOST_BIASES} at most", param="logit_bias")
+    found = []
+    for key in biases:
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise Refused(400, f"logit_bias is by tokens, not by {key[:40]!r}", param="logit_bias")
+        found.append((int(key), inner.number(key, -100, 100, 0.0)))
+    return tuple(found)
 
 
 def _positive(given: Reader, key: str, default: float) -> float:

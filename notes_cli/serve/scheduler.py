@@ -25,7 +25,7 @@ from notes_cli.library.standing import StandingErrata
 from notes_cli.library.store import Library
 from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.arranging import Desk, arrange, turn_of
+from notes_cli.serve.arranging import Desk, arrange, check_bias, turn_of
 from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.jobs import Job, Limits, Told
 from notes_cli.serve.own import Own
@@ -347,6 +347,7 @@ class Scheduler:
         try:
             stored = held.enter_context(Sessions(self.workspace.paths.sessions).locked(name, new=True))
             request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=stored.header is not None)
+            check_bias(self.workspace, job.asked)
             told = len(stored.state.tokens) + SPARE
             told += sum(len(one) for one in request.splice if not isinstance(one, str))
             words = (request.question, request.system or "", *request.errata)

@@ -70,7 +70,7 @@ def test_what_asks_for_nothing_is_no_error(served: Served) -> None:
     """Clients send features that they do not use as empty; one that is used is refused."""
     empty = {"logit_bias": {}, "functions": None, "modalities": ["text"], "prediction": None}
     served.chat(ASK, max_tokens=1, **empty)
-    assert served.chat(ASK, 400, logit_bias={"5": 1})["code"] == "unknown_parameter"
+    assert served.chat(ASK, 400, functions=[{"name": "f"}])["code"] == "unknown_parameter"
 
 
 def test_many_prompts_are_one_error(served: Served) -> None:
