@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import openai
 import pytest
@@ -147,14 +148,12 @@ def test_reasoning_comes_apart(served: Served) -> None:
 
 def test_each_of_several_answers_ends_when_it_does(served: Served) -> None:
     """Its last chunk does not wait for the longest, and no chunk is without a choice unless usage was asked for."""
-    extra = {"notes": {"splice": ["returns"], "explain": True}}
-    thinking = [{"role": "user", "content": f"{QUESTION} Think first."}]
-    create = served.client.chat.completions.create
-    sampled = {"n": 6, "temperature": 2.0, "seed": 5, "max_tokens": 60}
-    whole = create(model="tiny", messages=thinking, extra_body=extra, **sampled)
-    lengths = {len(one.message.content or "") for one in whole.choices}
-    assert len(lengths) > 1, "else nothing is shown"
-    chunks = list(create(model="tiny", messages=thinking, stream=True, extra_body=extra, **sampled))
+    given: Any = {"model": "tiny", "prompt": "# Returns", "max_tokens": 60, "n": 6, "temperature": 3.0, "seed": 5}
+    given |= {"stop": ["e"], "extra_body": {"notes": {"explain": True}, "top_k": 0, "min_p": 0}}
+    create = served.client.completions.create
+    whole = create(**given)
+    assert len({len(one.text) for one in whole.choices}) > 1, "else nothing is shown"
+    chunks = list(create(**given, stream=True))
     ends = [number for number, chunk in enumerate(chunks) if chunk.choices[0].finish_reason]
     assert len(ends) == 6 and ends[-1] == len(chunks) - 1 and ends[0] < len(chunks) - 7
     assert [bool((chunk.model_extra or {}).get("notes")) for chunk in chunks] == [False] * ends[-1] + [True]
