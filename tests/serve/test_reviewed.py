@@ -194,7 +194,7 @@ def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest
     made again for them, which not every model allows."""
     monkeypatch.setattr("notes_cli.serve.scheduler.IDLE", 1)
     options = ContextOptions(n_ctx=4096, n_threads=1)
-    with started(library, Limits(parallel=4, chunk=8), context=options) as served:
+    with started(library, Limits(parallel=4, chunk=1), context=options) as served:
         context = served.scheduler.workspace.context
         there = served.at_context(lambda: context.free + context.held)
         long = {"prompt": [5, 6, 7] * 300, "n": 3, "max_tokens": 2, "temperature": 1}
