@@ -30,6 +30,9 @@ SHIPPED = ROOT / "notes_cli" / "models" / "notes-tiny-q8_0.gguf"
 MODELS = WORK / "models"
 TARGETS = {
     "test-batch-alloc": [],
+    "test-grammar-integration": [],
+    "test-grammar-parser": [],
+    "test-llama-grammar": [],
     "test-state-restore-fragmented": ["-m", str(SHIPPED), "-t", "1"],
     "test-thread-safety": [
         *("-m", str(SHIPPED), "-p", "The meaning of life is"),

@@ -2,6 +2,7 @@
 #include "notes_ext.h"
 
 #include "notes_file.h"
+#include "notes_grammar.h"
 #include "notes_guard.h"
 #include "notes_kv.h"
 #include "notes_watch.h"
@@ -129,6 +130,10 @@ void notes_traffic(int64_t * from_files, int64_t * into_caches) {
     if (into_caches) {
         *into_caches = notes_kv::stored_bytes;
     }
+}
+
+int64_t notes_grammar_steps() {
+    return notes_grammar_counted();
 }
 
 int32_t notes_read(llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) {

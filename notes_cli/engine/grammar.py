@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import ctypes
-import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from notes_cli.errors import EngineError, GrammarError
 ROOT = b"root"  # the rule that an answer is
 # struct llama_token_data
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-PATIENCE = 2  # seconds for one step, which takes milliseconds
 FIRST = 256  # of the likeliest tokens that are looked at before all are
 
 
@@ -34,9 +34,7 @@ class Grammar:
         with process.log.collected() as lines:
             self._sampler = llama.llama_sampler_init_grammar(model.vocab, text.encode(), ROOT)
         if not self._sampler:
-            said = " ".join(lines)
-            why = "a rule begins with itself" if "left recursion" in said else said or "llama.cpp gives no reason"
-            raise GrammarError(f"the grammar cannot be used: {why}")
+            raise _unusable(lines)
         self._model = model
         self._decoder = codecs.getincrementaldecoder("utf-8")("strict")
 
@@ -73,19 +71,14 @@ class Grammar:
         return bool(piece) and piece == self._model.token_bytes(token, special=True)
 
     def accept(self, token: int) -> None:
-        """Go on after a token. Raise EngineError for one that may not come: llama.cpp would end the process."""
+        """Go on after a token. Raise EngineError for one that may not come: llama.cpp would end the process. Raise
+        GrammarError where the text can be read in too many ways."""
         if not self.allows(token):
             raise EngineError(f"token {token} does not go on as the grammar demands")
         if not self._model.ends(token):
             self._decoder.decode(self._model.token_bytes(token))
-        started = time.perf_counter()
-        llama.llama_sampler_accept(self._sampler, token)
-        self._timed(started)
-
-    def _timed(self, started: float) -> None:
-        """Raise EngineError for a step that took too long: of some grammars each takes longer than the last."""
-        if time.perf_counter() - started > PATIENCE:
-            raise EngineError(f"the grammar takes more than {PATIENCE} seconds for one token: it is too ambiguous")
+        with _heard():
+            llama.llama_sampler_accept(self._sampler, token)
 
     def _likeliest(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> int | None:
         """The likeliest of these that may come, the first of several."""
@@ -98,16 +91,16 @@ class Grammar:
         return None
 
     def _applied(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The logits of these tokens, -inf where the grammar forbids one."""
+        """The logits of these tokens, -inf where the grammar forbids one. Raise GrammarError where the text can go on
+        in too many ways."""
         if self._sampler is None:
             raise EngineError("this grammar is closed")
         candidates = np.zeros(len(tokens), CANDIDATE)
         candidates["id"], candidates["logit"] = tokens, logits
         data = candidates.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
         array = llama.llama_token_data_array(data, len(tokens), -1, False)
-        started = time.perf_counter()
-        llama.llama_sampler_apply(self._sampler, ctypes.byref(array))
-        self._timed(started)
+        with _heard():
+            llama.llama_sampler_apply(self._sampler, ctypes.byref(array))
         left: NDArray[np.float32] = candidates["logit"].copy()
         return left
 
@@ -119,3 +112,18 @@ class Grammar:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Raise GrammarError for what llama.cpp logs of a grammar meanwhile: it says nothing of one that can be used."""
+    with process.log.collected() as lines:
+        yield
+    if lines:
+        raise _unusable(lines)
+
+
+def _unusable(lines: Iterable[str]) -> GrammarError:
+    said = " ".join(lines)
+    why = "a rule begins with itself" if "left recursion" in said else said or "llama.cpp gives no reason"
+    return GrammarError(f"the grammar cannot be used: {why}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from notes_cli.errors import EngineError, UnsupportedError
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 _MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 
 OK, E_UNSUPPORTED, E_ABORTED, E_DAMAGED, E_READ = 0, -2, -7, -8, -9
@@ -154,11 +154,13 @@ _signatures: dict[str, list[Any]] = {
     "notes_used": [ctypes.c_void_p],
     "notes_cells": [ctypes.c_void_p, ctypes.c_int32, _int32_p, ctypes.c_int32],
     "notes_watch": [ctypes.c_void_p, ctypes.c_int32],
+    "notes_grammar_steps": [],
     "notes_guard": [ctypes.c_char_p, ctypes.c_char_p],
 }
 _results: dict[str, Any] = {
     "notes_supports": ctypes.c_bool,
     "notes_can_move": ctypes.c_bool,
+    "notes_grammar_steps": ctypes.c_int64,
     "notes_guard": None,
     "notes_traffic": None,
 }
@@ -221,6 +223,11 @@ def traffic() -> tuple[int, int]:
     read, written = ctypes.c_int64(), ctypes.c_int64()
     _library.notes_traffic(ctypes.byref(read), ctypes.byref(written))
     return read.value, written.value
+
+
+def grammar_steps() -> int:
+    """Steps that the last call of a grammar sampler in this thread has made."""
+    return int(_library.notes_grammar_steps())
 
 
 def set_guard(before: str | None, after: str | None) -> None:

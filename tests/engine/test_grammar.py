@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 
 from notes_cli import config
+from notes_cli.engine import native
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.model import Model
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import EngineError, GrammarError
+from notes_cli.text.grammar import check_grammar
 from notes_cli.text.schema import schema_grammar
 
 from ..conftest import MakeModel
+from ..zoo import MODELS
 from .schemas import TAKEN
+
+STEPS = 1 << 28  # that one call may make (native/notes_grammar.h)
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +127,103 @@ def test_left_recursion(model: Model, text: str) -> None:
     """An error in one line."""
     with pytest.raises(GrammarError, match="a rule begins with itself"):
         Grammar(model, text)
+
+
+def spelt(model: Model, text: str) -> list[int]:
+    """A text in tokens of one character each: most of its ways are then open for long."""
+    return [int(token) for character in text for token in model.tokenize(character)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('root ::= s\ns ::= s2 s2 | "a"\ns2 ::= "a" s s | "a" s | "a"', id="in threes and twos"),
+        pytest.param('root ::= "a" root x | "a" root y | "z"\nx ::= "b"\ny ::= "b"', id="one of two ends each time"),
+        pytest.param('root ::= a root "x" | "z"\na ::= b\nb ::= "" | "y"', id="what begins a rule may be empty"),
+    ],
+)
+def test_too_many_ways_to_read_a_text(model: Model, text: str) -> None:
+    """One line after a counted number of steps, where llama.cpp would take minutes and all memory for one token."""
+    check_grammar(text)
+    with (
+        pytest.raises(GrammarError, match=r"the grammar cannot be used: it can be read in too many ways \(more than"),
+        Grammar(model, text) as grammar,
+    ):
+        for token in spelt(model, "a" * 200):
+            grammar.among(np.zeros(model.n_vocab, np.float32))
+            assert native.grammar_steps() <= STEPS
+            grammar.accept(token)
+            assert native.grammar_steps() <= STEPS
+    assert STEPS < native.grammar_steps() < STEPS + STEPS // 64
+
+
+def test_a_grammar_that_failed_is_as_it_was(model: Model) -> None:
+    """The token was not accepted, and one that can be read in fewer ways still is."""
+    with Grammar(model, 'root ::= s "b" | "a"+ "c"\ns ::= s2 s2 | "a"\ns2 ::= "a" s s | "a" s | "a"') as grammar:
+        [token] = spelt(model, "a")
+        accepted = 0
+        with pytest.raises(GrammarError, match="too many ways"):
+            while accepted < 200:
+                grammar.accept(token)
+                accepted += 1
+        assert accepted > 2 and grammar.allows(spelt(model, "c")[0])
+
+
+def most_steps(model: Model, grammar: Grammar, tokens: list[int]) -> int:
+    """The steps of the largest call while all tokens of the model are tried before each of these."""
+    most = 0
+    for token in tokens:
+        assert np.isfinite(grammar.among(np.zeros(model.n_vocab, np.float32))[token])
+        most = max(most, native.grammar_steps())
+        grammar.accept(token)
+        most = max(most, native.grammar_steps())
+    return most
+
+
+def test_deep_nesting_is_not_many_ways(model: Model) -> None:
+    """JSON in JSON, 50 deep, and a thousand values of which one is to be given: a hundredth of the steps there may be,
+    for this vocabulary."""
+    deep = "[" * 50 + '{"a": "b"}' + "]" * 50
+    with Grammar(model, schema_grammar(True)) as grammar:
+        assert most_steps(model, grammar, [int(token) for token in model.tokenize(deep)]) < STEPS // 100
+        assert any(grammar.allows(end) for end in model.end_tokens)
+    names = [f"name {number}" for number in range(1000)]
+    with Grammar(model, schema_grammar({"enum": names})) as grammar:
+        assert most_steps(model, grammar, [int(token) for token in model.tokenize('"name 777"')]) < STEPS // 100
+        assert any(grammar.allows(end) for end in model.end_tokens)
+
+
+# The files of llama.cpp's folder grammars/.
+OWN = ("arithmetic", "c", "chess", "english", "japanese", "json", "json_arr", "list")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_grammars_of_llama_cpp(model: Model, name: str) -> None:
+    """They need a thousandth of the steps that there may be, whatever is written."""
+    text = (MODELS.parent / "llama.cpp" / "grammars" / f"{name}.gbnf").read_text(encoding="utf-8")
+    check_grammar(text)
+    random, most = np.random.default_rng(0), 0
+    with Grammar(model, text) as grammar:
+        for _ in range(100):
+            left = grammar.among(random.normal(0, 3, model.n_vocab).astype(np.float32))
+            most = max(most, native.grammar_steps())
+            token = next((int(one) for one in np.argsort(-left)[:50] if grammar.allows(int(one))), None)
+            if token is None or model.ends(token):
+                break
+            grammar.accept(token)
+            most = max(most, native.grammar_steps())
+    assert 0 < most < STEPS // 1000
+
+
+def test_many_ways_to_one_rule(model: Model) -> None:
+    """The search for left recursion visits a rule once: there are 2 to the 60 ways to the last of these. It still finds
+    what it is for."""
+    rules = [f"r{number} ::= r{number + 1} | r{number + 1}" for number in range(60)]
+    for last, found in (('r60 ::= "a"', False), ('r60 ::= "a" | r30 "b"', True)):
+        text = "\n".join(["root ::= r0", *rules, last])
+        if found:
+            with pytest.raises(GrammarError, match="a rule begins with itself"):
+                Grammar(model, text)
+        else:
+            with Grammar(model, text) as grammar:
+                assert grammar.allows(spelt(model, "a")[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,16 @@ def test_a_grammar(served: Served) -> None:
     assert raw.choices[0].text in ("yes", "no")
 
 
+def test_a_grammar_that_becomes_too_ambiguous(served: Served) -> None:
+    """It ends its own answer, with a line, and nobody else's; a token could take minutes."""
+    ambiguous = {"grammar": 'root ::= "a" root x | "a" root y\nx ::= "b"\ny ::= "b"'}
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(create, served, response_format=held(SCHEMA))
+        with pytest.raises(openai.BadRequestError, match="can be read in too many ways"):
+            create(served, extra_body=ambiguous)
+        jsonschema.validate(json.loads(other.result().choices[0].message.content), SCHEMA)
+
+
 def test_a_session(served: Served) -> None:
     """A turn of a session has a form, too; tools do not go with one."""
     session = {"notes": {"session": "held"}}
@@ -117,6 +128,7 @@ def test_a_session(served: Served) -> None:
         ({"response_format": {"type": "xml"}}, "must be text, json_object or json_schema"),
         ({"extra_body": {"grammar": "root ::= x"}}, "there is no rule x"),
         ({"extra_body": {"grammar": 'root ::= root "a" | "b"'}}, "a rule begins with itself"),
+        ({"extra_body": {"grammar": 'root ::= a root "x" | "z"\na ::= b\nb ::= "" | "y"'}}, "read in too many ways"),
         ({"extra_body": {"grammar": "x"}, "response_format": {"type": "json_object"}}, "not to both"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "there is no tool 'fly'"),
         ({"tools": TOOLS, "tool_choice": "often"}, "tool_choice must be none, auto, required"),
