@@ -57,12 +57,13 @@ experiments: $(READY) ## What the paper measured, on the model that ships (docs/
 bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
 	@$(BIN)/python -m bench.speed | tee docs/speed.txt
 
-# A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist. Made once.
+# A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist, and its server for
+# devices of other machines. Made once.
 $(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*) | $(READY)
 	@echo "Building what writes a model of every architecture (about 3 minutes on two cores, once) ..."
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
 	@PATH="$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(BIN)/python >/dev/null
-	@$(BIN)/cmake --build $(ZOO) --target test-llama-archs >$(ZOO)/build.log || { tail -20 $(ZOO)/build.log; exit 1; }
+	@$(BIN)/cmake --build $(ZOO) --target test-llama-archs ggml-rpc-server >$(ZOO)/build.log || { tail -20 $(ZOO)/build.log; exit 1; }
 	@rm -rf $(ZOO)/models && mkdir -p $(ZOO)/models
 	@$(ZOO)/bin/test-llama-archs -s 1 -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1 || { tail $(ZOO)/models.log; exit 1; }
 	@$(BIN)/python -m bench.zoo_more $(ZOO)/models

@@ -20,6 +20,9 @@ static char before_text[1024];
 static char after_text [512];
 static char reason_text[256];
 
+// What the RPC backend begins with where a server is lost (patches/0006-rpc-lost-server.patch).
+static const char ELSEWHERE[] = "the RPC server ";
+
 static const struct { int number; const char * name; } SIGNALS[] = {
     { SIGABRT, "it aborted" },
     { SIGSEGV, "a bad memory access" },
@@ -75,6 +78,12 @@ static void on_signal(int number) {
             reason = signal.name;
         }
     }
+    if (strncmp(reason, ELSEWHERE, sizeof(ELSEWHERE) - 1) == 0) { // the model is not to blame
+        print("notes: ");
+        print(reason);
+        print("\n");
+        _exit(1);
+    }
     print(before_text);
     print(" (");
     print(reason);
@@ -91,6 +100,9 @@ static void on_abort(const char * message) { // ggml's assertions; abort() follo
         if (*c == '/' || *c == '\\') {
             text = c + 1;
         }
+    }
+    if (const char * elsewhere = strstr(text, ELSEWHERE)) {
+        text = elsewhere; // the place in the source is nobody's business either
     }
     copy(reason_text, sizeof(reason_text), text);
 }

@@ -14,7 +14,7 @@
 #include "llama-memory.h"
 #include "llama-model.h"
 
-#include "ggml-backend.h"
+#include "ggml-backend-impl.h"
 
 #include <algorithm>
 #include <atomic>
@@ -34,6 +34,9 @@ static constexpr llama_seq_id PARKED = LLAMA_MAX_SEQ - 1;
 // What a thread reads, hashes, turns and stores at once: it stays in the processor's second cache meanwhile.
 static constexpr int64_t PIECE = 256 << 10;
 static constexpr int32_t LINE  = 32; // f16 of a column in a cache line
+
+// Memory elsewhere (a GPU, another machine) is copied in few calls: so much between what is wanted is rather copied along.
+static constexpr int64_t BETWEEN = 64 << 10;
 
 std::atomic<int64_t> notes_kv::stored_bytes { 0 };
 
@@ -373,44 +376,79 @@ static void in_parallel(int32_t n_tasks, int32_t n_threads, const std::function<
     }
 }
 
-// The rows of one tensor, [n_embd, kv_size]: a view of one stream. `host` memory is worked on where it lies, other
-// memory through a staging buffer and the backend's own copy.
+// The rows of one tensor, [n_embd, kv_size]: a view of one stream.
 struct tensor_rows {
     ggml_tensor * t;
     int  n_embd;
     int  hadamard;
     bool columns; // V without flash attention: element j of cell c is at j*kv_size + c
 
-    bool   host()   const { return ggml_backend_buffer_is_host(t->view_src ? t->view_src->buffer : t->buffer); }
+    ggml_backend_buffer_t buffer() const { return t->view_src ? t->view_src->buffer : t->buffer; }
+    bool   host()   const { return ggml_backend_buffer_is_host(buffer()); }
     size_t item()   const { return ggml_type_size(t->type); }
     size_t pitch()  const { return columns ? t->ne[1]*item() : ggml_row_size(t->type, t->ne[0]); }
     size_t offset(uint32_t cell) const { return columns ? cell*item() : cell*pitch(); }
-    size_t width(int n) const { return columns ? n*item() : ggml_row_size(t->type, n_embd); }
-    int    lines(int n) const { return columns ? n_embd : n; }
+    size_t width(int64_t n) const { return columns ? n*item() : ggml_row_size(t->type, n_embd); }
+    int64_t lines(int64_t n) const { return columns ? n_embd : n; }
 
-    using convert = std::function<bool(const notes_row_block & from, const notes_row_block & to)>;
+    // Whether its memory is copied line by line in one call.
+    bool by_lines() const { return buffer()->iface.get_tensor_2d && buffer()->iface.set_tensor_2d; }
 
-    bool write(uint32_t cell, int n, const notes_row_block & rows, const convert & f) const {
-        notes_kv::stored_bytes += lines(n)*width(n);
-        if (host()) {
-            return f(rows, { t->type, (char *) t->data + offset(cell), pitch(), hadamard });
+    // Bytes that are copied along for cells between others. Of columns that cannot be copied line by line it is all, anyway.
+    int64_t between(int64_t n) const { return columns ? n*item()*(by_lines() ? n_embd : 1) : n*pitch(); }
+};
+
+// Some cells of a tensor, and where they are worked on: where they lie if that is host memory, else in a copy. A copy is
+// one call of the backend each way, whatever it has calls for: where it cannot copy lines that lie apart, as that of
+// another machine, what is between them is copied, too, and so read before it is written.
+class notes_span {
+public:
+    notes_span(const tensor_rows & rows, uint32_t cell, int64_t n) : rows(rows), cell(cell), lines(rows.lines(n)), width(rows.width(n)) {
+        if (rows.host()) {
+            pitch = rows.pitch();
+            data  = (char *) rows.t->data + rows.offset(cell);
+            return;
         }
-        std::vector<char> staging(lines(n)*width(n));
-        const bool ok = f(rows, { t->type, staging.data(), width(n), hadamard });
-        if (ok) {
-            ggml_backend_tensor_set_2d(t, staging.data(), offset(cell), width(n), lines(n), pitch(), width(n));
-        }
-        return ok;
+        together = lines <= 1 || width == rows.pitch();
+        apart    = !together && rows.by_lines();
+        pitch    = together || apart ? width : rows.pitch();
+        copy.resize(lines > 0 ? (lines - 1)*pitch + width : 0);
+        data = copy.data();
     }
 
-    bool read(uint32_t cell, int n, const notes_row_block & rows, const convert & f) const {
-        if (host()) {
-            return f({ t->type, (char *) t->data + offset(cell), pitch(), hadamard }, rows);
-        }
-        std::vector<char> staging(lines(n)*width(n));
-        ggml_backend_tensor_get_2d(t, staging.data(), offset(cell), width(n), lines(n), pitch(), width(n));
-        return f({ t->type, staging.data(), width(n), hadamard }, rows);
+    // Whether a store of all these cells writes nothing else.
+    bool exact() const { return rows.host() || together || apart; }
+
+    notes_row_block block(uint32_t at) const {
+        return { rows.t->type, data + (rows.columns ? (at - cell)*rows.item() : (at - cell)*pitch), pitch, rows.hadamard };
     }
+
+    void fetch() {
+        if (apart) {
+            ggml_backend_tensor_get_2d(rows.t, data, rows.offset(cell), width, lines, rows.pitch(), width);
+        } else if (!copy.empty()) {
+            ggml_backend_tensor_get(rows.t, data, rows.offset(cell), copy.size());
+        }
+    }
+
+    void store() const {
+        if (apart) {
+            ggml_backend_tensor_set_2d(rows.t, data, rows.offset(cell), width, lines, rows.pitch(), width);
+        } else if (!copy.empty()) {
+            ggml_backend_tensor_set(rows.t, data, rows.offset(cell), copy.size());
+        }
+    }
+
+private:
+    const tensor_rows & rows;
+    const uint32_t cell;
+    const int64_t  lines;
+    const size_t   width;
+    size_t pitch    = 0;
+    bool   together = false;
+    bool   apart    = false;
+    char * data     = nullptr;
+    std::vector<char> copy;
 };
 
 std::vector<notes_kv::part> notes_kv::parts(const notes_source & source, int32_t n) const {
@@ -456,7 +494,7 @@ std::vector<notes_kv::piece> notes_kv::pieces(const std::vector<part> & parts, c
         if (all[part.layer].kind != NOTES_RECURRENT) {
             const auto & place = places[all[part.layer].cache];
             const bool host = tensor_rows { stream(part, place), 0, 0, part.columns }.host();
-            if (host || !part.columns) { // of columns elsewhere some backends copy each on its own
+            if (host || (!part.columns && place.runs.size() == 1)) { // elsewhere, what lies between may be copied along
                 step = std::max<int64_t>(LINE, (host ? PIECE : 16*PIECE)/part.size/LINE*LINE);
             }
             if (part.columns) { // pieces begin where a cache line does
@@ -493,29 +531,58 @@ ggml_tensor * notes_kv::stream(const part & part, const place & place) const {
 bool notes_kv::move_rows(direction way, const part & part, const place & place, char * data, int32_t first, int32_t last, const notes_turn & turn) const {
     const tensor_rows cache { stream(part, place), part.n_embd, part.hadamard, part.columns };
 
+    std::vector<run> wanted;
     auto r = std::upper_bound(place.runs.begin(), place.runs.end(), first, [](int32_t row, const run & r) { return row < r.row + r.n; });
     for (; r != place.runs.end() && r->row < last; ++r) {
-        const int32_t  row  = std::max(first, r->row);
-        const int32_t  n    = std::min(last, r->row + r->n) - row;
-        const uint32_t cell = r->cell + (row - r->row);
+        const int32_t row = std::max(first, r->row);
+        wanted.push_back({ r->cell + (row - r->row), row, std::min(last, r->row + r->n) - row });
+    }
+    if (!cache.host() && way != NOWHERE) {
+        std::sort(wanted.begin(), wanted.end(), [](const run & a, const run & b) { return a.cell < b.cell; });
+    }
 
-        const notes_row_block mine { part.type, data + (row - first)*part.size, part.size };
-        const auto convert = [&](const auto & from, const auto & to) {
-            return !cache.columns     ? notes_loops().move(turn, from, to, n, part.n_embd)
-                 : way == INTO_CACHE  ? notes_loops().transpose(from, to, n, part.n_embd)
-                 :                      notes_loops().transpose(from, to, part.n_embd, n);
-        };
-        bool finite = true;
-        switch (way) {
-            case INTO_CACHE:   finite = cache.write(cell, n, mine, convert); break;
-            case OUT_OF_CACHE: finite = cache.read (cell, n, mine, convert); break;
-            case NOWHERE: {
-                std::vector<char> over(part.n_embd*sizeof(float)); // every row over the one before
-                finite = notes_loops().move(turn, mine, { cache.t->type, over.data(), 0, part.hadamard }, n, part.n_embd);
+    for (size_t i0 = 0, i1; i0 < wanted.size(); i0 = i1) {
+        uint32_t end  = wanted[i0].cell + wanted[i0].n;
+        bool     gaps = false;
+        for (i1 = i0 + 1; !cache.host() && way != NOWHERE && i1 < wanted.size(); ++i1) { // runs that are copied together
+            const int64_t gap = (int64_t) wanted[i1].cell - end;
+            if (cache.between(gap) > BETWEEN) {
+                break;
+            }
+            gaps = gaps || gap > 0;
+            end  = wanted[i1].cell + wanted[i1].n;
+        }
+        if (way == NOWHERE) {
+            std::vector<char> over(part.n_embd*sizeof(float)); // every row over the one before
+            const notes_row_block mine { part.type, data + (wanted[i0].row - first)*part.size, part.size };
+            if (!notes_loops().move(turn, mine, { cache.t->type, over.data(), 0, part.hadamard }, wanted[i0].n, part.n_embd)) {
+                return false;
+            }
+            continue;
+        }
+
+        notes_span span(cache, wanted[i0].cell, end - wanted[i0].cell);
+        if (way == OUT_OF_CACHE || gaps || !span.exact()) {
+            span.fetch();
+        }
+        for (size_t i = i0; i < i1; ++i) {
+            const int32_t n = wanted[i].n;
+            const notes_row_block mine { part.type, data + (wanted[i].row - first)*part.size, part.size };
+            const notes_row_block there = span.block(wanted[i].cell);
+            const auto & from = way == INTO_CACHE ? mine : there;
+            const auto & to   = way == INTO_CACHE ? there : mine;
+            const bool finite = !cache.columns     ? notes_loops().move(turn, from, to, n, part.n_embd)
+                              : way == INTO_CACHE  ? notes_loops().transpose(from, to, n, part.n_embd)
+                              :                      notes_loops().transpose(from, to, part.n_embd, n);
+            if (!finite) {
+                return false;
+            }
+            if (way == INTO_CACHE) {
+                stored_bytes += cache.lines(n)*cache.width(n);
             }
         }
-        if (!finite) {
-            return false;
+        if (way == INTO_CACHE) {
+            span.store();
         }
     }
     return true;

@@ -99,6 +99,7 @@ def open(
     fixed_size: bool = False,
     beyond_trained: bool = False,
     gpu_layers: int = -1,
+    rpc: Sequence[str] = (),
 ) -> Model:
     """Open a GGUF model: a file, or a name that a store of models on this machine has; None for the small one that
     ships. Close what is returned, or use it as a context manager.
@@ -107,6 +108,7 @@ def open(
     user, by default those that NOTES_HOME or the system names. `library`: where compiled skills are, by default the
     folder in `paths`. `fixed_size`: the context keeps the size that `options` gives it, and what does not fit is an
     error. `beyond_trained`: more tokens than the model was trained for are allowed. `gpu_layers`: -1 for all.
+    `rpc`: RPC servers of llama.cpp, "host:port", that layers go to first.
 
     Raise ModelError for a model that cannot be loaded, EngineError for a context that cannot be made.
     """
@@ -123,6 +125,7 @@ def open(
             fixed_size=fixed_size,
             beyond_trained=beyond_trained,
             gpu_layers=gpu_layers,
+            rpc=rpc,
         )
     )
 

@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "user" / "ollama"))
     stores = ("LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
-    for name in (*stores, "NOTES_MODEL", "NO_COLOR", "FORCE_COLOR"):
+    for name in (*stores, "NOTES_MODEL", "NOTES_RPC", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return folder
 

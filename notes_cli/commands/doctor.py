@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from notes_cli import __version__, output
-from notes_cli.commands.options import model_option
+from notes_cli.commands.options import model_option, rpc_option
 from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_option
+@rpc_option
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
-def command(model: str | None, json_: bool) -> int:
+def command(model: str | None, rpc: tuple[str, ...], json_: bool) -> int:
     """Show versions, the native library, devices, CPU features, the model found, and where files are.
 
     Exits 1 if something that notes needs is missing.
@@ -38,7 +39,7 @@ def command(model: str | None, json_: bool) -> int:
     problems: list[str] = []
     for check in (_native, _model, _files, _private):
         try:
-            facts.update(check(model))
+            facts.update(check(model, rpc))
         except NotesError as error:
             problems.append(worded(error))
     if json_:
@@ -51,7 +52,7 @@ def command(model: str | None, json_: bool) -> int:
     return 1 if problems else 0
 
 
-def _native(_model: str | None) -> dict[str, str]:
+def _native(_model: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
     from notes_cli.engine import system
 
     versions = system.versions()
@@ -59,19 +60,22 @@ def _native(_model: str | None) -> dict[str, str]:
         "native library": str(system.library()),
         "native interface": f"{versions['interface']}, llama.cpp of llama-cpp-python {versions['built from']}",
         "llama-cpp-python": versions["built from"],
-        "devices": "; ".join(system.devices()) or "none",
+        "devices": "; ".join(system.available(rpc)) or "none",
         "features": system.features(),
     }
 
 
-def _model(given: str | None) -> dict[str, str]:
+def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
     from notes_cli import config
     from notes_cli.engine.context import Context, ContextOptions
     from notes_cli.engine.model import Model
     from notes_cli.runtime.naming import model_file
 
     path = model_file(given) if given else config.shipped_model()
-    with Model(path) as model, Context(model, ContextOptions(n_ctx=min(256, model.n_ctx_train or 256))) as context:
+    with (
+        Model(path, rpc=rpc) as model,
+        Context(model, ContextOptions(n_ctx=min(256, model.n_ctx_train or 256))) as context,
+    ):
         can = {
             operation: context.supports(operation) for operation in ("splice", "rewrite", "append", "read", "restore")
         }
@@ -98,7 +102,7 @@ def _context(model: Model) -> dict[str, str]:
     }
 
 
-def _private(_model: str | None) -> dict[str, str]:
+def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
     """Whether nobody else can write where what we keep is."""
     from notes_cli import config
     from notes_cli.library import private
@@ -109,7 +113,7 @@ def _private(_model: str | None) -> dict[str, str]:
     return {}
 
 
-def _files(_model: str | None) -> dict[str, str]:
+def _files(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
     from notes_cli import config
 
     paths = config.paths()

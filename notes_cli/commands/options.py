@@ -190,6 +190,34 @@ class ServerName(click.ParamType):  # type: ignore[type-arg]  # generic in newer
         return word
 
 
+class Servers(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """Addresses of RPC servers, separated by commas."""
+
+    name = "servers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from notes_cli.engine import servers
+        from notes_cli.errors import EngineError
+
+        if isinstance(value, tuple):
+            return value
+        found = tuple(one.strip() for one in str(value).split(","))
+        try:
+            for one in found:
+                servers.address(one)
+        except EngineError as error:
+            self.fail(str(error), param, ctx)
+        return found
+
+
+rpc_option = click.option(
+    "--rpc",
+    envvar="NOTES_RPC",
+    type=Servers(),
+    default=(),
+    metavar="HOST:PORT,...",
+    help="RPC servers of llama.cpp whose devices take layers first (docs/devices.md).",
+)
 model_option = click.option(
     *("-m", "--model"),
     envvar="NOTES_MODEL",
@@ -234,6 +262,7 @@ _MODEL_OPTIONS = [
         show_default=True,
         help="Layers on the GPU, -1: all.",
     ),
+    rpc_option,
     click.option(
         *("-fa", "--flash-attn"),
         envvar="NOTES_FLASH_ATTN",
@@ -314,12 +343,14 @@ class Chosen:
     fixed_size: bool
     beyond_trained: bool
     gpu_layers: int
+    rpc: tuple[str, ...]
     told: list[str]  # what people are told of the choice
 
     @property
     def settings(self) -> dict[str, Any]:
         """What answers may depend on, as JSON has it: how many threads compute is none of it."""
         own = {"fixed_size": self.fixed_size, "beyond_trained": self.beyond_trained, "gpu_layers": self.gpu_layers}
+        own |= {"rpc": list(self.rpc)}
         return {name: value for name, value in {**self.context, **own}.items() if name != "n_threads"}
 
 
@@ -347,7 +378,8 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
         context["n_ctx"] = given["ctx_size"]
     told: list[str] = []
     path = _model_path(begun, session, given, quiet, told.append)
-    return Chosen(path, context, given["ctx_size"] is not None, given["beyond_trained"], given["gpu_layers"], told)
+    fixed, beyond = given["ctx_size"] is not None, given["beyond_trained"]
+    return Chosen(path, context, fixed, beyond, given["gpu_layers"], given["rpc"], told)
 
 
 @contextmanager
@@ -383,6 +415,7 @@ def open_workspace(
                 fixed_size=chosen.fixed_size,
                 beyond_trained=chosen.beyond_trained,
                 gpu_layers=chosen.gpu_layers,
+                rpc=chosen.rpc,
                 hashing=hashing,
                 loading=lambda part: update(int(100 * part), 100),
                 log=output.say if given["verbose"] else None,

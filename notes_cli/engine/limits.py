@@ -125,7 +125,7 @@ def memory(model: Model, options: ContextOptions) -> Memory:
 def check_memory(model: Model, options: ContextOptions) -> None:
     """Raise EngineError where a context would take more than there is, as far as that can be told: rows that a GPU
     keeps are not counted against this machine's memory."""
-    if options.offload_kv and llama.llama_supports_gpu_offload():
+    if options.offload_kv and model.offloads:
         return
     needed, there = memory(model, options), available()
     if there is None or needed.total <= there:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from notes_cli.engine import native, process
+from notes_cli.engine import devices, native, process
 from notes_cli.engine.header import FILE_TYPES
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import Tokens
@@ -33,16 +33,21 @@ class Model:
         *,
         gpu_layers: int = -1,
         main_gpu: int = 0,
+        rpc: Sequence[str] = (),
         mmap: bool = True,
         loading: Callable[[float], object] | None = None,
     ) -> None:
-        """Load `path`. `gpu_layers`: layers to keep on the GPU, -1 for all that a GPU build can hold. `loading` is told
-        which part is loaded, 0 to 1.
+        """Load `path`. `gpu_layers`: layers to keep on the GPU, -1 for all that a GPU build can hold. `rpc`: servers of
+        llama.cpp's RPC backend ("host:port"), whose devices count as GPUs and come first. `loading` is told which part
+        is loaded, 0 to 1.
 
-        Raise ModelError if there is no such file, it is not a GGUF, or llama.cpp cannot load it.
+        Raise ModelError if there is no such file, it is not a GGUF, or llama.cpp cannot load it; EngineError for a
+        server that cannot be used.
         """
         self._handle: Any = None
         self.path = path
+        self._devices = devices.handles(rpc)  # before anything is loaded
+        self.offloads = bool(rpc) or devices.offloading()  # layers, to memory that is not this machine's
         self.sources = open_sources(path)  # all files of the model
         try:
             self._load(gpu_layers, main_gpu, mmap, loading)
@@ -61,6 +66,8 @@ class Model:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = min(gpu_layers, native.INTS[-1]) if gpu_layers >= 0 else native.INTS[-1]
         params.main_gpu = native.fits(main_gpu, "main_gpu")
+        if self._devices:
+            params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
         params.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
         progress = process.loading(loading)  # must live as long as the call
         params.progress_callback = progress

@@ -107,12 +107,12 @@ def _load_backends() -> ctypes.CDLL:
     ggml asks each whether it runs here, and how well, and takes the best."""
     folder = LIBRARY_PATH.parent
     ggml = ctypes.CDLL(str(next(folder.glob("*notes-ggml.*"))))
-    ggml.ggml_backend_reg_count.restype = ctypes.c_size_t
+    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t  # not backends: that of other machines has none by itself
     ggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
     ggml.ggml_backend_load_all_from_path.restype = None
-    if not ggml.ggml_backend_reg_count():
+    if not ggml.ggml_backend_dev_count():
         ggml.ggml_backend_load_all_from_path(os.fsencode(folder))
-    if not ggml.ggml_backend_reg_count():
+    if not ggml.ggml_backend_dev_count():
         raise EngineError(f"none of the CPU backends in {folder} runs on this processor", _MEND)
     return ggml
 

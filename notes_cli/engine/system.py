@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
-from notes_cli.engine import native
+from notes_cli.engine import devices, native
 
 
 def library() -> Path:
@@ -28,20 +28,6 @@ def features() -> str:
     return str(native.llama.llama_print_system_info().decode().strip(" |"))
 
 
-def devices() -> list[str]:
-    """The backends' devices, as "name: description (free of total MiB)"."""
-    base = ctypes.CDLL(str(next(native.LIBRARY_PATH.parent.glob("*ggml-base.*"))))
-    base.ggml_backend_dev_name.restype = base.ggml_backend_dev_description.restype = ctypes.c_char_p
-    registry = native.ggml
-    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
-    registry.ggml_backend_dev_get.argtypes, registry.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    found = []
-    for index in range(registry.ggml_backend_dev_count()):
-        device = ctypes.c_void_p(registry.ggml_backend_dev_get(index))
-        base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        name, description = (
-            f(device).decode() for f in (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
-        )
-        found.append(f"{name}: {description} ({free.value >> 20} of {total.value >> 20} MiB free)")
-    return found
+def available(servers: Sequence[str] = ()) -> list[str]:
+    """The backends' devices, also those of these RPC servers, as "name: description (free of total MiB)"."""
+    return [str(device) for device in (*devices.remote(servers), *devices.local())]

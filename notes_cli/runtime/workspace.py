@@ -6,7 +6,7 @@ Whatever runs a model starts from it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -60,6 +60,7 @@ class Workspace:
         fixed_size: bool = False,
         beyond_trained: bool = False,
         gpu_layers: int = -1,
+        rpc: Sequence[str] = (),
         hashing: Callable[[int, int], None] | None = None,
         loading: Callable[[float], object] | None = None,
         log: Callable[[str], None] | None = None,
@@ -67,9 +68,9 @@ class Workspace:
         """`model`: a GGUF file. `paths`: the folders of one user, by default those that NOTES_HOME or the system names.
         `library`: where compiled skills are, by default the folder in `paths`. `fixed_size`: the user chose n_ctx (0:
         what the model was trained for), a prompt that does not fit is an error. `beyond_trained`: more tokens than the
-        model was trained for are allowed. `gpu_layers`: as in Model. `hashing` gets the progress of reading the model's
-        file for its digest (bytes done, bytes in all), which happens once a file, `loading` the part of it that is
-        loaded, 0 to 1. `log` is told what each context takes.
+        model was trained for are allowed. `gpu_layers`, `rpc`: as in Model. `hashing` gets the progress of
+        reading the model's file for its digest (bytes done, bytes in all), which happens once a file, `loading` the
+        part of it that is loaded, 0 to 1. `log` is told what each context takes.
 
         Raise ModelError for a model that cannot be loaded, EngineError for an n_ctx that was chosen beyond what it was
         trained for."""
@@ -85,7 +86,7 @@ class Workspace:
         self._files: dict[str, Path] = {}  # of the segments that were opened, by their names
         self._words: dict[str, str] = {}  # what the user calls the segments that were opened, by their names
         start_rendering()  # it gets ready while the model is loaded
-        self.model = Model(model, gpu_layers=gpu_layers, loading=loading)
+        self.model = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
         try:
             trained = limits.trained(self.model, self.options)
             # The most tokens that a context may have, None for any number.

@@ -104,13 +104,13 @@ def test_libraries_of_another_llama_cpp_are_not_taken_for_ours(tmp_path: Path) -
         command = ["cc", "-shared", "-x", "c", os.devnull, named + name, "-o", str(paths[-1])]
         subprocess.run(command, check=True)
     code = f"import ctypes\nkept = [ctypes.CDLL(path) for path in {list(map(str, paths))}]\n"
-    done = run(code + "from notes_cli.engine import system\nprint(*system.devices())")
+    done = run(code + "from notes_cli.engine import system\nprint(*system.available())")
     assert "CPU" in done.stdout and done.stderr == ""
 
 
 def test_no_backend_for_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """None that can be loaded: a sentence with the folder, and no crash at the first model."""
-    functions = {"ggml_backend_reg_count": lambda: 0, "ggml_backend_load_all_from_path": lambda _: None}
+    functions = {"ggml_backend_dev_count": lambda: 0, "ggml_backend_load_all_from_path": lambda _: None}
     monkeypatch.setattr(ctypes, "CDLL", lambda _: type("Library", (), functions))
     with pytest.raises(EngineError, match=r"none of the CPU backends in .* runs on this processor. Build it with"):
         native._load_backends()

@@ -1,0 +1,65 @@
+"""Servers of llama.cpp's RPC backend (its ggml-rpc-server): their addresses, and whether one is there.
+
+llama.cpp ends the process where nobody answers, and waits for ever where another client has the server, which takes
+one at a time. So it is asked before.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import sys
+
+from notes_cli.errors import EngineError
+
+PATIENCE = 10.0  # seconds that a server has to answer
+PROTOCOL = 7, 0  # of ggml-rpc.h: a server's first number must be this one, its second at most
+_ADDRESS = re.compile(r"([^\s:,/\[\]]+):([0-9]{1,5})")
+# Close with a reset: a server that has time for us when we have gone would end by SIGPIPE, answering nobody.
+_RESET = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
+_HELLO, _CAPABILITIES = 14, 24  # a command, and the bytes of what a side can do beside TCP: nothing
+
+
+def address(server: str) -> tuple[str, int]:
+    """Host and port. Raise EngineError where there are none."""
+    match = _ADDRESS.fullmatch(server)
+    if not match or not 0 < int(match[2]) < 1 << 16:
+        raise EngineError(f"{server!r} is no address of an RPC server: a host, or its IPv4 number, a colon and a port")
+    return match[1], int(match[2])
+
+
+def check(server: str) -> None:
+    """Raise EngineError unless the server shakes hands, as llama.cpp will ask it to."""
+    host, port = address(server)
+    try:
+        where = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]  # llama.cpp knows no other
+        with socket.create_connection((str(where[0]), port), PATIENCE) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
+            answer = _received(connection, 8 + 4 + _CAPABILITIES)
+    except TimeoutError as error:
+        raise EngineError(
+            f"the RPC server {server} does not answer within {PATIENCE:g} seconds. It serves one client at a time: "
+            "perhaps it has another one"
+        ) from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise EngineError(f"the RPC server {server} cannot be reached ({why})") from error
+    size, *version = struct.unpack("<Q3B", answer[:11].ljust(11, b"\0"))
+    if len(answer) < 12 or size != 4 + _CAPABILITIES:
+        raise EngineError(f"what answers at {server} is no RPC server of llama.cpp, or one of a much older version")
+    if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
+        theirs, ours = (".".join(map(str, one)) for one in (version, (*PROTOCOL, 0)))
+        raise EngineError(
+            f"the RPC server {server} speaks version {theirs} of the protocol, notes {ours}: build the server from the "
+            "llama.cpp that notes is built from"
+        )
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """So many bytes, or fewer where it ends before."""
+    data = b""
+    while len(data) < size and (part := connection.recv(size - len(data))):
+        data += part
+    return data

@@ -1,0 +1,396 @@
+"""Layers elsewhere, over loopback: rows are placed, read and computed there as here; a lost server is one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import notes_cli as notes
+from notes_cli.cli import cli
+from notes_cli.engine import limits, servers
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.segment import LayerRows
+from notes_cli.errors import EngineError, NotesError
+
+from ..conftest import MakeModel
+from ..zoo import MODELS
+
+PROGRAM = MODELS.parent / "bin" / "ggml-rpc-server"
+TEXT = np.random.default_rng(7).integers(0, 256, 64).astype(np.int32)
+MORE = np.random.default_rng(8).integers(0, 256, 6).astype(np.int32)
+
+
+class Server:
+    """llama.cpp's own, of the same sdist, on a port that was free, with what it says of each message."""
+
+    def __init__(self, folder: Path) -> None:
+        if not PROGRAM.exists():
+            pytest.fail(f"there is no {PROGRAM}. Run: make test")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._log = folder / f"{self.address}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [PROGRAM, "-H", "127.0.0.1", "-p", self.address.partition(":")[2], "-t", "1"],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"GGML_RPC_DEBUG": "1"},
+            )
+        end = time.monotonic() + 20
+        while True:
+            try:
+                servers.check(self.address)
+                return
+            except EngineError:
+                assert self.process.poll() is None and time.monotonic() < end, self._log.read_text()
+                time.sleep(0.02)
+
+    def messages(self) -> Counter[str]:
+        """How many of each kind it has got."""
+        return Counter(re.findall(r"^\[(\w+)\] (?=buffer|device)", self._log.read_text(errors="replace"), re.M))
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    opened = Server(tmp_path_factory.mktemp("rpc"))
+    yield opened
+    opened.close()
+
+
+def options(flash: str = "on", kv: str = "f16", **more: Any) -> ContextOptions:
+    return ContextOptions(
+        n_ctx=512,
+        n_threads=1,
+        type_k=kv,
+        type_v=kv if flash == "on" else "f16",  # a quantized V needs flash attention
+        flash_attention=flash,  # type: ignore[arg-type]
+        **more,
+    )
+
+
+def same(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> bool:
+    """Bit for bit: the server computes with the same code on the same processor."""
+    pairs = [pair for a, b in zip(found, wanted, strict=True) for pair in ((a.k, b.k), (a.v, b.v))]
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+Made = tuple[list[np.ndarray], list[tuple[LayerRows, ...]]]
+
+
+def worked(context: Context) -> Made:
+    """Logits and rows of all that can be done with rows."""
+    logits, rows = [], []
+    context.append({0: TEXT})
+    logits.append(context.logits())
+    rows.append(context.read(0, 0, len(TEXT), base=0, dtype="f32"))
+    if context.supports("splice") is None:
+        context.rewrite(0, [5, 6, 20, 33], TEXT[:4])
+        rows.append(context.read(0, 0, len(TEXT), base=0, dtype="f32"))
+        moved = context.read(0, 8, 48, base=0)
+        context.truncate(0, 16)
+        context.splice(0, 16, TEXT[8:24], [one.cut(slice(0, 16)) for one in moved], 0)
+        context.splice(0, 40, TEXT[8:56], moved, 0)
+        rows.append(context.read(0, 40, 48, base=200, dtype="f32"))
+    else:  # recurrent: restored where it was
+        context.clear()
+        context.splice(0, 0, TEXT, rows[0], 0)
+    context.append({0: MORE})
+    logits.append(context.logits())
+    return logits, rows
+
+
+KINDS = [("llama", "f16"), ("qwen3", "f32"), ("gemma3", "f16"), ("qwen3", "q8_0"), ("lfm2", "f16"), ("mamba", "f16")]
+
+
+@pytest.mark.parametrize("layers", [-1, 1])
+@pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.parametrize(("kind", "kv"), KINDS)
+def test_rows_and_logits_are_those_of_this_machine(
+    make_model: MakeModel, server: Server, kind: str, kv: str, flash: str, layers: int
+) -> None:
+    """Read, rewritten, spliced at other positions or restored, and appended to; all layers there, and some of them."""
+
+    def made(**more: Any) -> Made:
+        with Model(make_model(kind), **more) as model, Context(model, options(flash, kv)) as context:
+            return worked(context)
+
+    before = server.messages()
+    logits, rows = made()
+    assert server.messages() == before  # the control: this one is not there
+    far_logits, far_rows = made(rpc=[server.address], gpu_layers=layers)
+    assert server.messages()["graph_compute"] > before["graph_compute"]
+    assert all(np.array_equal(a, b) for a, b in zip(far_logits, logits, strict=True))
+    assert len(far_rows) == len(rows) and all(map(same, far_rows, rows))
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_messages_are_counted(make_model: MakeModel, server: Server, flash: str) -> None:
+    """One for K and one for V of a layer, and not one a row; where columns are written, they are read before. What
+    belongs to another sequence, and lies between, is as it was."""
+    length = 200
+    tokens = np.resize(TEXT, length)
+
+    def counted(did: Callable[[], object]) -> Counter[str]:
+        before = server.messages()
+        did()
+        context.read(1, 0, 1, base=0)  # what needs no answer may be on its way: an answer tells that all before came
+        found = server.messages() - before
+        found["get_tensor"] -= 2 * len(context.layers)
+        return +found
+
+    with (
+        Model(make_model("llama"), rpc=[server.address]) as model,
+        Context(model, options(flash, n_sequences=3, unified=True)) as context,
+    ):
+        context.append({1: MORE})
+        each = len(context.layers)
+        context.append({0: tokens})
+        rows = context.read(0, 0, length, base=0)
+        assert counted(lambda: context.read(0, 0, length, base=7)) == {"get_tensor": 2 * each}
+        context.truncate(0, 0)
+        columns = {"get_tensor": each} if flash == "off" else {}
+        assert counted(lambda: context.splice(0, 3, tokens, rows, 0)) == {"set_tensor": 2 * each, **columns}
+
+        # Now cells of two sequences by turns, some of which become free: the next splice has to go between the others.
+        context.clear()
+        context.append({1: MORE})
+        for token in tokens:
+            context.append({0: [int(token)], 2: [int(token)]}, output="none")
+        other = context.read(2, 0, length, base=0, dtype="f32")
+        assert counted(lambda: context.read(2, 0, length, base=0)) == {"get_tensor": 2 * each}
+        context.truncate(0, 0)
+        spliced = counted(lambda: context.splice(0, 0, tokens, rows, 0))
+        assert spliced == {"set_tensor": 2 * each, "get_tensor": 2 * each}
+        assert same(context.read(2, 0, length, base=0, dtype="f32"), other)
+        assert same(context.read(0, 0, length, base=0), rows)
+
+
+def written(folder: Path, name: str = "skill") -> Path:
+    path = folder / f"{name}.txt"
+    path.write_text("date: 2026-06-01\n\nThe rest.")
+    return path
+
+
+def test_skills_and_sessions_are_of_the_model(
+    make_model: MakeModel, server: Server, home: Path, tmp_path: Path
+) -> None:
+    """What was compiled there is spliced here, and the other way; a session that was begun there goes on here. Answers
+    are those of one machine."""
+
+    text = written(tmp_path)
+
+    def answers(*places: Sequence[str]) -> list[str]:
+        """Compile, begin a session and go on with it, at these places."""
+        first, second, third = places
+        with notes.open(make_model(), options(), rpc=first) as model:
+            model.compile(text)
+        with notes.open(make_model(), options(), rpc=second) as model, model.session("talk") as session:
+            asked = session.ask("When?", splice=["skill"], limit=8)
+            assert asked.counts.spliced > 0
+        with notes.open(make_model(), options(), rpc=third) as model, model.session("talk", new=False) as session:
+            found = [asked.text, session.ask("And now?", limit=8).text]
+        shutil.rmtree(home)
+        return found
+
+    here, there = (), [server.address]
+    expected = answers(here, here, here)
+    assert answers(there, here, there) == expected
+    assert answers(here, there, here) == expected
+
+
+LOST = """
+import os, signal, sys
+import notes_cli as notes
+
+address, pid, model, what = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+with notes.open(model, notes.ContextOptions(n_ctx=512, n_threads=1), rpc=[address]) as opened:
+    if what == "compile":
+        os.kill(pid, signal.SIGKILL)
+        opened.compile(sys.argv[5])
+    with opened.session("talk") as session:
+        print(session.ask("First?", splice=["skill"], limit=4).text, flush=True)
+        if what == "idle":
+            os.kill(pid, signal.SIGKILL)
+            session.edit("date", "2026-07-01", method="field")
+        for text in session.stream("Second?", limit=200):
+            if what == "stream":
+                os.kill(pid, signal.SIGKILL)
+print("not reached")
+"""
+
+
+@pytest.mark.parametrize("what", ["stream", "idle", "compile"])
+def test_a_server_that_is_lost_is_one_line(make_model: MakeModel, tmp_path: Path, what: str) -> None:
+    """While it answers, between two turns, and before a compile: status 1, and what is on disk is whole."""
+    path = make_model()
+    with notes.open(path, options()) as model:
+        model.compile(written(tmp_path))
+    own = Server(tmp_path)
+    try:
+        command = [sys.executable, "-c", LOST, own.address, str(own.process.pid), str(path), what]
+        command += [str(written(tmp_path, "other"))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    finally:
+        own.close()
+    line = f"notes: the RPC server {own.address} is lost: it has ended, or the connection to it was cut."
+    line += " What is on disk is whole\n"
+    assert (done.returncode, done.stderr) == (1, line)
+    assert "not reached" not in done.stdout
+    with notes.open(path, options()) as model:
+        if what == "compile":
+            with pytest.raises(NotesError, match="no compiled skill"):
+                model.segment("other")
+            return
+        with model.session("talk", new=False) as session:
+            assert session.turns == 1
+            assert session.verify().passed
+            session.ask("Second?", limit=4)
+
+
+class Stranger:
+    """Something that listens and gives this answer, or none."""
+
+    def __init__(self, answer: bytes | None) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._answer = answer
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._listening.accept()
+            with connection:
+                connection.recv(64)
+                if self._answer is None:
+                    connection.recv(64)  # until the other side has enough
+                else:
+                    connection.sendall(self._answer)
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def hello(major: int, minor: int) -> bytes:
+    return struct.pack("<Q4B", 28, major, minor, 0, 0) + bytes(24)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, r"does not answer within 0\.3 seconds\. It serves one client at a time: perhaps it has another one"),
+        (b"", r"is no RPC server of llama\.cpp, or one of a much older version"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3, r"is no RPC server of llama\.cpp"),
+        (
+            hello(6, 9),
+            r"speaks version 6\.9\.0 of the protocol, notes 7\.0\.0: build the server from the llama\.cpp that",
+        ),
+        (hello(7, 1), r"speaks version 7\.1\.0 of the protocol"),
+    ],
+)
+def test_what_is_no_server_of_ours(
+    answer: bytes | None, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One line with its address, before the model's file is looked at. llama.cpp would end the process, or wait."""
+    monkeypatch.setattr(servers, "PATIENCE", 0.3)
+    stranger = Stranger(answer)
+    try:
+        with pytest.raises(EngineError, match=f"{stranger.address} {says}"):
+            Model(tmp_path / "no such model.gguf", rpc=[stranger.address])
+    finally:
+        stranger.close()
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(EngineError, match=rf"the RPC server {address} cannot be reached \(Connection refused\)"):
+        Model(tmp_path / "no such model.gguf", rpc=[address])
+
+
+def test_a_server_that_is_busy_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes one client at a time; llama.cpp would wait until the other one has gone."""
+    monkeypatch.setattr(servers, "PATIENCE", 0.3)
+    host, port = servers.address(server.address)
+    with (
+        socket.create_connection((host, port)),
+        pytest.raises(EngineError, match="one client at a time"),
+    ):
+        servers.check(server.address)
+    monkeypatch.setattr(servers, "PATIENCE", 10.0)
+    servers.check(server.address)  # and it lives: who gave up has not harmed it
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:1:2", "[::1]:1", "http://host:1", "a b:1", "a:1/"]
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(EngineError, match="is no address of an RPC server"):
+        servers.address(text)
+
+
+def test_the_protocol_is_that_of_the_library() -> None:
+    """A new llama.cpp may have another."""
+    header = (MODELS.parent / "llama.cpp" / "ggml" / "include" / "ggml-rpc.h").read_text()
+    found = [re.search(rf"RPC_PROTO_{part}_VERSION +(\d+)", header) for part in ("MAJOR", "MINOR")]
+    assert tuple(int(match[1]) for match in found if match) == servers.PROTOCOL
+
+
+def test_the_commands_have_it(
+    make_model: MakeModel, server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the command line, by the environment and in config.yaml; `doctor` lists what is there."""
+    runner, before = CliRunner(), server.messages()["graph_compute"]
+    ask = ["ask", "Hm?", "-m", str(make_model()), "-n", "2", "-t", "1"]
+    for arguments, environment, config in (
+        ([*ask, "--rpc", server.address], {}, ""),
+        (ask, {"NOTES_RPC": server.address}, ""),
+        (ask, {}, f"rpc: {server.address}"),
+    ):
+        home.mkdir(exist_ok=True, mode=0o700)
+        (home / "config.yaml").write_text(config)
+        done = runner.invoke(cli, arguments, env=environment)
+        assert done.exit_code == 0, done.output
+        assert server.messages()["graph_compute"] > before
+        before = server.messages()["graph_compute"]
+    (home / "config.yaml").unlink()
+    done = runner.invoke(cli, ["doctor", "--rpc", server.address])
+    assert re.search(rf"^devices +RPC\d: {server.address} \(\d+ of \d+ MiB free\); CPU: ", done.output, re.M), (
+        done.output
+    )
+    done = runner.invoke(cli, [*ask, "--rpc", f"{server.address},nowhere"])
+    assert done.exit_code == 2 and "'nowhere' is no address of an RPC server" in done.output
+
+
+def test_memory_elsewhere_is_not_this_machines(
+    make_model: MakeModel, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context that does not fit here is refused here, although the library could put it elsewhere, and only here."""
+    monkeypatch.setattr(limits, "available", lambda: 1000)
+    with Model(make_model()) as model, pytest.raises(EngineError, match="of memory is available"):
+        Context(model, options())
+    with Model(make_model(), rpc=[server.address]) as model, Context(model, options()) as context:
+        assert context.n_ctx == 512
