@@ -10,7 +10,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint wheel processors sdist train bench experiments zoo upstream sanitize page faults faults-slice clients recording site clean
+.PHONY: help setup demo test lint wheel processors sdist train bench experiments zoo upstream sanitize page faults faults-slice clients serving recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +108,10 @@ faults-slice: $(READY) ## Two minutes of the same
 
 clients: $(READY) ## 10,000 requests against notes serve, many of clients that vanish, stall or send garbage (docs/serving.md, some minutes)
 	@nice $(BIN)/python -m bench.clients --write docs/results/clients.json
+
+serving: $(READY) ## notes serve against llama.cpp's own server, by load (docs/serving.md, 25 minutes on two quiet cores); ONLY='shipped random/ours ...' for some
+	@$(BIN)/python -m pip install -q cmake ninja
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
 
 train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on two cores)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'

@@ -1,7 +1,7 @@
 """Models with random weights in the shape of real ones: as fast as those, and nothing to download.
 
-What they say is noise. The vocabulary is bytes (tests/tiny.py), which leaves the output layer out of the account and
-makes a prefill a little faster than the real model's.
+What they say is noise. The vocabulary is bytes (tests/tiny.py), or that of another model, which leaves the output layer
+out of the account and makes a prefill a little faster than the real model's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ sys.path.append(str(ROOT / "tests"))
 from tiny import write_tokenizer  # type: ignore[import-not-found]  # noqa: E402
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
+SPACE = "\u0120"  # a blank, as GPT-2's byte-level BPE writes it
+UNLIKELY = 16  # times smaller than others are the logits of tokens that should not be written
 BLOCK = np.dtype([("scale", np.float16), ("values", np.int8, 32)])  # 32 elements, as Q8_0 stores them
 
 
@@ -49,8 +51,20 @@ def random_blocks(random: np.random.Generator, rows: int, columns: int) -> NDArr
     return blocks.view(np.uint8).reshape(rows, -1)
 
 
-def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0) -> Path:
-    """Write the model unless the file is there."""
+def copied_tokenizer(writer: gguf.GGUFWriter, path: Path) -> list[bool]:
+    """Another model's tokenizer and chat template; which of its tokens are words and signs: no control tokens, no bytes
+    of a character."""
+    fields = {name: one for name, one in gguf.GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
+    for name, one in fields.items():
+        writer.add_key_value(name, one.contents(), one.types[0], one.types[-1] if len(one.types) > 1 else None)
+    tokens, kinds = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.token_type"].contents()
+    normal = [kind == gguf.TokenType.NORMAL for kind in kinds]
+    return [one and token.lstrip(SPACE).isascii() for token, one in zip(tokens, normal, strict=True)]
+
+
+def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, tokenizer: Path | None = None) -> Path:
+    """Write the model unless the file is there. `tokenizer`: that of this model instead of bytes; what is written with
+    it are words, as many as may be."""
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,16 +82,21 @@ def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0) -
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_file_type(7)
-    vocabulary = write_tokenizer(writer)
+    likely = np.array(copied_tokenizer(writer, tokenizer) if tokenizer else [True] * write_tokenizer(writer))
 
     def matrix(name: str, rows: int, columns: int) -> None:
         writer.add_tensor(f"{name}.weight", random_blocks(random, rows, columns), raw_dtype=Q8_0)
+
+    def embeddings() -> None:  # also the output layer: they are tied
+        found = random_blocks(random, len(likely), shape.width)
+        found.view(BLOCK)["scale"][~likely] /= UNLIKELY
+        writer.add_tensor("token_embd.weight", found, raw_dtype=Q8_0)
 
     def norm(name: str, size: int) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(size, np.float32))
 
     q, kv = shape.heads * shape.head, shape.kv_heads * shape.head
-    matrix("token_embd", vocabulary, shape.width)  # also the output layer: the embeddings are tied
+    embeddings()
     norm("output_norm", shape.width)
     for i in range(shape.layers):
         norm(f"blk.{i}.attn_norm", shape.width)

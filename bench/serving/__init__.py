@@ -1,0 +1,1 @@
+"""`notes serve` with errata against llama.cpp's own server with the prompt edited, under the same load."""

@@ -1,0 +1,103 @@
+"""Requests that arrive as they will, whatever becomes of those before, and what each client sees of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from bench.serving.texts import Json
+
+
+@dataclass
+class Seen:
+    """One request. Times in seconds since it arrived; tokens as the server counts them."""
+
+    arrival: float  # after the first
+    waited: float = 0.0  # until its first word came; without any: until it was given up
+    first: bool = False  # a word came
+    done: float | None = None  # all of its answer was there
+    prompt: int = 0
+    cached: int = 0
+    written: int = 0
+    text: str = ""
+    failed: str = ""  # why
+
+    @property
+    def cut(self) -> bool:
+        """Whether not a word had come when time was up."""
+        return not self.first and self.done is None and not self.failed
+
+    def hear(self, chunk: Json, since: float) -> None:
+        """Take a chunk of the stream in."""
+        if "error" in chunk:
+            self.failed = json.dumps(chunk["error"])[:200]
+        for choice in chunk.get("choices") or ():
+            if words := choice["delta"].get("content"):
+                if not self.first:
+                    self.first, self.waited = True, since
+                self.text += words
+        if usage := chunk.get("usage"):
+            self.prompt, self.written = usage["prompt_tokens"], usage["completion_tokens"]
+            self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def arrivals(count: int, per_second: float | None, seed: int, until: float) -> list[float]:
+    """When requests arrive: gaps are drawn from an exponential distribution, the same for a seed but for their scale;
+    those after `until` are left out. Without a rate all come at once."""
+    if per_second is None:
+        return [0.0] * count
+    rng, now, found = random.Random(seed), 0.0, [0.0]
+    while len(found) < count:
+        now += rng.expovariate(1) / per_second
+        if now > until:
+            break
+        found.append(now)
+    return found
+
+
+async def offer(url: str, requests: Sequence[tuple[float, Json]], limit: float) -> list[Seen]:
+    """Send each at its time, and give up after `limit` seconds in all."""
+    seen = [Seen(arrival) for arrival, _ in requests]
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(timeout=None, limits=limits) as http:
+        started = time.perf_counter()
+        tasks = [
+            asyncio.create_task(_ask(http, url, body, one, started + one.arrival))
+            for one, (_, body) in zip(seen, requests, strict=True)
+        ]
+        _, late = await asyncio.wait(tasks, timeout=limit)
+        ended = time.perf_counter() - started
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for one in seen:
+        if one.cut:
+            one.waited = ended - one.arrival
+    return seen
+
+
+async def _ask(http: httpx.AsyncClient, url: str, body: Json, one: Seen, due: float) -> None:
+    """Times count from when it was due: a client that is late itself makes nothing look better."""
+    await asyncio.sleep(max(0.0, due - time.perf_counter()))
+    try:
+        async with http.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+            if reply.status_code != 200:
+                one.failed = f"status {reply.status_code}"
+                return
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    one.hear(json.loads(line[6:]), time.perf_counter() - due)
+                elif line.startswith("data: [DONE]"):
+                    one.done = time.perf_counter() - due
+    except httpx.HTTPError as error:
+        one.failed = f"{type(error).__name__}: {error}"
+    if one.done is None and not one.failed:
+        one.failed = "the stream has ended early"
+    if one.done is not None and not one.first:
+        one.waited = one.done  # an answer without a word

@@ -1,0 +1,134 @@
+"""What is measured: each model under each load by each system, a phase each, which is kept in a file of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.random_model import ROOT, random_model
+from bench.serving.figures import Figures, figures
+from bench.serving.load import Seen, arrivals, offer
+from bench.serving.servers import FOLDER, PARALLEL, SYSTEMS, Setting, System, server
+from bench.serving.texts import body, questions
+from notes_cli.config import shipped_model
+
+RATES = (2, 4, 8, 16, None)  # of TENTHS of the capacity, a second; None: all at once
+TENTHS = 10
+SEED = 7
+PIECES = FOLDER / "phases"
+
+
+@dataclass(frozen=True)
+class Race:
+    """A model, and how long and how often it is asked."""
+
+    name: str
+    title: str
+    file: Callable[[], Path]
+    count: int  # requests a phase
+    limit: float  # seconds a phase
+    tokens: int  # of an answer at most
+    threads: int = 2
+
+    @property
+    def arriving(self) -> float:
+        """Seconds of a phase in which requests arrive: later ones are left out, for all systems."""
+        return 0.8 * self.limit
+
+
+def _qwen3() -> Path:
+    return random_model(ROOT / "build" / "bench" / "qwen3-0.6b-shape-words.gguf", tokenizer=shipped_model())
+
+
+RACES = {
+    one.name: one
+    for one in (
+        Race("random", "Random weights in the shape of Qwen3-0.6B", _qwen3, count=16, limit=60, tokens=8),
+        Race("shipped", "The model that ships", shipped_model, count=48, limit=30, tokens=32),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One model, one system, one load."""
+
+    race: Race
+    system: System
+    rate: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.race.name}/{self.system.name}/{'all' if self.rate is None else self.rate}"
+
+    @property
+    def path(self) -> Path:
+        return PIECES / f"{self.name.replace('/', '-')}.json"
+
+    def settings(self, capacity: float | None) -> dict[str, Any]:
+        """What it depends on, to tell whether a phase of another time goes with those of now."""
+        race = {name: value for name, value in asdict(self.race).items() if name != "file"}
+        return {**race, "parallel": PARALLEL, "seed": SEED, "capacity": capacity}
+
+
+def phases(only: list[str]) -> list[Phase]:
+    """Those below one of the names; all without any. First comes the one that a model's rates are scaled by."""
+    every = [
+        Phase(race, system, rate) for race in RACES.values() for rate in RATES[::-1] for system in SYSTEMS.values()
+    ]
+    for wanted in only:
+        if not any(_below(phase.name, wanted) for phase in every):
+            raise SystemExit(
+                f"there is no phase {wanted}: MODEL, MODEL/SYSTEM or MODEL/SYSTEM/RATE, as {every[0].name}"
+            )
+    return [phase for phase in every if not only or any(_below(phase.name, wanted) for wanted in only)]
+
+
+def _below(name: str, wanted: str) -> bool:
+    return f"{name}/".startswith(f"{wanted}/")
+
+
+def capacity(race: Race) -> float | None:
+    """Answers a second of llama-server where nothing is edited and all requests come at once; None: not measured."""
+    found = load(Phase(race, SYSTEMS["unedited"], None))
+    return found[1].answers if found else None
+
+
+def measure(phase: Phase) -> Figures:
+    """Run a phase, and keep what was seen."""
+    race, most = phase.race, None if phase.rate is None else capacity(phase.race)
+    if phase.rate is not None and most is None:
+        raise SystemExit(f"rates are scaled by {race.name}/unedited/all: measure that first")
+    per_second = phase.rate / TENTHS * most if phase.rate and most else None
+    due = arrivals(race.count, per_second, SEED, race.arriving)
+    number = RATES.index(phase.rate)
+    asked = questions(race.count, SEED + number, 1 + race.count * number)
+    requests = [(at, body(one, phase.system.way, race.tokens)) for at, one in zip(due, asked, strict=False)]
+    with server(phase.system, Setting(race.file(), race.threads)) as url:
+        seen = asyncio.run(offer(url, requests, race.limit))
+    PIECES.mkdir(parents=True, exist_ok=True)
+    kept = {"settings": phase.settings(most), "seen": [asdict(one) for one in seen]}
+    phase.path.write_text(json.dumps(kept, indent=1) + "\n")
+    return figures(seen, race.limit)
+
+
+def load(phase: Phase) -> tuple[list[Seen], Figures] | None:
+    """What was seen in a phase, if it was measured with the settings of now."""
+    if not phase.path.exists():
+        return None
+    kept = json.loads(phase.path.read_text())
+    if kept["settings"] != phase.settings(None if phase.rate is None else capacity(phase.race)):
+        return None
+    seen = [Seen(**one) for one in kept["seen"]]
+    return seen, figures(seen, phase.race.limit)
+
+
+def measured() -> dict[Phase, tuple[list[Seen], Figures]]:
+    """All phases that go with each other, in the order of a table."""
+    ordered = sorted(phases([]), key=lambda one: (list(RACES).index(one.race.name), RATES.index(one.rate)))
+    found = {phase: load(phase) for phase in ordered}
+    return {phase: one for phase, one in found.items() if one}

@@ -1,0 +1,101 @@
+"""docs/serving.md and docs/results/serving.json: the tables are between two marks, all else is written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.serving.figures import Figures, Wait, times
+from bench.serving.load import Seen
+from bench.serving.races import RACES, RATES, TENTHS, Phase, Race
+from bench.serving.servers import SYSTEMS
+
+BEGIN, END = "<!-- make serving: begin -->", "<!-- make serving: end -->"
+KEPT = "results/serving.json"
+OURS, UNEDITED = SYSTEMS["ours"], SYSTEMS["unedited"]
+Measured = dict[Phase, tuple[list[Seen], Figures]]
+
+
+def sentence(phase: Phase, found: Figures) -> str:
+    """One phase for people who wait."""
+    answered = f"{found.answered} of {found.sent} answered, {found.failed} failed"
+    waits = f"first token p50 {found.p50} s, p90 {found.p90} s"
+    return f"{phase.name:<22} {answered}; {_share(found.reused)} reused; {found.answers:.2f} answers/s; {waits}"
+
+
+def write(folder: Path, done: Measured) -> None:
+    """Both files."""
+    (folder / KEPT).write_text(json.dumps(list(_records(done)), indent=1) + "\n", encoding="utf-8")
+    path = folder / "serving.md"
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}\n\n{tables(done)}\n\n{END}{after}", encoding="utf-8")
+
+
+def _records(done: Measured) -> Iterator[dict[str, object]]:
+    for phase, (seen, found) in done.items():
+        names = {"model": phase.race.name, "system": phase.system.name, "rate": phase.rate}
+        same, both = _equal(done, phase)
+        waits = [f"{'>' if one.cut else ''}{one.waited:.3f}" for one in seen if not one.failed]
+        yield {**names, **asdict(found), "as_ours": same, "by_both": both, "first_tokens": waits}
+
+
+def tables(done: Measured) -> str:
+    """A model after the other."""
+    return "\n\n".join(_model(race, done) for race in RACES.values() if any(one.race == race for one in done))
+
+
+def _model(race: Race, done: Measured) -> str:
+    mine = {phase: figures for phase, (_, figures) in done.items() if phase.race == race}
+    lines = [
+        f"**{race.title}**: {race.count} requests a phase, of which those are left out that come after"
+        f" {race.arriving:.0f} seconds; answers of {race.tokens} tokens at most; what is not answered {race.limit:.0f}"
+        " seconds after the first has come is cut off.",
+        "",
+        "| load | system | answered | prompt reused | answers/s | tokens/s | first token: p50 s | p90 s | as ours |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *(_row(phase, found, _equal(done, phase)) for phase, found in mine.items()),
+        "",
+        *_compared(race, mine),
+    ]
+    if unit := mine.get(Phase(race, UNEDITED, None)):
+        lines[0] += f" A load of {TENTHS} is {unit.answers:.2f} requests a second."
+    return "\n".join(lines)
+
+
+def _row(phase: Phase, found: Figures, equal: tuple[int, int]) -> str:
+    cells = [_load(phase.rate), phase.system.title, f"{found.answered} of {found.sent}", _share(found.reused)]
+    cells += [f"{found.answers:.2f}", f"{found.tokens:.1f}", str(found.p50), str(found.p90)]
+    return f"| {' | '.join([*cells, '' if phase.system == OURS else f'{equal[0]} of {equal[1]}'])} |"
+
+
+def _compared(race: Race, mine: dict[Phase, Figures]) -> Iterator[str]:
+    """How many times longer the others' first tokens take."""
+    yield f"| p90 of the first token, times ours | {' | '.join(map(_load, RATES))} |"
+    yield f"| --- | {' | '.join('---:' for _ in RATES)} |"
+    for system in SYSTEMS.values():
+        if system != OURS:
+            cells = [_times(mine.get(Phase(race, system, rate)), mine.get(Phase(race, OURS, rate))) for rate in RATES]
+            yield f"| {system.title} | {' | '.join(cells)} |"
+
+
+def _times(other: Figures | None, ours: Figures | None) -> str:
+    found: Wait | None = times(other.p90, ours.p90) if other and ours else None
+    return str(found or "")
+
+
+def _equal(done: Measured, phase: Phase) -> tuple[int, int]:
+    """Answers that are those of ours to the same questions, and how many of them both have."""
+    ours, _ = done.get(Phase(phase.race, OURS, phase.rate), ([], None))
+    both = [(a.text, b.text) for a, b in zip(done[phase][0], ours, strict=False) if a.done and b.done]
+    return sum(a == b for a, b in both), len(both)
+
+
+def _load(rate: int | None) -> str:
+    return "all at once" if rate is None else str(rate)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"

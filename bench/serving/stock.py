@@ -1,0 +1,59 @@
+"""llama.cpp's own server, from the same sdist as our library and without our patches, built once into build/stock."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "stock"
+JOBS = "2"  # compilers at a time: the largest files take a gigabyte each
+
+# As native/CMakeLists.txt builds ours: for this processor, Release; without what fetches from a network, and no page.
+SETTINGS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "GGML_NATIVE": "ON",
+    "BUILD_SHARED_LIBS": "ON",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_APP": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+}
+
+
+def stock(folder: Path = FOLDER) -> Path:
+    """The program; built if it is not there, which takes ten minutes on two cores. Raise CalledProcessError."""
+    program, sources = folder / "bin" / "llama-server", folder / "llama.cpp"
+    sys.path.append(str(ROOT / "native"))
+    prepare = importlib.import_module("prepare")  # what unpacks the sources of our library
+    stamp = folder / ".sdist"
+    if program.is_file() and stamp.is_file() and stamp.read_text() == prepare.SHA256:
+        return program
+    print("Building llama.cpp's own server (10 minutes on two cores, once) ...", file=sys.stderr, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch = folder / "download"
+    scratch.mkdir(parents=True)
+    sdist = prepare.find_sdist(scratch)
+    prepare.check(sdist)
+    prepare.unpack(sdist, sources)  # and not `prepare.patch`
+    shutil.rmtree(scratch)
+    settings = [f"-D{name}={value}" for name, value in SETTINGS.items()]
+    environment = {name: value for name, value in os.environ.items() if name not in ("CFLAGS", "CXXFLAGS")}
+    with (folder / "build.log").open("w") as log:
+        for command in (
+            ["cmake", "-S", sources, "-B", folder, "-G", "Ninja", "-Wno-dev", *settings],
+            ["nice", "cmake", "--build", folder, "--target", "llama-server", "-j", JOBS],
+        ):
+            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    stamp.write_text(prepare.SHA256)
+    return program
+
+
+if __name__ == "__main__":
+    print(stock())

@@ -1,0 +1,74 @@
+"""What is asked: a long policy whose date changes, questions about it, and how each way of serving says the date."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any
+
+from notes_cli.text.erratum import Erratum, word
+from training import world
+
+Json = dict[str, Any]
+SKILL, SYSTEM = "returns", "You work for Harbor Books."
+FIRST = date(2026, 5, 1)  # the date that the policy has when it is compiled, or prefilled
+SECTIONS = 9  # of the policy: 3,900 tokens with the tokenizer of the model that ships
+ROWS = 4  # values that a rule has outcomes for
+CUE = world.REASON_CUE
+WAYS = ("erratum", "edited", "said")  # by `notes`; in the policy; after the policy, as an erratum would be
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, on a day."""
+
+    question: str
+    day: date
+
+
+def policy(day: date = FIRST, seed: int = 1) -> str:
+    """The policy as of a day, which is in its third line: rules about everything, of one shop after the other."""
+    rng = random.Random(seed)
+    shops = ["Harbor Books", *(world.make_org(rng, held=True) for _ in range(SECTIONS - 1))]
+    fields = {"date": FIRST.isoformat(), "tier": "gold", "amount": "120"}
+    for topic in world.TOPICS:
+        field = world.FIELD_OF[topic]
+        fields.setdefault(field, world.other_value(rng, world.kind_of(field), field, "", None))
+    fields["date"] = day.isoformat()
+    lines = ["# Returns policy of Harbor Books", "", *(f"{name}: {value}" for name, value in fields.items())]
+    for shop in shops:
+        lines += ["", f"## The rules of {shop}", ""]
+        for topic in world.TOPICS:
+            field = world.FIELD_OF[topic]
+            lines += world.make_rule(rng, world.kind_of(field), topic, field, ROWS, held=False, form=0).lines()
+    return "\n".join(lines)
+
+
+def questions(count: int, seed: int, first: int = 1) -> list[Asked]:
+    """As many, each on a day of its own: the `first`-th after the policy's, and so on. None comes twice in 148."""
+    topics = list(world.TOPICS)
+    plain = [form.format(topic=topic) for topic in topics for form in world.PLAIN]
+    pool = [
+        text + cue for text in [*(text for topic in topics for text in world.VERBS[topic]), *plain] for cue in ("", CUE)
+    ]
+    rng, drawn = random.Random(seed), []
+    while len(drawn) < count:
+        drawn += rng.sample(pool, len(pool))
+    return [Asked(text, FIRST + timedelta(first + number)) for number, text in enumerate(drawn[:count])]
+
+
+def body(asked: Asked, way: str, tokens: int) -> Json:
+    """The request that asks it, for so many tokens of an answer at most."""
+    shared = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens, "temperature": 0}
+    new = asked.day.isoformat() if asked.day != FIRST else ""
+    system, notes = SYSTEM, {}
+    if way == "erratum":
+        notes = {"notes": {"splice": [SKILL], "errata": {"date": new} if new else {}}}
+    elif way == "edited":
+        system += f"\n\n{policy(asked.day)}"
+    else:
+        system += f"\n\n{policy()}"
+        system += f"\n\n{word(Erratum('date', new, '', ''))}" if new else ""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": asked.question}]
+    return {"messages": messages, **shared, **notes}
