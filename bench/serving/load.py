@@ -61,8 +61,12 @@ def arrivals(count: int, per_second: float | None, seed: int, until: float) -> l
     return found
 
 
+STILL = 2.0  # seconds without a turn of ours, which tell of a machine that was stopped or busy with something else
+
+
 async def offer(url: str, requests: Sequence[tuple[float, Json]], limit: float) -> list[Seen]:
     """Send each at its time, and give up after `limit` seconds in all."""
+    watching = asyncio.create_task(_watch())
     seen = [Seen(arrival) for arrival, _ in requests]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=None, limits=limits) as http:
@@ -76,10 +80,20 @@ async def offer(url: str, requests: Sequence[tuple[float, Json]], limit: float) 
         for task in late:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    watching.cancel()
     for one in seen:
         if one.cut:
             one.waited = ended - one.arrival
     return seen
+
+
+async def _watch() -> None:
+    """Raise SystemExit where time went by without us."""
+    while True:
+        before = time.perf_counter()
+        await asyncio.sleep(STILL / 10)
+        if (gone := time.perf_counter() - before) > STILL:
+            raise SystemExit(f"the clients stood still for {gone:.0f} seconds: measure this phase again")
 
 
 async def _ask(http: httpx.AsyncClient, url: str, body: Json, one: Seen, due: float) -> None:

@@ -33,6 +33,7 @@ class Race:
     limit: float  # seconds a phase
     tokens: int  # of an answer at most
     threads: int = 2
+    flash: tuple[str, ...] = ()  # systems of llama-server that are faster with its flash attention; others go without
 
     @property
     def arriving(self) -> float:
@@ -47,8 +48,8 @@ def _qwen3() -> Path:
 RACES = {
     one.name: one
     for one in (
-        Race("random", "Random weights in the shape of Qwen3-0.6B", _qwen3, count=16, limit=60, tokens=8),
-        Race("shipped", "The model that ships", shipped_model, count=48, limit=30, tokens=32),
+        Race("random", "Random weights in the shape of Qwen3-0.6B", _qwen3, 12, 55, 8),
+        Race("shipped", "The model that ships", shipped_model, 20, 30, 32, flash=("edited", "reuse")),
     )
 }
 
@@ -72,7 +73,8 @@ class Phase:
     def settings(self, capacity: float | None) -> dict[str, Any]:
         """What it depends on, to tell whether a phase of another time goes with those of now."""
         race = {name: value for name, value in asdict(self.race).items() if name != "file"}
-        return {**race, "parallel": PARALLEL, "seed": SEED, "capacity": capacity}
+        shared = {"parallel": PARALLEL, "seed": SEED, "capacity": capacity}
+        return {**race, "flash": self.system.name in self.race.flash, **shared}
 
 
 def phases(only: list[str]) -> list[Phase]:
@@ -108,7 +110,8 @@ def measure(phase: Phase) -> Figures:
     number = RATES.index(phase.rate)
     asked = questions(race.count, SEED + number, 1 + race.count * number)
     requests = [(at, body(one, phase.system.way, race.tokens)) for at, one in zip(due, asked, strict=False)]
-    with server(phase.system, Setting(race.file(), race.threads)) as url:
+    flash = "on" if phase.system.name in race.flash else "off"
+    with server(phase.system, Setting(race.file(), race.threads, flash)) as url:
         seen = asyncio.run(offer(url, requests, race.limit))
     PIECES.mkdir(parents=True, exist_ok=True)
     kept = {"settings": phase.settings(most), "seen": [asdict(one) for one in seen]}

@@ -55,7 +55,7 @@ class Setting:
 
     model: Path
     threads: int
-    flash: str = "auto"  # of llama-server; ours takes what it takes by default
+    flash: str  # llama-server's -fa, on or off; ours has what it takes by default
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def _stock(setting: Setting, reuse: int) -> Iterator[str]:
     command += ["-fa", setting.flash, "--cache-reuse", str(reuse), "--slot-save-path", str(slots)]
     key = hashlib.sha256(f"{setting}{setting.model.stat()}{policy()}".encode()).hexdigest()[:16]
     kept = slots / f"{key}.bin"
-    with _running(command, {}, r"server is listening on (http://\S+)") as url:
+    with _running(command, {}, r"listening on (http://\S+)") as url:
         if not kept.exists():
             asked = {**body(Asked("What is the return?", FIRST), "edited", 1), "stream": False, "id_slot": 0}
             del asked["stream_options"]
