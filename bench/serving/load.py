@@ -61,15 +61,15 @@ def arrivals(count: int, per_second: float | None, seed: int, until: float) -> l
     return found
 
 
-STILL = 2.0  # seconds without a turn of ours, which tell of a machine that was stopped or busy with something else
+STILL = 2.0  # seconds without a sign of life, which tell of a machine that was stopped or busy with something else
 
 
 async def offer(url: str, requests: Sequence[tuple[float, Json]], limit: float) -> list[Seen]:
     """Send each at its time, and give up after `limit` seconds in all."""
-    watching = asyncio.create_task(_watch())
     seen = [Seen(arrival) for arrival, _ in requests]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=None, limits=limits) as http:
+        watching = asyncio.create_task(_watch(http, url))
         started = time.perf_counter()
         tasks = [
             asyncio.create_task(_ask(http, url, body, one, started + one.arrival))
@@ -79,21 +79,22 @@ async def offer(url: str, requests: Sequence[tuple[float, Json]], limit: float) 
         ended = time.perf_counter() - started
         for task in late:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    watching.cancel()
+        watching.cancel()
+        await asyncio.gather(*tasks, watching, return_exceptions=True)
     for one in seen:
         if one.cut:
             one.waited = ended - one.arrival
     return seen
 
 
-async def _watch() -> None:
-    """Raise SystemExit where time went by without us."""
+async def _watch(http: httpx.AsyncClient, url: str) -> None:
+    """Raise SystemExit where time went by without us, or without the server, which has a thread for this."""
     while True:
         before = time.perf_counter()
-        await asyncio.sleep(STILL / 10)
+        await http.get(f"{url}/health")
+        await asyncio.sleep(STILL / 4)
         if (gone := time.perf_counter() - before) > STILL:
-            raise SystemExit(f"the clients stood still for {gone:.0f} seconds: measure this phase again")
+            raise SystemExit(f"nothing moved for {gone:.0f} seconds: measure this phase again, on a quiet machine")
 
 
 async def _ask(http: httpx.AsyncClient, url: str, body: Json, one: Seen, due: float) -> None:

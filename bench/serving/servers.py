@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import socket
@@ -19,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from bench.serving.stock import stock
-from bench.serving.texts import FIRST, SKILL, Asked, body, policy
+from bench.serving.texts import FIRST, SKILL, Asked, Json, body, policy
 
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "serving"
 PARALLEL = 4  # sequences that are answered at a time
@@ -118,11 +117,11 @@ def _stock(setting: Setting, reuse: int) -> Iterator[str]:
         yield url
 
 
-def _post(url: str, given: dict[str, object]) -> dict[str, dict[str, dict[str, float]]]:
+def _post(url: str, given: Json) -> Json:
     reply = httpx.post(url, json=given, timeout=LONG)
     if reply.status_code != 200:
         raise SystemExit(f"{url}: status {reply.status_code}: {reply.text[:400]}")
-    found: dict[str, dict[str, dict[str, float]]] = json.loads(reply.text)
+    found: Json = reply.json()
     return found
 
 

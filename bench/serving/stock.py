@@ -47,8 +47,8 @@ def stock(folder: Path = FOLDER) -> Path:
     environment = {name: value for name, value in os.environ.items() if name not in ("CFLAGS", "CXXFLAGS")}
     with (folder / "build.log").open("w") as log:
         for command in (
-            ["cmake", "-S", sources, "-B", folder, "-G", "Ninja", "-Wno-dev", *settings],
-            ["nice", "cmake", "--build", folder, "--target", "llama-server", "-j", JOBS],
+            ["cmake", "-S", str(sources), "-B", str(folder), "-G", "Ninja", "-Wno-dev", *settings],
+            ["cmake", "--build", str(folder), "--target", "llama-server", "-j", JOBS],
         ):
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
     stamp.write_text(prepare.SHA256)

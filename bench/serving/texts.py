@@ -52,7 +52,7 @@ def questions(count: int, seed: int, first: int = 1) -> list[Asked]:
     pool = [
         text + cue for text in [*(text for topic in topics for text in world.VERBS[topic]), *plain] for cue in ("", CUE)
     ]
-    rng, drawn = random.Random(seed), []
+    rng, drawn = random.Random(seed), list[str]()
     while len(drawn) < count:
         drawn += rng.sample(pool, len(pool))
     return [Asked(text, FIRST + timedelta(first + number)) for number, text in enumerate(drawn[:count])]

@@ -95,8 +95,8 @@ def test_a_first_token_is_a_word() -> None:
 
 async def _serve(reply: Callable[[bytes], tuple[float, bytes]]) -> tuple[asyncio.Server, str]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        size = int(head.split(b"content-length: ")[1].split(b"\r\n")[0]) if b"content-length" in head else 0
         seconds, data = reply(await reader.readexactly(size))
         await asyncio.sleep(seconds)
         writer.write(data)
@@ -113,16 +113,32 @@ def test_clients_tell_answers_from_failures_and_from_what_took_too_long() -> Non
     good = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {chunk}\n\ndata: [DONE]\n\n".encode()
     torn = good.removesuffix(b"data: [DONE]\n\n")
     replies = {"good": (0.1, good), "slow": (9.0, good), "torn": (0.0, torn), "busy": (0.0, b"HTTP/1.1 429 No\r\n\r\n")}
+    asked = list(replies)
+    replies["healthy"] = 0.0, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
     async def run() -> list[Seen]:
-        server, url = await _serve(lambda sent: replies[json.loads(sent)["is"]])
+        server, url = await _serve(lambda sent: replies[json.loads(sent or b'{"is": "healthy"}')["is"]])
         async with server:
-            return await offer(url, [(0.2 * number, {"is": name}) for number, name in enumerate(replies)], 1.0)
+            return await offer(url, [(0.2 * number, {"is": name}) for number, name in enumerate(asked)], 1.0)
 
     good_one, slow, torn_one, busy = asyncio.run(run())
     assert good_one.first and good_one.done and 0.1 <= good_one.waited < 0.6 and good_one.text == "yes"
     assert slow.cut and slow.waited == pytest.approx(0.8, abs=0.2)
     assert "ended early" in torn_one.failed and "429" in busy.failed
+
+
+def test_a_server_that_was_stopped_meanwhile_is_no_slow_server() -> None:
+    """Whatever was measured then is thrown away, with a word on why."""
+    healthy = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+    async def run() -> None:
+        server, url = await _serve(lambda sent: (9.0 if sent else 0.2, healthy))
+        async with server:
+            await offer(url, [(0.0, {})], 5.0)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit, match="nothing moved"):
+        patched.setattr("bench.serving.load.STILL", 0.1)
+        asyncio.run(run())
 
 
 def test_all_systems_are_asked_the_same() -> None:
