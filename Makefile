@@ -109,7 +109,7 @@ faults-slice: $(READY) ## Two minutes of the same
 clients: $(READY) ## 10,000 requests against notes serve, many of clients that vanish, stall or send garbage (docs/serving.md, some minutes)
 	@nice $(BIN)/python -m bench.clients --write docs/results/clients.json
 
-serving: $(READY) ## notes serve against llama.cpp's own server, by load (docs/serving.md, 25 minutes on two quiet cores); ONLY='shipped random/ours ...' for some
+serving: $(READY) ## notes serve against llama.cpp's own server, by load (docs/serving.md, 20 minutes on two quiet cores); ONLY='shipped/ours ...' for some
 	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
 

@@ -29,8 +29,8 @@ class Figures:
     answered: int  # to their ends
     cut: int  # not answered when time was up
     failed: int
-    reused: float | None  # share of the prompt tokens of those that were answered; None where none was
-    prompt: float | None  # tokens, mean
+    reused: float | None  # share of the prompt tokens of those who were told: at the first word, by ours at the end
+    prompt: float | None  # tokens of theirs, mean
     seconds: float  # from the first arrival to the last answer; where some were cut, to when time was up
     answers: float  # a second
     tokens: float  # written a second
@@ -44,15 +44,16 @@ def figures(seen: Sequence[Seen], limit: float) -> Figures:
     failed = sum(bool(one.failed) for one in seen)
     cut = len(seen) - len(done) - failed
     seconds = limit if cut else max((one.arrival + (one.done or 0) for one in done), default=0.0)
-    prompt = sum(one.prompt for one in done)
+    read = [one for one in seen if one.prompt and not one.failed]
+    prompt = sum(one.prompt for one in read)
     waits = [(one.waited, one.cut) for one in seen if not one.failed]
     return Figures(
         sent=len(seen),
         answered=len(done),
         cut=cut,
         failed=failed,
-        reused=sum(one.cached for one in done) / prompt if prompt else None,
-        prompt=prompt / len(done) if done else None,
+        reused=sum(one.cached for one in read) / prompt if prompt else None,
+        prompt=prompt / len(read) if read else None,
         seconds=seconds,
         answers=len(done) / seconds if seconds else 0.0,
         tokens=sum(one.written for one in done) / seconds if seconds else 0.0,

@@ -42,6 +42,8 @@ class Seen:
                 if not self.first:
                     self.first, self.waited = True, since
                 self.text += words
+        if timings := chunk.get("timings"):  # of llama-server, with every token
+            self.prompt, self.cached = timings["cache_n"] + timings["prompt_n"], timings["cache_n"]
         if usage := chunk.get("usage"):
             self.prompt, self.written = usage["prompt_tokens"], usage["completion_tokens"]
             self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

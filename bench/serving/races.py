@@ -24,7 +24,8 @@ PIECES = FOLDER / "phases"
 
 @dataclass(frozen=True)
 class Race:
-    """A model, and how long and how often it is asked."""
+    """A model, and how long and how often it is asked. A phase of a load that is too much is cut off, as it would have
+    no end."""
 
     name: str
     title: str

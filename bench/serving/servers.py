@@ -43,7 +43,7 @@ SYSTEMS = {
         System("unedited", "llama-server, policy unedited", "said", 0),
         System("ours", "notes serve, erratum", "erratum"),
         System("edited", "llama-server, policy edited", "edited", 0),
-        System("reuse", "the same, `--cache-reuse 256`", "edited", 256),
+        System("reuse", "`llama-server --cache-reuse 256`, policy edited", "edited", 256),
     )
 }
 
@@ -83,9 +83,9 @@ def _warm(url: str, system: System, question: Asked) -> float:
 def _ours(setting: Setting) -> Iterator[str]:
     command = [sys.executable, "-m", "notes_cli", "serve", "--port", "0", "--parallel", str(PARALLEL)]
     command += ["-m", str(setting.model), "-t", str(setting.threads)]
-    home = FOLDER / "home"
+    home = FOLDER / f"home-{hashlib.sha256(policy().encode()).hexdigest()[:16]}"  # it is compiled there once
     with _running(command, {"NOTES_HOME": str(home)}, r"serving \S+ on (http://\S+)") as url:
-        text = {"name": SKILL, "text": policy(), "force": True}
+        text = {"name": SKILL, "text": policy()}
         with httpx.stream("POST", f"{url}/v1/notes/compile", json=text, timeout=LONG) as told:
             told.raise_for_status()
             if '"skill"' not in (found := told.read().decode()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import subprocess
@@ -10,6 +9,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "native"))
+import prepare  # type: ignore[import-not-found]  # noqa: E402  what unpacks the sources of our library
+
 FOLDER = ROOT / "build" / "stock"
 JOBS = "2"  # compilers at a time: the largest files take a gigabyte each
 
@@ -30,8 +32,6 @@ SETTINGS = {
 def stock(folder: Path = FOLDER) -> Path:
     """The program; built if it is not there, which takes ten minutes on two cores. Raise CalledProcessError."""
     program, sources = folder / "bin" / "llama-server", folder / "llama.cpp"
-    sys.path.append(str(ROOT / "native"))
-    prepare = importlib.import_module("prepare")  # what unpacks the sources of our library
     stamp = folder / ".sdist"
     if program.is_file() and stamp.is_file() and stamp.read_text() == prepare.SHA256:
         return program

@@ -62,13 +62,14 @@ def body(asked: Asked, way: str, tokens: int) -> Json:
     """The request that asks it, for so many tokens of an answer at most."""
     shared = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens, "temperature": 0}
     new = asked.day.isoformat() if asked.day != FIRST else ""
-    system, notes = SYSTEM, {}
+    system = SYSTEM
+    more: Json = {"timings_per_token": True}  # llama-server tells before the end what it reused
     if way == "erratum":
-        notes = {"notes": {"splice": [SKILL], "errata": {"date": new} if new else {}}}
+        more = {"notes": {"splice": [SKILL], "errata": {"date": new} if new else {}}}
     elif way == "edited":
         system += f"\n\n{policy(asked.day)}"
     else:
         system += f"\n\n{policy()}"
         system += f"\n\n{word(Erratum('date', new, '', ''))}" if new else ""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": asked.question}]
-    return {"messages": messages, **shared, **notes}
+    return {"messages": messages, **shared, **more}

@@ -89,6 +89,9 @@ def test_a_first_token_is_a_word() -> None:
         {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": details}}, 4
     )
     assert (seen.waited, seen.text, seen.prompt, seen.cached, seen.written) == (2, "ab", 9, 7, 2)
+    begun = Seen(0.0)
+    begun.hear({"choices": [{"delta": {"content": "a"}}], "timings": {"cache_n": 30, "prompt_n": 70}}, 1)
+    assert (begun.prompt, begun.cached) == (100, 30) and figures([begun], 60).reused == 0.3
     seen.hear({"error": {"message": "no"}}, 5)
     assert "no" in seen.failed
 
