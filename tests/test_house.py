@@ -19,8 +19,20 @@ from .refused import FLAG
 
 PACKAGE = Path(notes_cli.__file__).parent
 ROOT = PACKAGE.parent
-PAGES = ["answers", "composing", "first-ten-minutes", "format", "index", "json", "limits", "page", "python", "recipes"]
-PAGES += ["serving", "skills", "trust", "your-model"]
+PAGES = [
+    "answers",
+    "composing",
+    "devices",
+    "first-ten-minutes",
+    "format",
+    "index",
+    "json",
+    "limits",
+    "page",
+    "python",
+    "recipes",
+]
+PAGES += ["serving", "sessions", "skills", "trust", "your-model"]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in PAGES))
 
 # Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.

@@ -350,8 +350,8 @@ class Chosen:
     def settings(self) -> dict[str, Any]:
         """What answers may depend on, as JSON has it: how many threads compute is none of it."""
         own = {"fixed_size": self.fixed_size, "beyond_trained": self.beyond_trained, "gpu_layers": self.gpu_layers}
-        own |= {"rpc": list(self.rpc)}
-        return {name: value for name, value in {**self.context, **own}.items() if name != "n_threads"}
+        every = {**self.context, **own, "rpc": list(self.rpc)}
+        return {name: value for name, value in every.items() if name != "n_threads"}
 
 
 def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> Chosen:
