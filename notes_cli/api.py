@@ -60,6 +60,7 @@ class Asking(TypedDict, total=False):
     """How a question is to be answered; what is left out goes by what was measured of the model, or by the defaults of
     Request (runtime/asking.py)."""
 
+    results: Sequence[tuple[str, str]]  # in a session, for a question: each tool that was called, what it returned
     splice: Sequence[str | Segment]  # names of compiled skills, segment files or texts, or segments
     errata: Sequence[str]  # field=value, or free words
     values: Mapping[str, str]  # new values of fields, brought in by `method`

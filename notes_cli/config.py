@@ -190,14 +190,6 @@ def sample_skill(name: str) -> Path | None:
     return next((path for path in sample_skills() if path.stem == name), None)
 
 
-def offline() -> str | None:
-    """The variable by which the user forbids the network, None if none does."""
-    for name in ("NOTES_OFFLINE", "HF_HUB_OFFLINE"):
-        if os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off"):
-            return name
-    return None
-
-
 def shipped_model() -> Path:
     """The small model that comes with notes. Raise NotesError if it is not there."""
     model = resource("models") / SHIPPED_MODEL

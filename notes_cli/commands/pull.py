@@ -26,12 +26,8 @@ def command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
       notes pull unsloth/Qwen3-4B-GGUF:Q8_0 --dry-run
       notes ask "Why?" -m "$(notes pull -q ggml-org/Qwen3-0.6B-GGUF)"
     """
-    from notes_cli.config import offline
-    from notes_cli.errors import NotesError
     from notes_cli.library.pulling import choose, fetch
 
-    if forbidden := offline():
-        raise NotesError(f"{forbidden} is set, and {name} would be downloaded", "What is there: notes models")
     quiet = quiet or json_
     choice = choose(name)
     size = output.human_size(choice.size)

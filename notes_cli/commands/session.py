@@ -236,7 +236,7 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
       notes session forget mine tool:4 --method suffix -y
       notes session forget mine --method suffix
     """
-    if method == "suffix" and not (yes or dry_run):
+    if method != "cut" and not (yes or dry_run):
         if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError("nobody is there to ask, and there is no undo. Repeat with -y to forget for good")
         what = " ".join(parts) or "what was cut before"

@@ -93,8 +93,9 @@ def fetch(choice: Choice, *, show: bool) -> Path:
 
 
 def _library() -> Any:
-    if os.environ.get("NOTES_OFFLINE", "") not in ("", "0"):
-        raise NotesError("NOTES_OFFLINE is set: nothing is fetched", "Unset it")
+    for name in ("NOTES_OFFLINE", "HF_HUB_OFFLINE"):
+        if os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off"):
+            raise NotesError(f"{name} is set: nothing is fetched", "Unset it, or see what is there: notes models")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         import huggingface_hub

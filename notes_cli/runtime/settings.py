@@ -62,14 +62,14 @@ def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
 def repair(way: str, names: Sequence[str], *, these: bool = False) -> Remedy:
     """What composes skills of these names in another way. `these`: it was measured with them, not with made-up ones, of
     which the first had values and the second the rules for them."""
-    name, _, tokens = way.partition("@")
-    if name == "reversed":
+    kind, _, tokens = way.partition("@")
+    if kind == "reversed":
         return Help.OTHER_ORDER(names=[*reversed(names)]) if these else Help.RULES_FIRST()
-    if name == "seam":
+    if kind == "seam":
         return Help.LONGER_SEAM(tokens=int(tokens))
-    if name == "together":
+    if kind == "together":
         return Help.COMPILE_TOGETHER(names=names, name=name_of("-".join(names)))
-    return Help.DECODE(names=names[1:]) if name == "suffix" else Help.DECODE_ALL()
+    return Help.DECODE(names=names[1:]) if kind == "suffix" else Help.DECODE_ALL()
 
 
 def composing(found: Composition | None, names: Sequence[str], decoded: Collection[str], seam: int) -> Notice | None:

@@ -324,5 +324,5 @@ def _told(error: Exception, workspace: Workspace) -> NotesError:
         values, size = error.remedy.values, workspace.size_alone(0, 0)
         options = {name: value for name, value in values["options"].items() if name != "n_ctx"}
         own = {"n_ctx": size} if size != DEFAULT_CONTEXT else {}
-        error.remedy = Help.COMPILE_AGAIN(**{**values, "options": {**own, **options}})
+        error.remedy = Help.COMPILE_AGAIN(name=values["name"], model=values["model"], options={**own, **options})
     return error

@@ -79,7 +79,7 @@ def _segment(error: SegmentError, what: str) -> Refused:
         return Refused(409, what, param="name", code="name_taken")
     if isinstance(error, UnwritableError):
         return Refused(500, what, code="unwritable")
-    missing = error.remedy is not None and error.remedy.help is Help.LIST_SKILLS
+    missing = error.remedy is not None and error.remedy.help in (Help.LIST_SKILLS, Help.COMPILE_NAMED)
     code = "skill_not_found" if missing else "skill_not_usable"
     return Refused(404 if missing else 400, what, param="notes.splice", code=code)
 

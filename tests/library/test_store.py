@@ -95,7 +95,7 @@ def test_an_unknown_name_gets_suggestions(filled: Library, identity: Identity) -
     """A typo costs one look."""
     with pytest.raises(SegmentError, match=r"no file 'retruns'. Did you mean returns\?"):
         filled.find("retruns", identity)
-    with refused(SegmentError, r"'zzz'\. See: notes ls"):
+    with refused(SegmentError, r"'zzz'\. Compile it first: notes compile zzz\. What is compiled: notes ls"):
         filled.resolve("zzz")
 
 
