@@ -32,8 +32,8 @@ class Mix:
     recall: float = 0.1
     cannot: float = 0.0
     compare: float = 0.0
-    errata: float = 0.4
-    default: float = 0.6  # errata in the default wording
+    errata: float = 0.5
+    default: float = 0.85  # errata in the default wording
     longest: int = 56
 
 

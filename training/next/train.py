@@ -116,8 +116,8 @@ class Plan:
     first_rate: float = 1e-3  # of the last two layers, which learn alone at first to say what the others find:
     first_steps: int = 200  # an answer that is all wrong tears down the start's circuits before anything uses them
     ramp: int = 300  # steps in which the others come to learn, too
-    gentle: float = 0.1  # how fast, compared with the last two: what compares numbers is soon blunted
-    rate: float = 4e-4
+    gentle: float = 0.3  # how fast, compared with the last two: what compares numbers is soon blunted
+    rate: float = 2e-4
     warm: int = 60
     cool: float = 0.3  # of all steps: straight down to nothing
     text_weight: float = 0.02
