@@ -95,7 +95,7 @@ def fetch(choice: Choice, *, show: bool) -> Path:
 def _library() -> Any:
     for name in ("NOTES_OFFLINE", "HF_HUB_OFFLINE"):
         if os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off"):
-            raise NotesError(f"{name} is set: nothing is fetched", "Unset it, or see what is there: notes models")
+            raise NotesError(f"{name} is set: nothing is fetched", "Unset it")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         import huggingface_hub
