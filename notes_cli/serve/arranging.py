@@ -118,7 +118,7 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
             replace(one, parts=matched(one.parts, found, texts)) if one.role in MATCHED else one for one in messages
         ]
     settings = defaults(workspace, think=think) if found else UNMEASURED
-    question = max((number for number, one in enumerate(messages) if one.role == "user"), default=len(messages) - 1)
+    question = _question(messages)
     standing = desk.errata.all() if desk.errata and found else ()
     calling = any(one.role == "assistant" for one in messages[question:])
     result = len(messages) - 1 if calling else None
@@ -141,6 +141,16 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
         return _arranged(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, named)
     layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
     return replace(_finished(desk, asked, layout, think), talk=now)
+
+
+def _question(messages: Sequence[Message]) -> int:
+    """The number of the message that the turn begins with: the last one of the user, or a system message that comes in
+    the place of one, after an answer."""
+    for number, one in reversed([*enumerate(messages)]):
+        said = messages[number - 1] if number else None
+        if one.role == "user" or (one.role == "system" and said and said.role == "assistant" and not said.tool_calls):
+            return number
+    return len(messages) - 1
 
 
 def _corrected(message: Message, number: int, talk: Talk, named: Mapping[str, Segment]) -> Message:

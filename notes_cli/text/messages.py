@@ -137,19 +137,18 @@ def asking(
     return Conversation(tuple(messages), tuple(tools))
 
 
-def checked(messages: Iterable[Message], before: str = "") -> tuple[Message, ...]:
-    """The messages, with the name of the tool in each result, and without a blank system message.
+def checked(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The messages, with the name of the tool in each result, and without blank system messages. Whether they may come
+    in this order is for the template to say (prompt.py).
 
-    `before` is the role of the message that they follow, if they continue a conversation.
-
-    Raise NotesError for an unknown role, a role in the wrong place, a part that a role cannot have, calls and results
-    that do not match, and a skill that is there twice.
+    Raise NotesError for an unknown role, a part that a role cannot have, calls and results that do not match, and a
+    skill that is there twice.
     """
     found: list[Message] = []
     waiting: dict[str, str] = {}  # the tools of calls without a result yet, by the id of the call
     skills: set[str] = set()
     for number, message in enumerate(messages, 1):
-        _check_role(number, message, found[-1].role if found else before)
+        _check_role(number, message)
         if message.role == "tool":
             if message.tool_call_id not in waiting:
                 raise NotesError(f"message {number} is the result of a call {message.tool_call_id!r} that was not made")
@@ -176,17 +175,12 @@ def checked(messages: Iterable[Message], before: str = "") -> tuple[Message, ...
     return tuple(found)
 
 
-def _check_role(number: int, message: Message, before: str) -> None:
+def _check_role(number: int, message: Message) -> None:
     role = message.role
     if role not in ROLES:
         raise NotesError(f"message {number} has an unknown role {role!r}", f"Choose among {', '.join(ROLES)}")
-    if role == "system" and (before or number > 1):
-        raise NotesError(f"message {number} is a system message", "Give one at most, as the first message")
-    if role == "assistant":
-        if before not in ("user", "tool"):
-            raise NotesError(f"message {number} is the assistant's, but there is nothing before it to answer")
-        if any(not isinstance(part, TextPart) for part in message.parts):
-            raise NotesError(f"message {number} is the assistant's, which holds text and tool calls only")
+    if role == "assistant" and any(not isinstance(part, TextPart) for part in message.parts):
+        raise NotesError(f"message {number} is the assistant's, which holds text and tool calls only")
     if message.tool_calls and role != "assistant":
         raise NotesError(f"message {number} calls a tool, which only the assistant can do")
     if role != "tool" and (message.tool_call_id or message.name):

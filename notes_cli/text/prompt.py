@@ -9,7 +9,7 @@ notes was trained on it, and because a recompute must see the very tokens of a s
 
 The answers of earlier turns follow the generation prompt that they were written after, so a conversation that is built
 from its messages equals one that grew turn by turn. Calls of tools and their results have the form that the template
-gives them.
+gives them, and so has what is in no usual place: a later system message, and what the assistant says unasked.
 """
 
 from __future__ import annotations
@@ -55,16 +55,49 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
     ModelError if the model's template has no place for a message, a tool or a call.
     """
     template = template.with_tools(conversation.tools)
-    chunks: list[Chunk] = []
-    turn: list[Message] = []
-    for message in conversation.messages:
-        if message.role == "assistant" and not message.tool_calls:
-            chunks += _chunks(template.earlier, cut(template.earlier, turn, later=bool(chunks)))
-            chunks += _text(Run(message.text, False))
-            turn = []
+    messages = [replace(message) for message in conversation.messages]  # each another object, to know it again
+    turns: list[list[Message]] = [[]]
+    answers: list[Message] = []
+    for message in messages:
+        if _is_answer(message, turns[-1], later=bool(answers)):
+            answers.append(message)
+            turns.append([])
         else:
-            turn.append(message)
-    return chunks + _chunks(template, cut(template, turn, later=bool(chunks)))
+            turns[-1].append(message)
+    unusual = any(_is_unusual(message, messages) for turn in turns for message in turn)
+    chunks: list[Chunk] = []
+    for number, turn in enumerate(turns):
+        own = template.earlier if turns[number + 1 :] else template
+        whole = cut(own, messages) if unusual else None  # first: a template that refuses it says why
+        found = cut(own, turn, later=number > 0)
+        if whole is not None:
+            _check_alike(own, whole, found)
+        chunks += _chunks(own, found)
+        for answer in answers[number : number + 1]:
+            chunks += _text(Run(answer.text, False))
+    return chunks
+
+
+def _is_answer(message: Message, turn: Sequence[Message], *, later: bool) -> bool:
+    """Whether a message was written after the generation prompt that follows these. `later`: they follow an answer."""
+    if message.role != "assistant" or message.tool_calls or not turn or turn[-1].role == "assistant":
+        return False
+    return later or any(one.role in ("user", "tool") for one in turn)
+
+
+def _is_unusual(message: Message, messages: Sequence[Message]) -> bool:
+    """Whether a message of a turn is one that not every template has a place for."""
+    if message.role == "assistant":
+        return not message.tool_calls
+    return message.role == "system" and message is not messages[0]
+
+
+def _check_alike(template: ChatTemplate, whole: Slots, turn: Slots) -> None:
+    """Raise ModelError where the messages of a turn are opened in another way than in the whole conversation."""
+    opened = {id(slot.message): slot.before for slot in whole.slots}
+    for slot in turn.slots:
+        if opened.get(id(slot.message)) != slot.before:
+            raise ModelError(f"{template.name} does not take a message of the role {slot.message.role} there")
 
 
 def next_turn(
@@ -81,9 +114,11 @@ def next_turn(
     answer, if there are others than the end-of-sequence token. Raise NotesError and ModelError as `build` does, and
     NotesError for messages that cannot follow an answer.
     """
-    given = checked(messages, before="user")
+    given = checked(messages)
     if given[-1].role == "assistant":
         raise NotesError("the last message is the assistant's: there is nothing to answer")
+    if any(message.role == "system" for message in given):
+        raise NotesError("a system message belongs to the first turn")
     template = template.with_tools(tools)
     if given[0].role == "assistant":
         if not given[0].tool_calls or any(message.role == "assistant" for message in given[1:]):
@@ -150,8 +185,8 @@ def _content(slot: Slot, cue: str) -> list[Chunk]:
     message = slot.message
     if slot.result is not None:
         return [Chunk("result", _runs(Run(slot.result, False)))]
-    if message.role == "assistant":  # next to its calls
-        return _text(Run(message.text, False))
+    if message.role == "assistant":
+        return _text(Run(message.text if message.tool_calls else message.text.strip(), False))
     chunks: list[Chunk] = []
     for number, part in enumerate(message.parts, 1):
         between = BETWEEN if chunks else ""

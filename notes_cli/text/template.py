@@ -186,7 +186,9 @@ class ChatTemplate:
         for mark in markers:
             if rendered.count(mark) != 1 or mark not in rest:
                 fault = {0: "drops or changes", 1: "reorders"}.get(rendered.count(mark), "repeats")
-                raise ModelError(f"{self.name} {fault} the content of a message, so no skill can be put there")
+                raise ModelError(
+                    f"{self.name} {fault} the content of a message, so it, or a skill in it, cannot be there"
+                )
             before, _, rest = rest.partition(mark)
             chunks.append(before)
         return [*chunks, rest]

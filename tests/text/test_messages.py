@@ -48,6 +48,10 @@ def test_a_question_is_messages() -> None:
         (USER, CALL, RESULT, USER),
         (USER, CALL, RESULT, CALL, RESULT),
         (SYSTEM, USER, CALL, RESULT, ANSWER, USER),
+        (USER, SYSTEM),
+        (SYSTEM, SYSTEM, USER),
+        (ANSWER, USER),
+        (USER, ANSWER, ANSWER, USER),
     ],
 )
 def test_what_can_be_answered(messages: tuple[Message, ...]) -> None:
@@ -70,12 +74,8 @@ def test_a_system_message_that_says_nothing() -> None:
         ((), "the conversation is empty"),
         ((Message("system", (TextPart(""),)),), "the conversation is empty"),
         ((Message("robot", (TextPart("x"),)),), "message 1 has an unknown role 'robot'. Choose among system, user"),
-        ((USER, SYSTEM), "message 2 is a system message. Give one at most, as the first"),
-        ((SYSTEM, SYSTEM, USER), "message 2 is a system message"),
         ((USER, ANSWER), "the last message is the assistant's: there is nothing to answer"),
         ((USER, CALL), "the last message is the assistant's"),
-        ((ANSWER, USER), "message 1 is the assistant's, but there is nothing before it to answer"),
-        ((USER, ANSWER, ANSWER, USER), "message 3 is the assistant's, but there is nothing before it"),
         ((USER, RESULT), "message 2 is the result of a call '1' that was not made"),
         ((USER, CALL, RESULT, RESULT), "message 4 is the result of a call '1' that was not made"),
         ((USER, CALL, USER), "the call of look has no result before message 3"),

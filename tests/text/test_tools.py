@@ -270,7 +270,7 @@ def test_a_skill_that_a_tool_found() -> None:
         ("text", ""),
     ]
     assert "<tool_response>\n<a>\n\nE.\n</tool_response>" in text_of(chunks)
-    with pytest.raises(ModelError, match="no skill can be put there"):
+    with pytest.raises(ModelError, match="a skill in it, cannot be there"):
         build(template_of("meta-llama-Llama-3.1-8B-Instruct"), Conversation((USER, CALLS, found), TOOLS))
 
 
