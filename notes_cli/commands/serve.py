@@ -86,13 +86,14 @@ def command(
         from notes_cli.serve.app import Options, Service
         from notes_cli.serve.jobs import Limits
         from notes_cli.serve.scheduler import Scheduler
-        from notes_cli.serve.server import listen, serve
+        from notes_cli.serve.server import listen, raise_file_limit, serve
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("starlette", "uvicorn", "anyio", "prometheus_client"):
             raise NotesError(f"notes serve needs the extra serve ({error.name} is missing)", EXTRA) from error
         raise
     if not all(key.strip() for key in keys):
         raise click.UsageError("--api-key (or NOTES_API_KEY) is empty")
+    raise_file_limit()
     begun = click.get_current_context()
     settings = choose_model(**model).settings
 

@@ -126,8 +126,14 @@ class FieldSpan:
     last: int
 
 
+class _Referable:
+    """May be held weakly, which dataclasses with slots cannot say of themselves before Python 3.11."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(_Referable):
     """A compiled skill.
 
     The K rows are rotated to positions base, base+1, ...: `base` is where the skill was when it was compiled, so a

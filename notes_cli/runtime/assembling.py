@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +28,7 @@ from notes_cli.errors import (
     UnsupportedError,
     UnwritableError,
 )
+from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
 from notes_cli.runtime.settings import DEFAULT_SEAM, choose
 from notes_cli.runtime.workspace import Workspace
@@ -260,18 +261,22 @@ def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | Non
     return Parts(tuple(chunks), tuple(tokens), opening, changes)
 
 
-def with_tools(workspace: Workspace, prompt: Prompt, known: Iterable[Segment]) -> tuple[Prompt, list[Chunk]]:
+def with_tools(
+    workspace: Workspace, prompt: Prompt, known: Iterable[SegmentInfo], opened: Callable[[SegmentInfo], Segment | None]
+) -> tuple[Prompt, list[Chunk]]:
     """The prompt with a compiled set of tools in the place where its template tells of the very same ones, token by
-    token, and its chunks; both as they are where none is known."""
+    token, and its chunks; both as they are where none is known. `opened` gives the one of `known` that is placed, None
+    where it is not there any more."""
     chunks = chunks_of(workspace, prompt)
     taken = {segment.name for segment in prompt.segments}
     if prompt.conversation and prompt.conversation.tools:
-        for segment in known:
-            found = with_splice(chunks, segment.text, segment.name) if segment.tools else None
-            if found is None or segment.name in taken:
+        for info in known:
+            found = with_splice(chunks, info.text, info.name) if info.tools else None
+            if found is None or info.name in taken:
                 continue
             cut, runs = found
-            if np.array_equal(workspace.model.tokenize_runs(runs), segment.tokens):
+            same = np.array_equal(workspace.model.tokenize_runs(runs), info.tokens)
+            if same and (segment := opened(info)) is not None:
                 return replace(prompt, segments=[*prompt.segments, segment]), cut
     return prompt, chunks
 

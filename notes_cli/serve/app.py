@@ -110,7 +110,7 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         self._check()
-        names = await self._at_context(lambda: [one.name for one in self.scheduler.shelf.all()])
+        names = await self._at_context(lambda: [one.name for one in self.scheduler.shelf.known()])
         model = self.scheduler.names[0]
         listed = [self._model(name) for name in (model, *(f"{model}@{name}" for name in names))]
         return JSONResponse({"object": "list", "data": listed})

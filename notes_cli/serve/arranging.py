@@ -113,9 +113,11 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
     think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
     found, messages = dict(named), list(asked.messages)
     if asked.notes.match and not asked.notes.cache_salt:
-        texts = [*(talk.skills.values() if talk else ()), *desk.shelf.all()]
+        texts = [*(talk.skills.values() if talk else ()), *desk.shelf.known()]
+        opened = desk.shelf.opened
         messages = [
-            replace(one, parts=matched(one.parts, found, texts)) if one.role in MATCHED else one for one in messages
+            replace(one, parts=matched(one.parts, found, texts, opened)) if one.role in MATCHED else one
+            for one in messages
         ]
     settings = defaults(workspace, think=think) if found else UNMEASURED
     question = _question(messages)
@@ -131,8 +133,8 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
     try:
         conversation = Conversation(tuple(messages), asked.tools)
         prompt = Prompt("", list(found.values()), think=think, conversation=conversation)
-        sets = desk.shelf.all() if asked.notes.match and not asked.notes.cache_salt else ()
-        prompt, chunks = with_tools(workspace, prompt, sets)
+        sets = desk.shelf.known() if asked.tools and asked.notes.match and not asked.notes.cache_salt else ()
+        prompt, chunks = with_tools(workspace, prompt, sets, desk.shelf.opened)
         parts = parts_of(workspace, prompt, chunks)
     except ModelError:
         if len(found) == len(named):

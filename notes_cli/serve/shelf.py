@@ -1,17 +1,23 @@
-"""The skills at hand: segments by name, opened once for all, and texts that are those of skills.
+"""The skills at hand: segments by name, opened once for all who have them, and texts that are those of skills.
 
-A skill that is compiled again is another segment from then on; whoever has the old one keeps it, and its file.
+Texts are looked up in what the files say of themselves, so only what is placed is open. A skill that is compiled again
+is another segment from then on; whoever has the old one keeps it, and its file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, SegmentError, UnsupportedError
+from notes_cli.library.container import peek
+from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
@@ -19,10 +25,9 @@ from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
 SHORTEST = 64  # characters of a text that is looked for in messages: others cost less than looking
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    stamp: tuple[int, int, int]  # of the file
-    segment: Segment
+OPEN = 32  # segments that are kept open beside those that somebody has: each takes a file descriptor
+
+_Stamp = tuple[int, int, int]  # of a file: the same for as long as nobody writes another
 
 
 class Shelf:
@@ -30,8 +35,10 @@ class Shelf:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._opened: dict[Path, _Opened] = {}
-        self._listed: dict[str, Path] = {}  # skills for this model, by name
+        self._open: OrderedDict[tuple[Path, _Stamp], Segment] = OrderedDict()  # the one used last is the last
+        self._had: WeakValueDictionary[tuple[Path, _Stamp], Segment] = WeakValueDictionary()  # by anybody
+        self._infos: dict[Path, tuple[_Stamp, SegmentInfo]] = {}
+        self._listed: list[Path] = []  # of skills for this model
         self._folder: object = None  # what the library's folder was like when it was listed
 
     def segment(self, name: str) -> Segment:
@@ -41,26 +48,42 @@ class Shelf:
         if not names.is_name(named):  # a client names skills: what may be a file is not even looked for
             raise SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
         path = store.find(named, workspace.identity, workspace.compile_again(named))
-        return self._open(path, named)
+        return self._at(path, named)
 
-    def _open(self, path: Path, name: str) -> Segment:
-        found = path.stat()
-        stamp = found.st_ino, found.st_mtime_ns, found.st_size
-        known = self._opened.get(path)
-        if known is None or known.stamp != stamp:
-            known = self._opened[path] = _Opened(stamp, self._workspace.open(path, name))
-        return known.segment  # whoever places it checks again that it fits
-
-    def all(self) -> list[Segment]:
-        """The skills that are compiled for this model."""
+    def known(self) -> list[SegmentInfo]:
+        """What the skills that are compiled for this model say of themselves. None is kept open for that."""
         self._list()
         found = []
-        for name, path in list(self._listed.items()):
+        for path in self._listed:
             try:
-                found.append(self._open(path, name))
+                stamp = _stamp(path)
+                info = self._infos.get(path)
+                if info is None or info[0] != stamp:
+                    info = self._infos[path] = stamp, peek(path)
+                found.append(info[1])
             except (NotesError, OSError):  # damaged, or removed since: whoever names it is told
-                self._opened.pop(path, None)
+                self._infos.pop(path, None)
         return found
+
+    def opened(self, info: SegmentInfo) -> Segment | None:
+        """The skill that this was said of; None where it cannot be opened, or is another one now."""
+        try:
+            segment = self._at(info.path, info.name)
+        except (NotesError, OSError):
+            return None
+        return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
+
+    def _at(self, path: Path, name: str) -> Segment:
+        """The skill in a file; whoever places it checks again that it fits."""
+        key = path, _stamp(path)
+        segment = self._had.get(key)
+        if segment is None:
+            segment = self._had[key] = self._workspace.open(path, name)
+        self._open[key] = segment
+        self._open.move_to_end(key)
+        while len(self._open) > OPEN:
+            self._open.popitem(last=False)
+        return segment
 
     def _list(self) -> None:
         """See what there is, if that may have changed."""
@@ -74,25 +97,39 @@ class Shelf:
         try:
             key = self._workspace.identity
         except UnsupportedError:
-            self._listed = {}
+            self._listed = []
             return
-        paths = {entry.name: entry.path for entry in store.entries() if entry.info and entry.info.identity == key}
-        self._listed, self._folder = paths, now
-        kept = set(paths.values())
-        self._opened = {path: one for path, one in self._opened.items() if path in kept}
+        self._listed = [one.path for one in store.entries() if one.info and one.info.identity == key]
+        self._folder = now
+        listed = set(self._listed)
+        self._infos = {path: one for path, one in self._infos.items() if path in listed}
+        self._open = OrderedDict((key, one) for key, one in self._open.items() if key[0] in listed)
 
 
-def matched(parts: tuple[Part, ...], skills: dict[str, Segment], known: Sequence[Segment]) -> tuple[Part, ...]:
+def _stamp(path: Path) -> _Stamp:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def matched(
+    parts: tuple[Part, ...],
+    skills: dict[str, Segment],
+    known: Sequence[Segment | SegmentInfo],
+    opened: Callable[[SegmentInfo], Segment | None],
+) -> tuple[Part, ...]:
     """The parts of a message, with texts that are those of known skills as such, each of which `skills` has then, too.
 
     A text is one if it is a whole part, or whole paragraphs of it: what the model reads is the same text. Of several
-    skills the longest counts, and of those of one name the first.
+    skills the longest counts, and of those of one name the first. `opened` gives one that is not open yet.
     """
-    for segment in sorted(known, key=lambda one: -len(one.text)):
-        if segment.name in skills or segment.tools or len(segment.text) < SHORTEST:
+    for one in sorted(known, key=lambda one: -len(one.text)):
+        if one.name in skills or one.tools or len(one.text) < SHORTEST:
             continue
         for number, part in enumerate(parts):
-            if isinstance(part, TextPart) and (cut := _cut(part.text, segment.text)):
+            if isinstance(part, TextPart) and (cut := _cut(part.text, one.text)):
+                segment = one if isinstance(one, Segment) else opened(one)
+                if segment is None:
+                    break
                 before, after = cut
                 middle = [*_texts(before), SkillPart(segment.name), *_texts(after)]
                 parts = (*parts[:number], *middle, *parts[number + 1 :])

@@ -1,0 +1,105 @@
+"""Many skills: looking texts up opens those that are found, and few of them stay open."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from notes_cli import config
+from notes_cli.config import Paths
+from notes_cli.engine.context import ContextOptions
+from notes_cli.library.container import open_segment, write_segment
+from notes_cli.library.store import Library
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.serve.shelf import OPEN, Shelf
+
+from .conftest import QUESTION, Served, compile_into, started, told
+
+MANY = 300
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a skill that ships, and so many others, each with a text of its own."""
+    home = tmp_path_factory.mktemp("full")
+    compile_into(home, "returns")
+    library = Paths.under(home).library
+    (path,) = library.glob("returns.*.gguf")
+    segment = open_segment(path)
+    for number in range(MANY):
+        text = f"This is the text of skill number {number}, which is long enough to be looked for in messages."
+        name = f"skill{number:03d}"
+        write_segment(
+            library / path.name.replace("returns", name),
+            replace(segment, name=name, text=text, fields=(), influence={}),
+        )
+    return home
+
+
+@pytest.fixture
+def many(full: Path) -> Iterator[Served]:
+    with started(full) as served:
+        yield served
+
+
+def files() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+def test_looking_texts_up_opens_what_is_found(many: Served) -> None:
+    """A chat request looks in all of them, and one file more is open afterwards: that of the skill in its message."""
+    policy = (config.resource("skills/returns") / "SKILL.md").read_text().split("---\n")[2].strip()
+    many.chat([{"role": "user", "content": QUESTION}], max_tokens=1)
+    before = files()
+    many.chat([{"role": "user", "content": f"{QUESTION} Please."}], max_tokens=1)
+    assert files() == before
+    reply = many.chat([{"role": "system", "content": policy}, {"role": "user", "content": QUESTION}])
+    assert told(reply) == "accepted" and reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= 100
+    assert files() <= before + 1
+    listed = {one["id"] for one in many.http.get("/v1/models").json()["data"]}
+    assert len(listed) == MANY + 2 and files() <= before + 1
+
+
+def test_few_stay_open(full: Path) -> None:
+    """Of those that were asked for by name the latest; and who has one has the same one as all others."""
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(full)) as workspace:
+        shelf = Shelf(workspace)
+        first, before = shelf.segment("skill000"), files()
+        for number in range(1, 2 * OPEN):
+            shelf.segment(f"skill{number:03d}")
+        assert files() <= before + OPEN and shelf.segment("skill000") is first
+        infos = {info.name: info for info in shelf.known()}
+        again = shelf.opened(infos["skill001"])
+        assert again is not None and again.text == infos["skill001"].text
+
+
+def test_a_text_that_has_changed_is_not_taken_for_the_old_one(full: Path) -> None:
+    """What was said of a file that holds another skill by now opens nothing."""
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(full)) as workspace:
+        shelf = Shelf(workspace)
+        old = next(info for info in shelf.known() if info.name == "skill299")
+        write_segment(old.path, replace(open_segment(old.path), text=old.text + " And more."))
+        assert shelf.opened(old) is None
+        new = next(info for info in shelf.known() if info.name == "skill299")
+        assert shelf.opened(new) is not None and new.text.endswith("more.")
+        Library(old.path.parent).remove("skill299")
+        assert shelf.opened(new) is None and "skill299" not in {info.name for info in shelf.known()}
+
+
+def test_a_server_may_open_as_many_files_as_the_system_lets_it() -> None:
+    """Whatever the shell gave it at first."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    program = (
+        "import resource; from notes_cli.serve.server import raise_file_limit as go;"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {most}));"
+        "go(); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(most), str(most)]
