@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from notes_cli.engine.loop import Running
 from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
-from notes_cli.runtime.asking import Counts
+from notes_cli.runtime.asking import Counts, Request
 from notes_cli.serve.answering import Words, Written
 from notes_cli.serve.arranging import Arranged
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.room import Grant
+from notes_cli.sessions.folder import SessionFolder
 
 if TYPE_CHECKING:
     from notes_cli.serve.own import Own
@@ -44,6 +46,15 @@ class Begun:
     notices: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The next turn of a session that is open and locked: it waits for room, or is being answered."""
+
+    stored: SessionFolder
+    request: Request
+    cells: int  # that it takes at most
+
+
 Told = Begun | Words | Written | NotesError | None  # None: all is said
 
 
@@ -59,6 +70,8 @@ class Job:
     running: Running[None] | None = None
     grants: list[Grant] = field(default_factory=list)
     own: Own | None = None  # of `notes ask`, instead of `asked`
+    turn: Turn | None = None  # of a session, once that is open
+    held: ExitStack = field(default_factory=ExitStack)  # what it gives up when it is over: its session
     stepped: Callable[[], object] = lambda: None  # a step was made
 
     @property

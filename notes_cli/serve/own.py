@@ -111,6 +111,7 @@ class Own:
         self._hear, self._waiting = hear, list[Json]()
         self._accepted, self._known = False, False
         self._alone: _Alone | None = None
+        self._stored: SessionFolder | None = None
         self._notebook: Notebook | None = None
         self._listener = Listener(
             notice=lambda notice: self._tell({"notice": wire.as_json(notice)}),
@@ -206,12 +207,13 @@ class Own:
     # A turn of a session.
 
     def _begin_turn(self, at: _At, name: str) -> Task[None] | None:
-        workspace, held = at.workspace, ExitStack()
+        workspace, held = at.workspace, at.job.held  # the session stays open while this waits for room
         try:
             request = self._read(at, self.words)
-            stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
-            goes_on = bool(stored.state.live)
-            if goes_on:
+            if self._stored is None:
+                self._stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
+            stored = self._stored
+            if stored.state.live:
                 if self._following is None:
                     self._accept()
                     self._tell({"begun": True})
@@ -223,7 +225,6 @@ class Own:
             spare = request.room + (request.max_think + ROOM if thinks else 0)
             needed = _Needed.of(workspace, at.room, request, told, spare)
             if not at.room.make(needed.cells + needed.looks, 2):
-                held.close()
                 return None
             session = held.enter_context(Session(workspace, stored))
         except BaseException:

@@ -27,7 +27,7 @@ from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.arranging import Desk, arrange, check_bias, turn_of
 from notes_cli.serve.conversations import Conversations
-from notes_cli.serve.jobs import Job, Limits, Told
+from notes_cli.serve.jobs import Job, Limits, Told, Turn
 from notes_cli.serve.own import Own
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused
@@ -205,6 +205,8 @@ class Scheduler:
         self._closing = True
         self._arrive(wait=False)
         for job in [*self._waiting, *self._jobs]:
+            if job.running is None:
+                job.held.close()
             job.tell(Refused(503, "the server ends", code="shutting_down"))
         for work in self._works:
             work.function()
@@ -343,28 +345,26 @@ class Scheduler:
 
     def _go_on_with_session(self, job: Job, name: str) -> bool | None:
         """A turn of a session on disk, for all of which there is room (else None)."""
-        held = contextlib.ExitStack()
-        try:
-            stored = held.enter_context(Sessions(self.workspace.paths.sessions).locked(name, new=True))
-            request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=stored.header is not None)
-            check_bias(self.workspace, job.asked)
-            told = len(stored.state.tokens) + SPARE
-            told += sum(len(one) for one in request.splice if not isinstance(one, str))
-            words = (request.question, request.system or "", *request.errata)
-            told += sum(len(self.workspace.model.tokenize(text)) for text in words)
-            if not self.room.could(told + 1):
-                raise _too_long(told + 1, self.room.cells)
-            if not self.room.could(told + request.limit):
-                request = replace(request, limit=self.room.cells - told)
-            cells = told + request.limit
-            if not self.room.make(cells, 1):
-                held.close()
-                return None
-            session = held.enter_context(Session(self.workspace, stored))
-        except BaseException:
-            held.close()
-            raise
-        return self._answer(job, self.turns.session(job, session, request, cells, held))
+        turn = job.turn = job.turn or self._turn_of(job, name)
+        if not self.room.make(turn.cells, 1):
+            return None
+        session = job.held.enter_context(Session(self.workspace, turn.stored))
+        return self._answer(job, self.turns.session(job, session, turn))
+
+    def _turn_of(self, job: Job, name: str) -> Turn:
+        """Open a session, once, and hold it until the job is over. Raise NotesError for what cannot be its turn."""
+        stored = job.held.enter_context(Sessions(self.workspace.paths.sessions).locked(name, new=True))
+        request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=stored.header is not None)
+        check_bias(self.workspace, job.asked)
+        told = len(stored.state.tokens) + SPARE
+        told += sum(len(one) for one in request.splice if not isinstance(one, str))
+        words = (request.question, request.system or "", *request.errata)
+        told += sum(len(self.workspace.model.tokenize(text)) for text in words)
+        if not self.room.could(told + 1):
+            raise _too_long(told + 1, self.room.cells)
+        if not self.room.could(told + request.limit):
+            request = replace(request, limit=self.room.cells - told)
+        return Turn(stored, request, told + request.limit)
 
     def _step(self) -> None:
         self.tally.steps += 1
@@ -421,6 +421,7 @@ class Scheduler:
         self._over(job)
 
     def _over(self, job: Job) -> None:
+        job.held.close()
         if job.gone:
             self.tally.outcomes["gone"] += 1
         with self._lock:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -15,12 +14,12 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.errors import NotesError
 from notes_cli.explaining import explanation
-from notes_cli.runtime.asking import Counts, Listener, Plan, Request
+from notes_cli.runtime.asking import Counts, Listener, Plan
 from notes_cli.runtime.assembling import assembling
 from notes_cli.runtime.prefixes import Kept, Layout
 from notes_cli.serve.answering import Words, Written, writing
 from notes_cli.serve.arranging import Arranged, Desk, arrange
-from notes_cli.serve.jobs import Begun, Job, Told
+from notes_cli.serve.jobs import Begun, Job, Told, Turn
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import ServerError
 from notes_cli.serve.room import Room
@@ -92,11 +91,11 @@ class Turns:
                 self._desk.conversations.keep(arranged.asked, arranged.talk, heard.text)
             self._leave(held)
 
-    def session(self, job: Job, session: Session, request: Request, cells: int, held: ExitStack) -> Task[None]:
-        """The next turn of a session, in `cells` that were seen to; `held` gives the session up."""
+    def session(self, job: Job, session: Session, turn: Turn) -> Task[None]:
+        """The next turn of a session, in cells that were seen to. With its end the session is given up."""
 
         def assembled(plan: Plan) -> None:
-            job.grants = [self._room.grant(plan.notebook, cells)]
+            job.grants = [self._room.grant(plan.notebook, turn.cells)]
             live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
             self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices)
 
@@ -109,9 +108,9 @@ class Turns:
             answer=lambda text: job.tell(Words(0, text)),
             thought=thought,
         )
-        with held:
+        with job.held:
             try:
-                found = yield from session.answering(request, listener, assembled)
+                found = yield from session.answering(turn.request, listener, assembled)
             except Exception as error:
                 raise fault(error) from error
             reasoning = found.thought.tokens if found.thought else 0

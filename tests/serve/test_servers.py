@@ -7,13 +7,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import httpx
 import pytest
 
+from notes_cli.config import Paths
+from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.model import Model
+from notes_cli.errors import HeldSessionError
+from notes_cli.sessions.folder import SessionFolder, Sessions
 
 from .conftest import QUESTION, Json, Served, compile_into, started, told
+from .test_robust import wait
 
 ASK = [{"role": "user", "content": QUESTION}]
 LONG = "# Rules\n\ndate: 2026-05-01\n\n" + "\n".join(f"- Rule {n}: the shipping of {n} is free." for n in range(120))
@@ -108,3 +116,37 @@ def test_a_server_that_loads_ends_at_once() -> None:
         finally:
             process.kill()
         assert process.returncode == 0 and "ended" in said and "Traceback" not in said
+
+
+def test_a_session_that_waits_for_room_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps it waits; it is held meanwhile, and given up by whoever does not wait any longer."""
+    opened: list[str] = []
+    locked = Sessions.locked
+
+    def counted(self: Sessions, name: str, **how: bool) -> AbstractContextManager[SessionFolder]:
+        opened.append(name)
+        return locked(self, name, **how)
+
+    monkeypatch.setattr(Sessions, "locked", counted)
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    context = ContextOptions(n_ctx=512, n_threads=1)
+    with started(tmp_path, context=context, fixed_size=True) as served, ThreadPoolExecutor(3) as pool:
+        first = pool.submit(served.chat, ASK, max_tokens=400)
+        wait(lambda: served.scheduler.tally.steps > 5)
+        waiting = pool.submit(served.chat, ASK, notes={"session": "patient"}, max_tokens=300)
+        wait(lambda: "patient" in opened)
+        steps = served.scheduler.tally.steps
+        wait(lambda: served.scheduler.tally.steps > steps + 20)
+        with pytest.raises(HeldSessionError), locked(Sessions(Paths.under(tmp_path).sessions), "patient", new=True):
+            pass
+        first.result(60)
+        assert waiting.result(60)["usage"]["completion_tokens"] == 300
+        assert opened == ["patient"]
+        first = pool.submit(served.chat, ASK, max_tokens=450)
+        with pytest.raises(httpx.ReadTimeout):
+            body = {"messages": ASK, "notes": {"session": "hasty"}, "max_tokens": 350}
+            served.http.post("/v1/chat/completions", json=body, timeout=0.1)
+        first.result(60)
+        wait(lambda: served.scheduler.load == 0)
+        with locked(Sessions(Paths.under(tmp_path).sessions), "hasty", new=True):
+            pass
