@@ -35,7 +35,7 @@ from notes_cli.runtime.assembling import (
     unspliced,
 )
 from notes_cli.runtime.settings import UNMEASURED, composing, defaults
-from notes_cli.runtime.thinking import ROOM, THINK, Thought, deciding_after, replying, thinking
+from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Thought, deciding_after, replying, thinking
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 from notes_cli.text.grammar import check_grammar
@@ -107,6 +107,7 @@ class Listener:
     thought: Callable[[str], None] | None = None
     thought_ended: Callable[[Thought, bool], object] = lambda thought, asked: None  # asked for, or begun unasked
     answer: Callable[[str], object] | None = None
+    chosen: Chosen | None = None  # each token of an answer, before its text is told
     answered: Callable[[Answer], object] = lambda answer: None
 
 
@@ -428,6 +429,7 @@ def answering(workspace: Workspace, request: Request, plan: Plan, listener: List
             max_think=request.max_think,
             say=hear,
             thought=thought,
+            chosen=listener.chosen,
             grammar=plan.grammar,
         )
         if thought is None and reply.thought:  # one that nobody had asked for

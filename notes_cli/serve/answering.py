@@ -55,7 +55,7 @@ Hear = Callable[[Words], object]
 
 
 @dataclass(slots=True)
-class _Probabilities:
+class Probabilities:
     """The tokens of an answer since words were last told."""
 
     model: Model
@@ -102,7 +102,7 @@ def _chat(
 ) -> Task[Written]:
     wanted, start = arranged.asked.writing, len(notebook)
     sampling = replace(wanted.sampling, seed=seed & 0xFFFFFFFF)
-    told = _Probabilities(workspace.model, wanted.likely)
+    told = Probabilities(workspace.model, wanted.likely)
     form = _form(workspace, arranged)
     listening = Listening(form, arranged.asked.tools) if form else None
 
@@ -153,7 +153,7 @@ def _text(
     from notes_cli.text.reasoning import Until
 
     wanted, start, model = arranged.asked.writing, len(notebook), workspace.model
-    told, end = _Probabilities(model, wanted.likely), Until("", wanted.stops)
+    told, end = Probabilities(model, wanted.likely), Until("", wanted.stops)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def say(text: str) -> None:

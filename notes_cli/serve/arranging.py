@@ -90,8 +90,10 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         raise Refused(400, what, param="messages")
     if system is not None and begun:
         raise Refused(400, "the session has begun: its system message was its first", param="messages")
-    if wanted.choices > 1 or wanted.likely is not None or wanted.stops:
-        raise Refused(400, "n, logprobs and stop do not go with a session, which keeps its one answer", param="n")
+    if wanted.choices > 1:
+        raise Refused(400, "n does not go with a session, which keeps its one answer", param="n")
+    if wanted.stops:  # the token that a stop is found in may have more than the stop
+        raise Refused(400, "stop does not go with a session, which keeps whole tokens", param="stop")
     seed = time.time_ns() if wanted.sampling.seed == DRAWN else wanted.sampling.seed
     names = dict.fromkeys((*model_of(asked.model, known), *asked.notes.splice))
     return Request(

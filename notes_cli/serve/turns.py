@@ -17,7 +17,7 @@ from notes_cli.explaining import explanation
 from notes_cli.runtime.asking import Counts, Listener, Plan
 from notes_cli.runtime.assembling import assembling
 from notes_cli.runtime.prefixes import Kept, Layout
-from notes_cli.serve.answering import Words, Written, writing
+from notes_cli.serve.answering import Probabilities, Words, Written, writing
 from notes_cli.serve.arranging import Arranged, Desk, arrange
 from notes_cli.serve.jobs import Begun, Job, Told, Turn
 from notes_cli.serve.parsing import DRAWN, Asked
@@ -103,9 +103,11 @@ class Turns:
             job.tell(Words(0, text, thought=True))
 
         notices: list[str] = []
+        told = Probabilities(self._workspace.model, job.asked.writing.likely)
         listener = Listener(
             notice=lambda notice: notices.append(str(notice)),
-            answer=lambda text: job.tell(Words(0, text)),
+            answer=lambda text: job.tell(Words(0, text, tokens=told.take())),
+            chosen=told.chosen,
             thought=thought,
         )
         with job.held:
@@ -114,7 +116,9 @@ class Turns:
             except Exception as error:
                 raise fault(error) from error
             reasoning = found.thought.tokens if found.thought else 0
-            self._tell_written(job, Written(0, found.stopped or "end", found.tokens + reasoning, reasoning))
+            self._tell_written(
+                job, Written(0, found.stopped or "end", found.tokens + reasoning, reasoning, told.take())
+            )
 
     def _tell_begun(self, job: Job, counts: Counts, live: int, pieces: Sequence[Piece], notices: Sequence[str]) -> None:
         """The prompt is there: say what it was made of. `live`: tokens whose rows were there already."""

@@ -177,3 +177,17 @@ def test_a_bias(served: Served) -> None:
             body = {"messages": ASKED, "logit_bias": wrong, "notes": notes}
             found = served.http.post("/v1/chat/completions", json=body)
             assert found.status_code == 400 and "logit_bias" in found.json()["error"]["param"], found.text
+
+
+def test_a_session_tells_log_probabilities(served: Served) -> None:
+    """Those of the tokens of its answer, as without a session; what it cannot keep is refused by name."""
+    found = []
+    for notes in ({}, {"session": "likely"}):
+        choice = served.chat(ASKED, logprobs=True, top_logprobs=2, notes=notes, max_tokens=8)["choices"][0]
+        tokens = choice["logprobs"]["content"]
+        assert "".join(one["token"] for one in tokens).strip() == choice["message"]["content"]
+        assert tokens and all(len(one["top_logprobs"]) == 2 for one in tokens)
+        found.append([(one["token"], pytest.approx(one["logprob"], abs=1e-3)) for one in tokens])
+    assert found[0] == found[1]
+    for name, given in (("n", {"n": 2}), ("stop", {"stop": "x"})):
+        assert served.chat(ASKED, 400, notes={"session": "likely"}, **given)["param"] == name
