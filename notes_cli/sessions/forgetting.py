@@ -185,21 +185,38 @@ class Forgetter:
         return self._pieces(turn)[0].position if turn <= self._state.turns else len(self._state.tokens)
 
     def _turns(self, turns: Sequence[int]) -> Iterator[_Slice]:
-        """Whole turns. The first one's system message stays: from its question on all goes, up to where the first turn
-        that is left says something; that then follows the words of the template that preceded the question."""
+        """Whole turns. The first one's system message stays, but for errata in it: what the first turn that is left says
+        follows the words of the template that preceded the question."""
         leading = next(turn for turn in range(1, self._state.turns + 1) if turn not in turns)
         if leading > 1:
-            asked = self._asked(1)
-            first = asked.end - len(self._tail(asked, 1).tokens)
-            if first == asked.position or not self._opens(asked, first):
-                raise SessionError(
-                    f"turn 1 of session {self._name} cannot be taken out: what the session rests on is in the message "
-                    "of its question"
-                )
+            asked, errata = self._asked(1), [entry for entry in self._pieces(1) if entry.kind == "erratum"]
+            first = self._says_first(asked, errata)
+            for entry in errata:
+                if entry.position < first:
+                    yield _Slice(entry.position, entry.end, (), entry)
             yield _Slice(first, self._content(leading), (), asked)
         for turn in turns:
             if turn > leading:
                 yield _Slice(self._start(turn), self._start(turn + 1), (), self._pieces(turn)[0])
+
+    def _says_first(self, asked: Entry, errata: Sequence[Entry]) -> int:
+        """Where what turn 1 says begins: its question, or errata that open the message of it. Errata before that are in
+        the system message, or in the one message that the template has for both.
+
+        Raise SessionError where the message holds more than what the turn says.
+        """
+        first = asked.end - len(self._tail(asked, 1).tokens)
+        added = all(entry.text.startswith(BETWEEN) for entry in errata)  # to what is left
+        if added and first > asked.position and self._opens(asked, first):
+            return first
+        skills = [entry.position for entry in self._pieces(1) if entry.kind == "splice"]
+        if errata and not (added or self._live.spelt(asked.position, first).strip()):
+            if max(skills, default=0) <= errata[0].position:
+                return errata[0].position
+        raise SessionError(
+            f"turn 1 of session {self._name} cannot be taken out: what the session rests on is in the message of its "
+            "question"
+        )
 
     def _opens(self, asked: Entry, first: int) -> bool:
         """Whether the words between the system message and a question are the template's, and not an empty line that is
@@ -316,7 +333,7 @@ class Forgetter:
         """The entries that are left, where and what they are then."""
         numbers = [turn for turn in range(1, self._state.turns + 1) if turn not in parts.turns]
         renumbered = {turn: number for number, turn in enumerate(numbers, 1)}
-        shift, place, found = shifted(patches), 0, []
+        shift, place, found = shifted(patches), 0, list[Entry]()
         for entry in self._state.entries:
             turn = renumbered.get(entry.turn) or sum(number < entry.turn for number in numbers)
             if entry.kind in MARKS:
@@ -325,10 +342,17 @@ class Forgetter:
             ids = self._left(entry, slices)
             if not ids:
                 continue
+            opens = next((one for one in reversed(found) if one.kind not in MARKS), None)
+            bare = entry.kind == "question" and len(ids) < entry.tokens and entry.turn not in parts.turns
             if ids != self._ids(entry):
                 entry = self._retold(entry, ids, gone=entry.turn in parts.turns)
-            found.append(replace(entry, position=place, tokens=len(ids), turn=max(1, turn)))
+            left = replace(entry, position=place, tokens=len(ids), turn=max(1, turn))
             place += len(ids)
+            if bare and opens and opens.kind == "text":  # of the first turn, so that this can be forgotten, too
+                found.remove(opens)
+                left = replace(left, position=opens.position, tokens=place - opens.position)
+                left = replace(left, text=opens.text + left.text)
+            found.append(left)
         return found
 
     def _text(self, ids: Iterable[int]) -> str:

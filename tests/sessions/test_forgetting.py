@@ -18,7 +18,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
 from notes_cli.measure.session import Cause, verify_session
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import Prompt, assemble, known_fields
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.thinking import thinking
 from notes_cli.runtime.workspace import Workspace
@@ -26,6 +26,7 @@ from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import FROM_CHANGE
+from notes_cli.text.erratum import read_errata
 from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart, user_message
 from notes_cli.text.prompt import build
 from notes_cli.text.skill import Skill, parse_skill
@@ -399,6 +400,36 @@ def test_what_cannot_be_forgotten(make: Open, skill: Skill) -> None:
         with pytest.raises(NotesError, match="no method 'stale' of forgetting"):
             session.forget(["1"], "stale")
         assert session.stored.ledger.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name in SOURCES])
+@pytest.mark.parametrize("system", ["Be kind.", None])
+def test_the_first_turn_may_go_again_and_again(make: Open, skill: Skill, name: str, system: str | None) -> None:
+    """Also where it has become the first one by that, and where corrections were said in it: these go with it, and those
+    that still hold are said again."""
+    workspace = make(template=SOURCES[name], cache="f16")
+    with held(workspace) as session:
+        segment = compile_skill(workspace, skill)
+        errata = read_errata(["XYZZY, mind.", "date=2026-07-01"], known_fields(segment))
+        prompt = Prompt("Hello?", [segment], system=system, place="early", errata=errata)
+        notebook = assemble(workspace, prompt)
+        session.begin(prompt, notebook)
+        write(workspace, notebook, "Yes.")
+        session.keep()
+        say(session, *TALK[1])
+        session.edit("tier", "silver", Method())
+        for turn in TALK[2:]:
+            say(session, *turn)
+        assert session.forget(["1"]).said_again == ("date",) and session.state.fields["date"] == "2026-07-01"
+        expected = rendered(workspace, system, TALK[1:2], skill)
+        assert session.state.tokens[: len(expected)] == expected
+        assert session.forget(["1"], "suffix").said_again == ()
+        assert not secrets(workspace, session.stored.folder)
+        assert session.forget(["1"]).said_again == ("tier",) and sorted(session.state.pending) == ["date", "tier"]
+        assert session.state.tokens == rendered(workspace, system, TALK[3:], skill)
+        session.forget(["1"])
+        assert session.state.tokens == rendered(workspace, system, TALK[4:], skill)
+        assert session.state.questions == [TALK[4][0]]
 
 
 def test_a_question_that_is_not_the_templates_any_more(make: Open, monkeypatch: pytest.MonkeyPatch) -> None:
