@@ -46,7 +46,7 @@ from notes_cli.library.container import SegmentInfo, open_segment, peek, write_s
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
-from notes_cli.text.names import BETWEEN
+from notes_cli.text.names import BETWEEN, files_of
 from notes_cli.text.skill import Skill
 from notes_cli.text.toolset import ToolSet, tools_skill
 
@@ -203,7 +203,8 @@ def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[
 
 def _alike(known: Segment, segment: Segment) -> bool:
     same_left = np.array_equal(known.context, segment.context)
-    return same_left and not known.pinned and not known.identity.differences(segment.identity)
+    same = same_left and known.base == segment.base and not known.pinned
+    return same and not known.identity.differences(segment.identity)
 
 
 def _influence(notebook: Notebook, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
@@ -323,7 +324,7 @@ def compile_to_library(
     if output is not None:
         if output.exists() and not force:
             _check_output(skill, output)
-        return _compile_to(workspace, skill, output, force, progress, measure, blocks)
+        return _compile_to(workspace, skill, output, force, progress, measure, blocks, begins=False)
     check_support(workspace, skill.name)
     path = workspace.library.path(skill.name, workspace.identity)
     if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks):
@@ -333,7 +334,7 @@ def compile_to_library(
         why = None if force else taken(workspace, skill)
         if why:
             raise TakenError(why, Help.OTHER_NAME_OR_FORCE())
-        return _compile_to(workspace, skill, path, force, progress, measure, blocks)
+        return _compile_to(workspace, skill, path, force, progress, measure, blocks, begins=not force)
 
 
 def _compile_to(
@@ -344,7 +345,11 @@ def _compile_to(
     progress: Progress | None,
     measure: Progress | None,
     blocks: Blocks | None,
+    *,
+    begins: bool,
 ) -> Compiled:
+    """`begins`: goes on with what an interrupted compile has left, and leaves that itself. Not beside a file of the
+    user's, where nobody would remove it, and another user may have put it."""
     measured = measure is not None
     reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measured, blocks=blocks)
     if not reasons:
@@ -353,8 +358,8 @@ def _compile_to(
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
     planned = plan(workspace, skill, blocks)
-    if not force and not planned.blocks:
-        known = max(known, _known(begun.beside(path)), key=lambda one: _shared(planned, one))  # the first of equals
+    if begins and not planned.blocks:
+        known = max(known, begun.kept(path), key=lambda one: _shared(planned, one))  # the first of equals
     writer = f"notes {notes_cli.__version__}"
 
     def keep(part: Segment) -> None:
@@ -362,7 +367,7 @@ def _compile_to(
             write_segment(begun.beside(path), part, writer=writer)
 
     segment = compile_skill(
-        workspace, skill, progress, measure=measure, blocks=blocks, known=known, keep=None if force else keep
+        workspace, skill, progress, measure=measure, blocks=blocks, known=known, keep=keep if begins else None
     )
     write_segment(path, segment, writer=writer)
     begun.forget(path)
@@ -396,7 +401,7 @@ def origin(skill: Skill) -> str:
     several, "-" for standard input, or "" where that is not known."""
     if skill.source in ("", "-"):
         return skill.source
-    path = BETWEEN.join(map(os.path.abspath, skill.source.split(BETWEEN)))
+    path = BETWEEN.join(map(os.path.abspath, files_of(skill.source)))
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
@@ -420,7 +425,7 @@ def _belongs(skill: Skill, infos: Iterable[SegmentInfo]) -> bool:
 def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
     """Where the same text is now that its file is gone, or if it is not known where it was, it came from."""
     source, old = origin(skill), peek(path).source
-    if source in ("", "-", old) or (old not in ("", "-") and os.path.lexists(old)):
+    if source in ("", "-", old) or any(map(os.path.lexists, files_of(old))):
         return
     with suppress(SegmentError), workspace.library.compiling(skill.name, workspace.identity, wait=0):
         info, segment = peek(path), open_segment(path)

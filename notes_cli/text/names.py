@@ -20,6 +20,12 @@ UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\u
 DEVICE = re.compile("con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]")
 
 
+def files_of(source: str) -> list[str]:
+    """The files that a text came from, by its source: several if they were joined; none if it came from standard input,
+    or that is not known."""
+    return [] if source in ("", "-") else source.split(BETWEEN)
+
+
 def name_of(word: str) -> str:
     """The name made of a word: what no name may have becomes -, and a name stays as it is. Empty if nothing is left."""
     plain = unicodedata.normalize("NFC", UNSEEN.sub("", unicodedata.normalize("NFC", word)).lower())

@@ -432,3 +432,39 @@ def test_what_was_kept_and_is_damaged_is_not_used(interrupted: tuple[Workspace, 
     begun.beside(path).write_bytes(data)
     done = compile_to_library(workspace, text_of(TEXT))
     assert done.decoded == done.tokens
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "link", "link to itself", "nothing"])
+def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspace, Path], what: str) -> None:
+    """It would only have saved time, so nothing fails, and nothing waits for it."""
+    workspace, path = interrupted
+    part = begun.beside(path)
+    moved = part.rename(part.with_name("moved"))
+    {
+        "folder": part.mkdir,
+        "pipe": lambda: os.mkfifo(part),
+        "link": lambda: part.symlink_to(moved),
+        "link to itself": lambda: part.symlink_to(part),
+        "nothing": part.touch,
+    }[what]()
+    done = compile_to_library(workspace, text_of(TEXT))
+    assert done.decoded == done.tokens and open_segment(path).text == TEXT
+
+
+def test_nothing_is_kept_beside_an_output(interrupted: tuple[Workspace, Path], tmp_path: Path) -> None:
+    """Nobody would remove it from a folder of the user's, and in one of everybody's another user may have put it."""
+    workspace, path = interrupted
+    output = tmp_path / "out" / "rules.gguf"
+    part = begun.beside(path)
+    begun.beside(output).parent.mkdir(parents=True)
+    begun.beside(output).write_bytes(part.read_bytes())
+
+    def stop(done: int, total: int) -> None:
+        if done > 0.7 * total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_to_library(workspace, text_of(TEXT[:-1]), progress=stop, output=output)
+    assert begun.beside(output).read_bytes() == part.read_bytes()
+    done = compile_to_library(workspace, text_of(TEXT), output=output)
+    assert done.decoded == done.tokens
