@@ -14,11 +14,13 @@ from notes_cli import output
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, SkillSource, library, model_options, open_model
 from notes_cli.commands.remedies import worded
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, SkillError
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.runtime.wanted import Words
+    from notes_cli.text.skill import Skill
+    from notes_cli.text.toolset import ToolSet
 
 
 @click.command()
@@ -77,22 +79,32 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
 def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, str]:
     """The files to watch, each with the word that means its skill. Raise NotesError for what is no file."""
     from notes_cli.runtime.wanted import Words
-    from notes_cli.text.names import BETWEEN
+    from notes_cli.text.names import files_of
     from notes_cli.text.skill import skill_file, skill_sources
 
     words = Words(library())
     found: dict[Path, str] = {}
     for source in sources:
         for word in skill_sources(source):
-            path = skill_file(word) if Path(word).exists() else Path(words.read(word).skill.source)
+            path = skill_file(word) if Path(word).exists() else _file(words.read(word).skill)
             found.setdefault(path.absolute(), word)
     if all_:
         found |= {one.path / "SKILL.md": str(one.path) for one in words.found().values() if not one.problem}
     if not sources and not all_:
         for entry in words.library.entries():
-            if entry.info is not None and entry.info.source not in ("", "-") and BETWEEN not in entry.info.source:
+            if entry.info is not None and len(files_of(entry.info.source)) == 1:
                 found.setdefault(Path(entry.info.source), entry.name)
     return found
+
+
+def _file(skill: Skill | ToolSet) -> Path:
+    """The one file of a skill of the library. Raise SkillError for one that was joined of several."""
+    from notes_cli.text.names import files_of
+
+    files = files_of(skill.source)
+    if len(files) > 1:
+        raise SkillError(f"{skill.name} was compiled of {len(files)} files together", "Run: notes compile --stale")
+    return Path(skill.source)
 
 
 def _compile(model: Model, words: Words, word: str, path: Path, json_: bool, *, first: bool = False) -> None:

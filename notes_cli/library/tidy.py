@@ -18,6 +18,7 @@ from notes_cli.library.container import peek
 from notes_cli.library.files import segment_files
 from notes_cli.library.lock import HeldError, locked
 from notes_cli.library.uses import forget, uses_of
+from notes_cli.text import names
 from notes_cli.text.sizes import human_age, human_size
 
 LOCKS = ".locks"
@@ -91,7 +92,7 @@ def remove(path: Path) -> bool:
 
 
 def sole(one: Kept, others: Iterable[Kept]) -> bool:
-    """Whether its text would be lost with it: the file that it came from is not there, and no other segment has it.
+    """Whether its text would be lost with it: a file that it came from is not there, and no other segment has it.
 
     Also where that cannot be known, because the segment cannot be read now.
     """
@@ -99,7 +100,8 @@ def sole(one: Kept, others: Iterable[Kept]) -> bool:
         info = peek(one.path)
     except SegmentError:
         return one.path.exists()
-    if info.source not in ("", "-") and os.path.isfile(info.source):
+    files = names.files_of(info.source)
+    if files and all(map(os.path.isfile, files)):
         return False
     return not any(_text(other) == info.text for other in others if other.name == one.name and other != one)
 

@@ -18,7 +18,7 @@ from notes_cli.library.container import SegmentInfo
 from notes_cli.library.digest import known_sha256
 from notes_cli.library.profiles import Profiles
 from notes_cli.library.store import Entry, Library, source_text
-from notes_cli.text.names import BETWEEN
+from notes_cli.text.names import files_of
 from notes_cli.text.skill import Field, Skill, load_source
 from notes_cli.text.toolset import ToolSet, load_tools
 
@@ -68,10 +68,10 @@ def reasons(
 def text_changed(info: SegmentInfo) -> Reason | None:
     """Whether the file that a segment's text came from says something else now, or is gone; None if neither, or if
     nobody can tell: it came from standard input, or the segment does not say."""
-    source = info.source
-    if source in ("", "-") or "\\x" in source:  # spelt, because its path is not UTF-8
+    source, files = info.source, files_of(info.source)
+    if not files or "\\x" in source:  # spelt, because its path is not UTF-8
         return None
-    for file in source.split(BETWEEN):
+    for file in files:
         try:
             found = os.stat(file)
         except (FileNotFoundError, NotADirectoryError):
@@ -144,7 +144,8 @@ def from_library(library: Library, name: str, other: str | None = None) -> Kept:
         problem = next((entry.problem for entry in entries if entry.problem is not None), None)
         raise problem or library.unknown(name)
     info = max(infos, key=lambda one: one.created)
-    if info.source not in ("", "-") and all(map(os.path.isfile, info.source.split(BETWEEN))):
+    files = files_of(info.source)
+    if files and all(map(os.path.isfile, files)):
         read = load_tools(info.source, other or name) if info.tools else load_source(info.source, other or name)
         return Kept(read, info, source_text(info.source))
     return Kept(again(info, other or name), info, f"the segment: {_no_file(info.source)}")

@@ -185,8 +185,8 @@ class Forgetter:
         return self._pieces(turn)[0].position if turn <= self._state.turns else len(self._state.tokens)
 
     def _turns(self, turns: Sequence[int]) -> Iterator[_Slice]:
-        """Whole turns. The first one's system message stays, but for errata in it: what the first turn that is left says
-        follows the words of the template that preceded the question."""
+        """Whole turns. The first one's system message stays, but for errata in it: what the first turn that is left
+        says follows the words of the template that preceded the question."""
         leading = next(turn for turn in range(1, self._state.turns + 1) if turn not in turns)
         if leading > 1:
             asked, errata = self._asked(1), [entry for entry in self._pieces(1) if entry.kind == "erratum"]
@@ -210,9 +210,9 @@ class Forgetter:
         if added and first > asked.position and self._opens(asked, first):
             return first
         skills = [entry.position for entry in self._pieces(1) if entry.kind == "splice"]
-        if errata and not (added or self._live.spelt(asked.position, first).strip()):
-            if max(skills, default=0) <= errata[0].position:
-                return errata[0].position
+        opened = errata and not added and not self._live.spelt(asked.position, first).strip()
+        if opened and max(skills, default=0) <= errata[0].position:
+            return errata[0].position
         raise SessionError(
             f"turn 1 of session {self._name} cannot be taken out: what the session rests on is in the message of its "
             "question"

@@ -142,7 +142,7 @@ def joined(skills: Sequence[Skill], name: str) -> Skill:
 
 def load_source(source: str, name: str | None = None) -> Skill:
     """The skill whose text came from this source: a file, or several that were joined. Raise SkillError."""
-    files = source.split(names.BETWEEN)
+    files = names.files_of(source)
     return joined([load_skill(file) for file in files], name or "") if len(files) > 1 else load_skill(source, name=name)
 
 

@@ -249,3 +249,10 @@ def test_together_needs_two(notes: Notes, two: Path, arguments: tuple[str, ...])
     """Wrong usage: one line, and nothing is compiled."""
     outcome = notes("compile", *arguments)
     assert outcome.code == 2 and outcome.err.count("\n") == 1 and "--together NAME joins two SOURCEs" in outcome.err
+
+
+def test_together_is_not_watched(notes: Notes, skill: Path, two: Path) -> None:
+    """It has no file of its own to look at, so a watch that names it would never see a change."""
+    assert notes("compile", skill, "fees", "--together", "shop").code == 0
+    outcome = notes("watch", "shop")
+    assert outcome.code == 1 and "shop was compiled of 2 files together. Run: notes compile --stale" in outcome.err

@@ -240,3 +240,14 @@ def test_removing_forgets_the_uses(folder: Path, put: Callable[..., Path]) -> No
         library.used(path)
         remove(path)
         assert not list((folder / uses.FOLDER).iterdir())
+
+
+def test_a_text_of_several_files_is_somewhere_else(tmp_path: Path, put: Callable[..., Path]) -> None:
+    """What was compiled of files together may go where all of them are there, and not where one is gone."""
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file in files:
+        file.write_text("words")
+    (one,) = tidy.kept(put("both", source="\n".join(map(str, files))).parent)
+    assert not tidy.sole(one, [])
+    files[1].unlink()
+    assert tidy.sole(one, [])

@@ -405,8 +405,8 @@ def test_what_cannot_be_forgotten(make: Open, skill: Skill) -> None:
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name in SOURCES])
 @pytest.mark.parametrize("system", ["Be kind.", None])
 def test_the_first_turn_may_go_again_and_again(make: Open, skill: Skill, name: str, system: str | None) -> None:
-    """Also where it has become the first one by that, and where corrections were said in it: these go with it, and those
-    that still hold are said again."""
+    """Also where it has become the first one by that, and where corrections were said in it: these go with it, and
+    those that still hold are said again."""
     workspace = make(template=SOURCES[name], cache="f16")
     with held(workspace) as session:
         segment = compile_skill(workspace, skill)
