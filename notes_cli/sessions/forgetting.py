@@ -20,7 +20,7 @@ from notes_cli.sessions.lines import Line
 from notes_cli.sessions.live import Live
 from notes_cli.sessions.origin import Origin
 from notes_cli.sessions.parts import Parts, of, parts_of
-from notes_cli.sessions.results import results_turn
+from notes_cli.sessions.results import as_question, results_turn
 from notes_cli.sessions.state import MARKS, TRACE, Entry, State, entry_line, keys_of
 from notes_cli.text.messages import BETWEEN, asking, user_message
 from notes_cli.text.prompt import Chunk, Run, build, next_turn
@@ -383,7 +383,10 @@ class Forgetter:
         """The state that is left, and the skills that are not in it. Raise SessionError where something that is left
         speaks of one of these."""
         state, shift = self._state, shifted(patches)
-        questions = [text for turn, text in enumerate(state.questions, 1) if turn not in parts.turns]
+        emptied = {turn: as_question([(one.name, "") for one in of(state, turn, "tool")]) for turn in parts.results}
+        questions = [
+            emptied.get(turn, text) for turn, text in enumerate(state.questions, 1) if turn not in parts.turns
+        ]
         there = {entry.name for entry in entries if entry.kind == "splice"}
         gone = tuple(skill.name for skill in state.skills if skill.name not in there)
         known, lost = state.known, set[str]()

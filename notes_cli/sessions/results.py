@@ -12,6 +12,11 @@ from notes_cli.text.template import ChatTemplate
 Result = tuple[str, str]  # the name of a tool, and what it has returned
 
 
+def as_question(results: Sequence[Result]) -> str:
+    """What a ledger has as the question of such a turn."""
+    return ", ".join(f"{name}: {text}" for name, text in results)
+
+
 def results_turn(workspace: Workspace, template: ChatTemplate, results: Sequence[Result]) -> list[Chunk]:
     """The chunks after an answer that called these tools, up to the next answer; those of kind "result" are named.
 

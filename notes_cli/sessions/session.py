@@ -45,7 +45,7 @@ from notes_cli.sessions.forgetting import CUT, Forgetter, Forgotten
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.live import Live
 from notes_cli.sessions.origin import Origin, as_line
-from notes_cli.sessions.results import Result, results_turn
+from notes_cli.sessions.results import Result, as_question, results_turn
 from notes_cli.sessions.skills import from_segment
 from notes_cli.sessions.state import SkillText, State
 from notes_cli.text.erratum import Erratum, read_errata, word
@@ -244,7 +244,7 @@ class Session:
 
     def answered(self, results: Sequence[Result], room: int = 0, think: bool = False) -> Notebook:
         """Add the next turn: what the tools that the last answer called have returned. Errata wait for a question."""
-        self._question, self._skills, self._said = ", ".join(f"{name}: {text}" for name, text in results), [], {}
+        self._question, self._skills, self._said = as_question(results), [], {}
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = results_turn(self.workspace, template, results)
         tokens = [self.workspace.tokenize(chunk) for chunk in chunks]

@@ -222,7 +222,8 @@ def test_what_tools_have_returned(make: Open) -> None:
     workspace = make()
     grown(workspace, "mine", rounds(3))
     empty = [(comes if comes != "look_up:1 is worth 37." else "look_up:", answer) for comes, answer in rounds(3)]
-    expected = grown(workspace, "empty", empty).state.tokens
+    never = grown(workspace, "empty", empty).state
+    expected = never.tokens
     with held(workspace) as session:
         for names in (["4"], ["3"], ["1", "2", "3"]):
             with pytest.raises(SessionError, match=r"turn 4 has the results of the tools that turn 3 called"):
@@ -230,10 +231,13 @@ def test_what_tools_have_returned(make: Open) -> None:
         done = session.forget(["tool:4"])
         assert session.state.tokens == expected and done.removed == len("1 is worth 37.")
         assert "1 is worth" not in "".join(entry.text for entry in session.state.entries)
+        assert session.state.questions == never.questions
         with pytest.raises(SessionError, match="nothing of it is left"):
             session.forget(["tool:4"])
         with pytest.raises(SessionError, match="does not call a tool 'fly'"):
             session.ask(request_with(("fly", "x")))
+        session.forget(["tool:2"], "suffix")
+        assert b"0 is worth" not in session.stored.ledger.read_bytes()
 
 
 def request_with(*results: tuple[str, str]):  # type: ignore[no-untyped-def]
