@@ -343,12 +343,12 @@ class Forgetter:
             if not ids:
                 continue
             opens = next((one for one in reversed(found) if one.kind not in MARKS), None)
-            bare = entry.kind == "question" and len(ids) < entry.tokens and entry.turn not in parts.turns
+            bare = entry.kind == "question" and any(one.first <= entry.position < one.last for one in slices)
             if ids != self._ids(entry):
                 entry = self._retold(entry, ids, gone=entry.turn in parts.turns)
             left = replace(entry, position=place, tokens=len(ids), turn=max(1, turn))
             place += len(ids)
-            if bare and opens and opens.kind == "text":  # of the first turn, so that this can be forgotten, too
+            if bare and opens and opens.kind == "text" and left.kind == "question":  # the words that open it now
                 found.remove(opens)
                 left = replace(left, position=opens.position, tokens=place - opens.position)
                 left = replace(left, text=opens.text + left.text)
@@ -384,9 +384,7 @@ class Forgetter:
         speaks of one of these."""
         state, shift = self._state, shifted(patches)
         emptied = {turn: as_question([(one.name, "") for one in of(state, turn, "tool")]) for turn in parts.results}
-        questions = [
-            emptied.get(turn, text) for turn, text in enumerate(state.questions, 1) if turn not in parts.turns
-        ]
+        questions = [emptied.get(turn, text) for turn, text in enumerate(state.questions, 1) if turn not in parts.turns]
         there = {entry.name for entry in entries if entry.kind == "splice"}
         gone = tuple(skill.name for skill in state.skills if skill.name not in there)
         known, lost = state.known, set[str]()
