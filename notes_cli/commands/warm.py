@@ -101,13 +101,14 @@ def _named(words: Words | None) -> Words | None:
     if words is None or not words["splice"]:
         return words
     known = {name for name, _ in segment_files(config.paths().library)}
-    found = []
+    found = {}
     for word in words["splice"]:
         named = [name for name in (names.typed(word), names.typed(word.lower())) if name in known]
         if not named or (named[0] != names.typed(word) and Path(word).exists()):
             raise Declined(f"{word} is no compiled skill")
-        found.append(named[0])
-    return {**words, "splice": found}
+        found[word] = named[0]
+    decode = [found.get(word, word) for word in words["decode"]]  # told apart by the same names
+    return {**words, "splice": [found[word] for word in words["splice"]], "decode": decode}
 
 
 def _difference(server: Server, chosen: Chosen) -> str | None:

@@ -344,7 +344,8 @@ def _decoded(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
     for one in request.decode:
         if one not in names:
             raise SkillError(
-                f"{one} is to be decoded, and is none of the skills to splice", f"They are: {listed(sorted(names))}"
+                f"{one} is to be decoded, and is none of the skills to splice",
+                f"They are: {listed(sorted(set(names.values())))}",
             )
     return frozenset(names[one] for one in request.decode)
 
