@@ -41,7 +41,7 @@ def command(model: str | None, rpc: tuple[str, ...], json_: bool) -> int:
         try:
             facts.update(check(model, rpc))
         except NotesError as error:
-            problems.append(worded(error))
+            problems += {worded(error)} - {*problems}  # a server that is not there fails two of them
     if json_:
         output.as_json({"version": 1, **facts, "problems": problems})
     else:

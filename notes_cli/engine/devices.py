@@ -67,10 +67,11 @@ def remote(addresses: Sequence[str]) -> list[Device]:
     add = base.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server") if backend else None
     if not add:
         raise EngineError("the native library has been built without llama.cpp's RPC backend (GGML_RPC)")
+    there: dict[tuple[str, int], str] = {}  # one with two names is one: it takes one client at a time
     for one in dict.fromkeys(addresses):
-        servers.check(one)
+        there.setdefault(servers.check(one), one)
     found = []
-    for one in dict.fromkeys(addresses):
+    for one in there.values():
         added = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)(one.encode())
         count = base.ggml_backend_reg_dev_count(added) if added else 0
         found += [_device(base, base.ggml_backend_reg_dev_get(added, at)) for at in range(count)]

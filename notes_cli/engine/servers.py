@@ -29,8 +29,9 @@ def address(server: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def check(server: str) -> None:
-    """Raise EngineError unless the server shakes hands, as llama.cpp will ask it to."""
+def check(server: str) -> tuple[str, int]:
+    """Where it is: its number and port, whatever its name. Raise EngineError unless the server shakes hands, as
+    llama.cpp will ask it to."""
     host, port = address(server)
     try:
         where = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]  # llama.cpp knows no other
@@ -55,6 +56,7 @@ def check(server: str) -> None:
             f"the RPC server {server} speaks version {theirs} of the protocol, notes {ours}: build the server from the "
             "llama.cpp that notes is built from"
         )
+    return str(where[0]), port
 
 
 def _received(connection: socket.socket, size: int) -> bytes:

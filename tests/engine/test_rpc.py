@@ -331,6 +331,14 @@ def test_nobody_there(tmp_path: Path) -> None:
         Model(tmp_path / "no such model.gguf", rpc=[address])
 
 
+def test_a_server_of_two_names_is_one(make_model: MakeModel, server: Server) -> None:
+    """It takes one client at a time: a second connection would wait, or end it."""
+    port = server.address.rpartition(":")[2]
+    with Model(make_model(), rpc=[f"127.0.0.1:{port}", f"localhost:{port}", f"127.0.0.1:{port}"]) as model:
+        assert model.tokenize("a")
+    servers.check(server.address)  # and it lives
+
+
 def test_a_server_that_is_busy_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes one client at a time; llama.cpp would wait until the other one has gone."""
     monkeypatch.setattr(servers, "PATIENCE", 0.3)
@@ -381,6 +389,8 @@ def test_the_commands_have_it(
     assert re.search(rf"^devices +RPC\d: {server.address} \(\d+ of \d+ MiB free\); CPU: ", done.output, re.M), (
         done.output
     )
+    done = runner.invoke(cli, ["doctor", "--rpc", "127.0.0.1:1"])
+    assert done.output.count("PROBLEM") == 1 and "the RPC server 127.0.0.1:1 cannot be reached" in done.output
     done = runner.invoke(cli, [*ask, "--rpc", f"{server.address},nowhere"])
     assert done.exit_code == 2 and "'nowhere' is no address of an RPC server" in done.output
 
