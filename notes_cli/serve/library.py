@@ -38,7 +38,7 @@ def shown(scheduler: Scheduler, name: str) -> Json:
     workspace = scheduler.workspace
     entries = workspace.library.entries(name)
     if not entries:
-        raise SegmentError(f"no compiled skill {name!r}", Help.LIST_SKILLS())
+        raise _unknown(name)
     identity = workspace.identity
     entries.sort(key=lambda one: one.info is None or one.info.identity != identity)
     entry = entries[0]
@@ -61,8 +61,14 @@ def removed(scheduler: Scheduler, name: str) -> Json:
     library = scheduler.workspace.library
     if not isinstance(library, Library):
         raise Refused(400, "skills of this library cannot be removed here")
+    if name not in library.names():
+        raise _unknown(name)
     library.find(name, scheduler.workspace.identity)
     return {"name": name, "deleted": len(library.remove(name, scheduler.workspace.identity)) > 0}
+
+
+def _unknown(name: str) -> SegmentError:
+    return SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
 
 
 def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -> Callable[[], Json]:

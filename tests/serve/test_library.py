@@ -43,7 +43,9 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
     other = events(own, "/v1/notes/compile", {"name": "short", "text": TEXT.replace("gold", "basic")})[-1]
     assert other["error"]["code"] == "name_taken"
     assert own.http.delete("/v1/notes/short").json() == {"name": "short", "deleted": True}
-    assert own.http.delete("/v1/notes/short").status_code == 404
+    for gone in ("short", "nothing-near", "no name", "x" * 5000):
+        reply = own.http.delete(f"/v1/notes/skills/{gone}")
+        assert reply.status_code == 404 and reply.json()["error"]["code"] == "skill_not_found"
     assert (
         own.chat([{"role": "user", "content": QUESTION}], 404, notes={"splice": ["short"]})["code"] == "skill_not_found"
     )
