@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from notes_cli.serve.registry import ASK, Server
 
-CONNECT = 5.0  # seconds
+BEGIN = 10.0  # seconds until it has taken the request: one that was stopped (Ctrl-Z) is connected to all the same
 SILENT = 60.0  # seconds without a word, of which the server sends some every 15
 
 
@@ -29,7 +29,7 @@ def ask(server: Server, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield what it tells, the first of which is `accepted`, or an `error` of what was asked. Closing this ends the
     answer. Raise Declined before the first, Lost after it."""
     address = urlsplit(server.url)
-    connection = HTTPConnection(address.hostname or "", address.port, timeout=CONNECT)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=BEGIN)
     begun = False
     try:
         for told in _events(_response(connection, server, asked)):
@@ -40,25 +40,31 @@ def ask(server: Server, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if told.keys() & {"document", "begun", "error"}:
                 return
         raise ConnectionError
-    except (OSError, HTTPException, ValueError) as error:
+    except OSError as error:
         why = "it does not answer" if isinstance(error, TimeoutError) else "it has ended"
         raise (Lost if begun else Declined)(why) from error
+    except (HTTPException, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise (Lost if begun else Declined)("what it says is not what notes serve says") from error
     finally:
         connection.close()
 
 
 def _response(connection: HTTPConnection, server: Server, asked: Mapping[str, Any]) -> HTTPResponse:
     connection.connect()
-    connection.sock.settimeout(SILENT)
+    sock = connection.sock
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.token}"}
     connection.request("POST", ASK, json.dumps(asked), headers)
     response = connection.getresponse()
+    sock.settimeout(SILENT)
     if response.status != 200:
-        raise Declined(json.loads(response.read())["error"]["message"])
+        raise Declined(str(json.loads(response.read())["error"]["message"]))
     return response
 
 
 def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     while line := response.readline():
         if line.startswith(b"data: "):
-            yield json.loads(line[6:])
+            told = json.loads(line[6:])
+            if not isinstance(told, dict):
+                raise ValueError(told)
+            yield told

@@ -78,7 +78,7 @@ def running(folder: Path) -> list[Server]:
     private.check(folder)
     found: list[tuple[float, Server]] = []
     for path in folder.glob("*.json"):
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
             status = path.lstat()
             server = _read(path, status)
             if server is None or server.machine != socket.gethostname():

@@ -25,7 +25,8 @@ from notes_cli.api import Model
 from notes_cli.engine import model as engine
 from notes_cli.engine.context import ContextOptions
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.registry import ASK, running
+from notes_cli.serve import client
+from notes_cli.serve.registry import ASK, Server, registered, running
 from notes_cli.sessions.folder import Sessions
 
 from ..commands.conftest import Outcome, command_line, on_a_terminal, run_apart, run_here
@@ -141,6 +142,8 @@ CASES = [
     [QUESTION, "--splice", "returns", LATE, "--wording", "nonsense"],
     [QUESTION, "--splice", "returns", "--no-splice", *DOCUMENT],
     [QUESTION, "--splice", "Returns", "--strict"],
+    [QUESTION, "--splice", "Returns", "--splice", "SUPPORT", "--decode", "SUPPORT", *DOCUMENT],
+    [QUESTION, "--splice", "Returns", "--decode", "SUPPORT"],
     ["why " * 9000, "--splice", "returns"],
     ["--splice", "returns"],
     [QUESTION, "--method", "field"],
@@ -328,17 +331,60 @@ def test_only_its_user_is_let_in(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"machine": "elsewhere"}, {"version": "0.0.1"}, {"protocol": 0}, {"url": None}, None]
+    "other", [{"machine": "elsewhere"}, {"version": "0.0.1"}, {"protocol": 0}, {"url": None}, "{", "[" * 100_000, "[1]"]
 )
-def test_a_file_of_another_machine_or_version_is_passed_over(server: Running, other: Json | None) -> None:
+def test_a_file_of_another_machine_or_version_is_passed_over(server: Running, other: Json | str) -> None:
     """A home may be on several machines, and what another version says is not known; nor is what is no record."""
     was = server.file.read_text()
-    server.file.write_text("{" if other is None else json.dumps({**json.loads(was), **other}))
+    server.file.write_text(other if isinstance(other, str) else json.dumps({**json.loads(was), **other}))
     try:
         found = run_here("ask", QUESTION, "--json", "--server", "auto")
         assert found.code == 0 and found.json["server"] is None
     finally:
         server.file.write_text(was)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\x00\xff" * 1000,
+        b"HTTP/1.1 404 Not Found\r\n\r\n<html>",
+        b"HTTP/1.1 500 Fault\r\n\r\n[]",
+        b'HTTP/1.1 500 Fault\r\n\r\n{"error": 1}',
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\ndata: 1\n\n",
+        b"HTTP/1.1 200 OK\r\n\r\ndata: \xff\n\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        None,
+    ],
+)
+def test_whoever_talks_nonsense_or_not_at_all_is_passed_over(
+    tmp_path: Path, server: Running, said: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or is stopped (None), which is noticed soon: this process answers, or one line says that the server cannot."""
+    monkeypatch.setattr(client, "BEGIN", 0.2)
+    was = json.loads(server.file.read_text())
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as other:
+
+        def talk() -> None:
+            for _ in range(2):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    if said is None:
+                        connection.recv(1)  # until the other side has enough
+                    else:
+                        connection.sendall(said)
+
+        told = other.submit(talk)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with registered(server.file.parent, Server(**{**was, "url": url})):
+            warm = run_here("ask", QUESTION, "--json", "--server", "auto")
+            named = run_here("ask", QUESTION, "--server", url)
+        told.result(10)
+    assert warm.code == 0 and warm.json["server"] is None
+    assert (named.code, named.out, named.err.count("\n")) == (1, "", 1) and f"{url} cannot answer this: " in named.err
 
 
 def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
