@@ -90,8 +90,8 @@ def _write(path: Path, text: str) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    except FileExistsError:
-        return False
     except OSError as error:
+        if isinstance(error, FileExistsError) and path.exists():  # and no link to nowhere, nor a file for a folder
+            return False
         raise NotesError(f"cannot write {path}: {reason(error)}") from error
     return True

@@ -14,6 +14,7 @@ PLACES = {
     "sessions": "conversations",
     "profiles": "what notes calibrate measured",
     "models": "what is remembered of models' files",
+    "servers": "where the servers of yours are that run, for notes ask --server",
     "skills": "samples that came with notes: notes compile returns",
     "prompts": "wordings of errata and of reasoning",
 }
@@ -48,5 +49,5 @@ def _places() -> dict[str, Path]:
     from notes_cli import config
 
     own = config.paths()
-    kept = {name: getattr(own, name) for name in ("config", "library", "sessions", "profiles", "models")}
+    kept = {name: getattr(own, name) for name in ("config", "library", "sessions", "profiles", "models", "servers")}
     return {**kept, **{name: config.resource(name) for name in ("skills", "prompts")}}

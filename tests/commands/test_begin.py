@@ -64,6 +64,10 @@ def test_init_where_nothing_can_be_written(empty: Path) -> None:
     Path("skills").write_text("a file")
     outcome = run_here("init")
     assert outcome.code == 1 and outcome.err.startswith("notes: cannot write skills/")
+    Path("skills").unlink()
+    Path("skills").symlink_to("nowhere")
+    outcome = run_here("init")
+    assert outcome.code == 1 and outcome.err.startswith("notes: cannot write skills/")
 
 
 def test_paths(home: Path) -> None:
@@ -71,6 +75,7 @@ def test_paths(home: Path) -> None:
     assert run_here("paths", "config").out == f"{home}/config.yaml\n"
     assert f"library   {home}/library " in run_here("paths").out
     assert run_here("paths", "--json").json["sessions"] == f"{home}/sessions"
+    assert run_here("paths", "servers").out == f"{home}/servers\n"
     assert run_here("paths", "nowhere").code == 2 and not home.exists()
 
 
