@@ -13,23 +13,28 @@ SHELLS = ("bash", "zsh", "fish")
 MARK = "# completion of notes"
 
 # bash breaks words at : and =, which names of models and FIELD=VALUE have. So the whole line is handed over, and what
-# precedes the last of them in a word, which is there already, is left out of what comes back.
+# precedes the last of them in a word, which is there already, is left out of what comes back. What a shell would take
+# apart is quoted, unless a quote has been opened: then bash replaces all after it.
 BASH = """\
 _notes_complete() {
     local line=${COMP_LINE:0:COMP_POINT} kind word there
-    local last=${line##*[[:blank:]]}
+    local last=${line//\\\\ /$'\\1'}
+    last=${last##*[[:blank:]]}
     there=${last%"${last##*[:=]}"}
+    there=${there//$'\\1'/ }
     COMPREPLY=()
     while IFS=, read -r kind word; do
         case $kind in
             file) compopt -o default 2>/dev/null ;;
             dir) compopt -o dirnames 2>/dev/null ;;
             plain)
-                case $word in
-                    *=) compopt -o nospace 2>/dev/null ;;
-                    *[[:blank:]]*) printf -v word %q "$word" ;;
-                esac
-                COMPREPLY+=("${word#"$there"}") ;;
+                [[ $word != *= ]] || compopt -o nospace 2>/dev/null
+                if [[ ${COMP_WORDS[COMP_CWORD]} != [\\'\\"]* ]]; then
+                    word=${word#"$there"}
+                    [[ $word != *[[:blank:]\\'\\"\\\\\\$\\`\\;\\&\\|\\<\\>\\(\\)\\*\\?\\!]* ]] ||
+                        printf -v word %q "$word"
+                fi
+                COMPREPLY+=("$word") ;;
         esac
     done < <(_NOTES_COMPLETE=bash_complete COMP_WORDS=$line COMP_CWORD=-1 "$1" 2>/dev/null)
 }

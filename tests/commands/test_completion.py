@@ -30,11 +30,12 @@ def shell(tmp_path: Path, compiled: Path, notes: Notes, monkeypatch: pytest.Monk
     return folder
 
 
-def completed(line: str) -> list[str]:
-    """What bash offers after this line, in whatever way it breaks words."""
-    script = """source <(notes completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _notes_complete notes
+def completed(line: str, word: str = "") -> list[str]:
+    """What bash offers after this line, in whatever way it breaks words; `word`: the last, where it matters."""
+    script = """source <(notes completion bash); COMP_LINE=$1; COMP_POINT=${#1}; COMP_WORDS=("$2"); COMP_CWORD=0
+    _notes_complete notes
     ((${#COMPREPLY[@]})) && printf '%s\\n' "${COMPREPLY[@]}" || true"""
-    done = subprocess.run(["bash", "-c", script, "-", line], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", script, "-", line, word], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout.splitlines()
 
@@ -52,6 +53,20 @@ def test_what_is_completed(shell: Path) -> None:
     assert completed("notes ask --session ") == ["mine"] == completed("notes session undo m")
     assert completed("notes compile supp") == ["support"]
     assert completed("notes ask --splice no") == []
+
+
+def test_what_a_shell_would_take_apart_is_quoted(shell: Path, tmp_path: Path) -> None:
+    """Names and values with blanks, quotes and other signs; not where a quote has been opened."""
+    (tmp_path / "odd.txt").write_text(
+        "# Odd\n\nDelivery time: 3 days\nquote: it's $HOME\n日期: 2026-06-01\n\nRules.\n", "utf-8"
+    )
+    assert run_here("compile", tmp_path / "odd.txt").code == 0
+    start = "notes ask --splice odd --erratum "
+    assert completed(f"{start}Del") == ["Delivery\\ time="]
+    assert completed(f"{start}Delivery\\ time=") == ["3\\ days"]
+    assert completed(f"{start}quote=") == ["it\\'s\\ \\$HOME"]
+    assert completed(f"{start}日") == ["日期="]
+    assert completed(f"{start}'Delivery time=", word="'Delivery time=") == ["Delivery time=3 days"]
 
 
 def test_models_with_a_colon(shell: Path, home: Path) -> None:
