@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,11 +40,11 @@ def ask(server: Server, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if told.keys() & {"document", "begun", "error"}:
                 return
         raise ConnectionError
-    except OSError as error:
+    except (OSError, IncompleteRead) as error:
         why = "it does not answer" if isinstance(error, TimeoutError) else "it has ended"
         raise (Lost if begun else Declined)(why) from error
     except (HTTPException, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise (Lost if begun else Declined)("what it says is not what notes serve says") from error
+        raise (Lost if begun else Declined)("it does not talk as a server of ours does") from error
     finally:
         connection.close()
 
