@@ -190,6 +190,14 @@ def sample_skill(name: str) -> Path | None:
     return next((path for path in sample_skills() if path.stem == name), None)
 
 
+def home_folder() -> Path:
+    """Where this user's own files are. Raise NotesError where HOME is set to what is none."""
+    home = os.environ.get("HOME")
+    if home is not None and os.name == "posix" and not os.path.isabs(home):
+        raise NotesError(f"HOME is {home!r}, which is no folder to write to", "Set it to yours")
+    return Path.home()
+
+
 def shipped_model() -> Path:
     """The small model that comes with notes. Raise NotesError if it is not there."""
     model = resource("models") / SHIPPED_MODEL

@@ -95,7 +95,9 @@ def source(shell: str) -> str:
 
 def places(shell: str) -> tuple[Path, Path | None]:
     """The file of the script, and the one that the shell reads when it starts, None if it finds the script itself."""
-    home = Path.home()
+    from notes_cli.config import home_folder
+
+    home = home_folder()
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     if shell == "fish":
         return Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "notes.fish", None

@@ -49,7 +49,9 @@ def command(words: tuple[str, ...], install: bool, write: Path | None, quiet: bo
 
 
 def _own() -> Path:
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "man" / "man1"
+    from notes_cli.config import home_folder
+
+    return Path(os.environ.get("XDG_DATA_HOME") or home_folder() / ".local" / "share") / "man" / "man1"
 
 
 def _write(folder: Path, pages: dict[str, str]) -> None:

@@ -146,3 +146,15 @@ def test_a_shell_that_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     outcome = run_here("completion")
     assert outcome.code == 2 and "SHELL says 'tcsh'" in outcome.err
+
+
+@pytest.mark.parametrize("home", ["", "here"])
+def test_a_home_that_is_none(home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is written into the folder that happens to be the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    for words in (("completion", "bash", "--install"), ("man", "--install")):
+        outcome = run_here(*words)
+        assert (outcome.code, outcome.out) == (1, "") and f"HOME is {home!r}" in outcome.err
+    assert not [*tmp_path.iterdir()]
