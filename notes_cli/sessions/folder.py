@@ -105,7 +105,7 @@ class SessionFolder:
                 raise
 
     def undo(self) -> Line:
-        """Take back the last line that stands and return it. Raise SessionError if there is none."""
+        """Take back the last line that holds and return it. Raise SessionError if there is none."""
         if not self.state.live:
             raise SessionError(f"there is nothing to undo in session {self.name}")
         if self.state.based and len(self.state.live) == 1:

@@ -64,7 +64,7 @@ def held(workspace: Workspace, name: str = "mine") -> Iterator[Session]:
 def say(
     session: Session, comes: str, answer: str, skills: Sequence[Skill] = (), system: str | None = "Be kind."
 ) -> None:
-    """A turn with an answer of ours, which stands for what the model would have written."""
+    """A turn with an answer of ours, in the place of what the model would have written."""
     workspace = session.workspace
     segments = [compile_skill(workspace, skill) for skill in skills]
     if session.empty:
