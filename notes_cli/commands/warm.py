@@ -23,11 +23,10 @@ from notes_cli.commands.request import Call
 from notes_cli.engine.source import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.explaining import Room
-from notes_cli.library.files import segment_files
+from notes_cli.library.files import segment_files, skill_named
 from notes_cli.serve import wire
 from notes_cli.serve.client import Declined, Lost, ask
 from notes_cli.serve.registry import LOCAL, Server, running
-from notes_cli.text import names
 
 if TYPE_CHECKING:
     from notes_cli.runtime.requests import Words
@@ -94,7 +93,7 @@ def _is_at(server: Server, url: str) -> bool:
 
 
 def _named(words: Words | None) -> Words | None:
-    """The same, with skills of the library by their names (Library.resolve). Raise Declined for a file: what is read
+    """The same, with skills of the library by their names. Raise Declined for a file: what is read
     here is not there."""
     if words is not None and words["results"]:
         raise Declined("it takes no results of tools")
@@ -103,10 +102,10 @@ def _named(words: Words | None) -> Words | None:
     known = {name for name, _ in segment_files(config.paths().library)}
     found = {}
     for word in words["splice"]:
-        named = [name for name in (names.typed(word), names.typed(word.lower())) if name in known]
-        if not named or (named[0] != names.typed(word) and Path(word).exists()):
+        name = skill_named(word, known)
+        if name is None:
             raise Declined(f"{word} is no compiled skill")
-        found[word] = named[0]
+        found[word] = name
     decode = [found.get(word, word) for word in words["decode"]]  # told apart by the same names
     return {**words, "splice": [found[word] for word in words["splice"]], "decode": decode}
 

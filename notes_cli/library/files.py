@@ -6,6 +6,7 @@ It opens none of them, so that a shell can complete names at once.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from notes_cli.errors import SegmentError, reason
@@ -20,6 +21,16 @@ def name_in(path: Path) -> str | None:
     match = FILE.fullmatch(path.name)
     name = names.typed(match["name"]) if match else ""
     return name if names.is_name(name) else None
+
+
+def skill_named(word: str, known: Collection[str]) -> str | None:
+    """The known name that a user's word means: as it is typed, or in lower case (Returns.txt was compiled as returns),
+    unless there is a file of that name. None if it means none."""
+    typed = names.typed(word)
+    if typed in known:
+        return typed
+    lower = names.typed(word.lower())
+    return lower if lower in known and not Path(word).exists() else None
 
 
 def segment_files(folder: Path) -> list[tuple[str, Path]]:

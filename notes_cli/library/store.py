@@ -33,7 +33,7 @@ from notes_cli.errors import (
 from notes_cli.library import begun, private, tidy, uses
 from notes_cli.library.atomic import sweep
 from notes_cli.library.container import SegmentInfo, peek
-from notes_cli.library.files import segment_files
+from notes_cli.library.files import segment_files, skill_named
 from notes_cli.library.lock import HeldError, locked
 from notes_cli.text import names
 from notes_cli.text.sizes import human_size
@@ -171,10 +171,9 @@ class Library:
         """
         if word == "-":
             return Target("text", word, Path("-"))
-        known = self.names()
-        for name in (names.typed(word), names.typed(word.lower())):  # Returns.txt was compiled as returns
-            if name in known and (name == names.typed(word) or not Path(word).exists()):
-                return Target("name", name, None)
+        name = skill_named(word, self.names())
+        if name is not None:
+            return Target("name", name, None)
         path = Path(word).expanduser()
         if path.is_dir():
             return Target("text", word, path)

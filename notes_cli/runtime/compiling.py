@@ -357,9 +357,9 @@ def _compile_to(
     known = None if force else _known(path)
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
-    planned = plan(workspace, skill, blocks)
-    if begins and not planned.blocks:
-        known = max(known, begun.kept(path), key=lambda one: _shared(planned, one))  # the first of equals
+    if begins and (part := begun.kept(path)) is not None:
+        planned = plan(workspace, skill, blocks)
+        known = max(known, part, key=lambda one: _shared(planned, one))  # the first of equals
     writer = f"notes {notes_cli.__version__}"
 
     def keep(part: Segment) -> None:

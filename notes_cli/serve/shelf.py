@@ -23,8 +23,6 @@ from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
 
 SHORTEST = 64  # characters of a text that is looked for in messages: others cost less than looking
-
-
 OPEN = 32  # segments that are kept open beside those that somebody has: each takes a file descriptor
 
 _Stamp = tuple[int, int, int]  # of a file: the same for as long as nobody writes another

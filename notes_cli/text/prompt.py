@@ -65,13 +65,17 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
         else:
             turns[-1].append(message)
     unusual = any(_is_unusual(message, messages) for turn in turns for message in turn)
+    earlier = template.earlier if answers else template
     chunks: list[Chunk] = []
+    opened: dict[int, str] = {}
+    rendered: ChatTemplate | None = None
     for number, turn in enumerate(turns):
-        own = template.earlier if turns[number + 1 :] else template
-        whole = cut(own, messages) if unusual else None  # first: a template that refuses it says why
+        own = earlier if turns[number + 1 :] else template
+        if unusual and own is not rendered:  # first: a template that refuses it says why
+            opened, rendered = {id(slot.message): slot.before for slot in cut(own, messages).slots}, own
         found = cut(own, turn, later=number > 0)
-        if whole is not None:
-            _check_alike(own, whole, found)
+        if unusual:
+            _check_alike(own, opened, found)
         chunks += _chunks(own, found)
         for answer in answers[number : number + 1]:
             chunks += _text(Run(answer.text, False))
@@ -92,9 +96,8 @@ def _is_unusual(message: Message, messages: Sequence[Message]) -> bool:
     return message.role == "system" and message is not messages[0]
 
 
-def _check_alike(template: ChatTemplate, whole: Slots, turn: Slots) -> None:
-    """Raise ModelError where the messages of a turn are opened in another way than in the whole conversation."""
-    opened = {id(slot.message): slot.before for slot in whole.slots}
+def _check_alike(template: ChatTemplate, opened: Mapping[int, str], turn: Slots) -> None:
+    """Raise ModelError where the messages of a turn are not opened as in the whole conversation, `opened` by id."""
     for slot in turn.slots:
         if opened.get(id(slot.message)) != slot.before:
             raise ModelError(f"{template.name} does not take a message of the role {slot.message.role} there")
