@@ -62,7 +62,8 @@ bench: $(READY) ## Splice against prefill and memcpy, with a random model of the
 $(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*) | $(READY)
 	@echo "Building what writes a model of every architecture (about 3 minutes on two cores, once) ..."
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
-	@PATH="$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(BIN)/python >/dev/null
+	@mkdir -p $(ZOO)
+	@PATH="$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(BIN)/python >$(ZOO)/configure.log 2>&1 || { tail -20 $(ZOO)/configure.log; exit 1; }
 	@$(BIN)/cmake --build $(ZOO) --target test-llama-archs ggml-rpc-server >$(ZOO)/build.log || { tail -20 $(ZOO)/build.log; exit 1; }
 	@rm -rf $(ZOO)/models && mkdir -p $(ZOO)/models
 	@$(ZOO)/bin/test-llama-archs -s 1 -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1 || { tail $(ZOO)/models.log; exit 1; }
