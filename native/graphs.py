@@ -1,7 +1,8 @@
 """The files of llama.cpp that were read for notes_graph.cpp, and what they were then: GRAPHS.sha256.
 
-notes_graph.cpp tells how each architecture rotates its keys. Hyper-parameters do not say that, the code in src/models
-does: where it changes, what we tell may be wrong, and a splice with it. prepare.py asks at configure time.
+notes_graph.cpp tells how each architecture rotates its keys, and of which ones it is known what their recurrent state
+follows from. Hyper-parameters do not say that, the code in src/models does: where it changes, what we tell may be
+wrong, and a splice with it. prepare.py asks at configure time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LIST = HERE / "GRAPHS.sha256"
 OURS = HERE / "notes_graph.cpp"
+CLASS = r"(?:llama_model|llm_build)_\w+"  # of a model, and of graphs that several models share
 
 
 def graphs(source: Path) -> list[str]:
@@ -24,7 +26,7 @@ def graphs(source: Path) -> list[str]:
     classes = _classes((source / "src/llama-model.cpp").read_text())
     header = (source / "src/models/models.h").read_text()
     texts = {path.name: path.read_text() for path in sorted((source / "src/models").glob("*.cpp"))}
-    made = {name: file for file, text in texts.items() for name in re.findall(r"\b(llama_model_\w+)::\w+\(", text)}
+    made = {name: file for file, text in texts.items() for name in re.findall(rf"\b({CLASS})::\w+\(", text)}
     files: set[str] = set()
     for arch in wanted:
         names, seen, here = set(classes.get(arch, ())), set[str](), set[str]()
@@ -34,7 +36,7 @@ def graphs(source: Path) -> list[str]:
             block = re.search(rf"^struct {name}\b.*?^}};", header, re.M | re.S)
             text = texts[made[name]] if name in made else ""
             here |= {made[name]} if name in made else set()
-            names |= set(re.findall(r"\bllama_model_\w+", (block.group() if block else "") + text)) - seen
+            names |= set(re.findall(rf"\b{CLASS}", (block.group() if block else "") + text)) - seen
         if not here:
             raise ValueError(f"the graph of {arch} is not found in {source / 'src/models'}")
         files |= here
@@ -91,6 +93,6 @@ def refusal(source: Path) -> str:
     return (
         f"the graphs of llama.cpp are not those that native/notes_graph.cpp was written for: {', '.join(found)}. "
         "Read them again for what they do with K (which layers rotate, with which base, scale and factors, what "
-        "follows), adapt native/notes_graph.cpp, accept them with: python native/prepare.py build/llama.cpp --accept, "
-        "and run make zoo."
+        "follows) and what state they keep, adapt native/notes_graph.cpp, accept them with: "
+        "python native/prepare.py build/llama.cpp --accept, and run make zoo."
     )

@@ -1,10 +1,12 @@
 // The C interface: every call goes through `guarded`, which turns exceptions into a status and a message.
 #include "notes_ext.h"
 
+#include "notes_capture.h"
 #include "notes_file.h"
 #include "notes_grammar.h"
 #include "notes_guard.h"
 #include "notes_kv.h"
+#include "notes_stage.h"
 #include "notes_watch.h"
 
 #include <algorithm>
@@ -56,7 +58,7 @@ bool notes_supports(llama_context * ctx, notes_op op) {
         return false;
     }
     return guarded([&] {
-        if (op < NOTES_SPLICE || op > NOTES_RESTORE) {
+        if (op < NOTES_SPLICE || op > NOTES_CARRY) {
             throw notes_failure(NOTES_E_ARGUMENT, "there is no operation " + std::to_string(op));
         }
         const std::string why = notes_kv::refusal(*ctx, op);
@@ -74,6 +76,17 @@ bool notes_can_move(llama_context * ctx, llama_pos base, llama_pos p0, int32_t n
     }
     return guarded([&] {
         notes_kv(*ctx, p0 == base ? NOTES_RESTORE : NOTES_SPLICE).check_move(base, p0, n);
+        return NOTES_OK;
+    }) == NOTES_OK;
+}
+
+bool notes_can_carry(llama_context * ctx, llama_pos base, llama_pos p0, int32_t n) {
+    if (!ctx) {
+        null_argument();
+        return false;
+    }
+    return guarded([&] {
+        notes_kv(*ctx, NOTES_CARRY).check_move(base, p0, n);
         return NOTES_OK;
     }) == NOTES_OK;
 }
@@ -111,6 +124,59 @@ int32_t notes_splice(llama_context * ctx, llama_seq_id seq, llama_pos p0, const 
     });
 }
 
+int32_t notes_margins(llama_context * ctx, int32_t * before, int32_t * after) {
+    if (!ctx || !before || !after) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_capture::margins(*ctx, *before, *after);
+        return NOTES_OK;
+    });
+}
+
+int32_t notes_capture_begin(llama_context * ctx, llama_seq_id seq) {
+    if (!ctx) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_kv(*ctx, NOTES_CARRY);
+        notes_kv::capture(*ctx) = std::make_shared<notes_capture>(*ctx, seq);
+        return NOTES_OK;
+    });
+}
+
+int32_t notes_captured(llama_context * ctx, notes_transition * out, int32_t n_layers) {
+    if (!ctx || !out) {
+        return null_argument();
+    }
+    return guarded([&] {
+        const auto & capture = notes_kv::capture(*ctx);
+        const auto   layers  = notes_kv(*ctx, NOTES_CARRY).states();
+        if (!capture || n_layers != (int32_t) layers.size()) {
+            throw notes_failure(NOTES_E_ARGUMENT, !capture ? "nothing is captured" : "there are " + std::to_string(layers.size()) + " layers");
+        }
+        capture->read(*ctx, layers, out);
+        return NOTES_OK;
+    });
+}
+
+void notes_capture_end(llama_context * ctx) {
+    if (ctx) {
+        notes_kv::capture(*ctx).reset();
+    }
+}
+
+int32_t notes_carry(llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n,
+        const notes_rows * rows, const notes_transition * transitions, int32_t n_layers, llama_pos base) {
+    if (!ctx || !tokens || !rows || !transitions) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_kv(*ctx, NOTES_CARRY).carry(seq, p0, tokens, n, rows, transitions, n_layers, base);
+        return NOTES_OK;
+    });
+}
+
 int32_t notes_splice_file(llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n,
         int32_t fd, const notes_stored * layers, int32_t n_layers, int32_t n_rows, int32_t first, llama_pos base) {
     if (!ctx || !tokens || !layers) {
@@ -123,13 +189,20 @@ int32_t notes_splice_file(llama_context * ctx, llama_seq_id seq, llama_pos p0, c
     });
 }
 
-void notes_traffic(int64_t * from_files, int64_t * into_caches) {
+void notes_traffic(int64_t * from_files, int64_t * into_caches, int64_t * copies) {
     if (from_files) {
         *from_files = notes_file_bytes;
     }
     if (into_caches) {
         *into_caches = notes_kv::stored_bytes;
     }
+    if (copies) {
+        *copies = notes_stage::calls;
+    }
+}
+
+void notes_force_staging(int32_t flags) {
+    notes_stage::forced = flags;
 }
 
 int64_t notes_grammar_steps() {

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define NOTES_ABI_VERSION 5
+#define NOTES_ABI_VERSION 7
 
 enum notes_status {
     NOTES_OK            =  0,
@@ -41,6 +41,7 @@ enum notes_op {
     NOTES_APPEND  = 2,
     NOTES_READ    = 3,
     NOTES_RESTORE = 4, // place rows where they were computed; with recurrent layers: at the start of an empty sequence
+    NOTES_CARRY   = 5, // place rows anywhere, and carry the state of recurrent layers through them
 };
 
 enum notes_output {
@@ -88,6 +89,7 @@ struct notes_layer {
 // Whether `n` rows that were computed at position `base` can be placed at `p0`; if not, the reason is in notes_error().
 // With p0 == base this asks for a restore. Some models attend by chunks of positions that rows cannot leave.
 LLAMA_API bool notes_can_move(struct llama_context * ctx, llama_pos base, llama_pos p0, int32_t n);
+LLAMA_API bool notes_can_carry(struct llama_context * ctx, llama_pos base, llama_pos p0, int32_t n);
 
 // Layers of the memory, in order, of a context that supports NOTES_READ. Writes at most `n` of them and returns how many
 // there are, negative: a notes_status.
@@ -97,10 +99,12 @@ LLAMA_API int32_t notes_layers(struct llama_context * ctx, struct notes_layer * 
 // effect. Writes at most `n` and returns the number of pairs, negative: a notes_status.
 LLAMA_API int32_t notes_frequencies(struct llama_context * ctx, int32_t i, double * out, int32_t n);
 
-// Rows of one layer, n_rows x n_embd_k and n_rows x n_embd_v elements of `type` (f16 or f32), a row a token. Of a
-// recurrent layer one row of f32: the state after the last token. `v` is not looked at where n_embd_v is 0.
+// Rows of one layer, n_rows x n_embd_k elements of `type_k` and n_rows x n_embd_v of `type_v`, a row a token: f16 or f32,
+// and to be spliced q8_0, too (whole blocks of it, not mixed). Of a recurrent layer one row of f32: the state after the last
+// token. `v` is not looked at where n_embd_v is 0.
 struct notes_rows {
-    int32_t type;
+    int32_t type_k;
+    int32_t type_v;
     void *  k;
     void *  v;
 };
@@ -115,9 +119,48 @@ struct notes_rows {
 LLAMA_API int32_t notes_splice(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
         int32_t n, const llama_pos * positions, const struct notes_rows * rows, int32_t n_layers, llama_pos base);
 
-// A tensor in a file: `size` bytes from `offset` on, of which those after the rows are padding, and their XXH3-128, the
-// more significant half first. No bytes: there is no tensor.
+// What a stretch of tokens does to the state of one recurrent layer: it becomes A times itself, plus `b`.
+enum notes_form {
+    NOTES_FORM_NONE     = 0, // nothing: no recurrent layer, or a convolution alone, which forgets
+    NOTES_FORM_DIAGONAL = 1, // a number for each element, `run` neighbours have the same one
+    NOTES_FORM_MATRIX   = 2, // a matrix of `head` rows and columns for each head's matrix, to its right
+};
+struct notes_transition {
+    int32_t form;
+    int32_t n_a;  // numbers in `a`
+    int32_t run;
+    int32_t head;
+    float * a;
+    float * b;    // as many as the state has
+};
+
+// How many tokens at the beginning and at the end of a stretch must be decoded where it is placed: their inputs depend on
+// what precedes it by more than the residual stream (a convolution, a token shift).
+LLAMA_API int32_t notes_margins(struct llama_context * ctx, int32_t * before, int32_t * after);
+
+// From now on, capture what the tokens that are decoded in `seq`, alone in their batches, do to the state of recurrent
+// layers; one capture a context. It costs a few nodes a layer in every graph, and no graph is used again meanwhile.
+LLAMA_API int32_t notes_capture_begin(struct llama_context * ctx, llama_seq_id seq);
+
+// What was captured so far, `out` one a layer, in the order of notes_layers. Where a layer's `a` or `b` is NULL its shape
+// is told alone. Refused where something of it could not be captured: a graph that is not known, several sequences at
+// once, another sequence of positions.
+LLAMA_API int32_t notes_captured(struct llama_context * ctx, struct notes_transition * out, int32_t n_layers);
+
+// No longer; never fails.
+LLAMA_API void notes_capture_end(struct llama_context * ctx);
+
+// notes_splice of rows whose tokens carry the state of recurrent layers on, as `transitions` (one a layer) say: of a
+// recurrent layer `rows` has its convolution as it is after them, and no `v`. The sequence must end right before p0, or be
+// empty. Its state is its own afterwards, whoever shared it.
+LLAMA_API int32_t notes_carry(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
+        int32_t n, const struct notes_rows * rows, const struct notes_transition * transitions, int32_t n_layers,
+        llama_pos base);
+
+// A tensor of `type` in a file: `size` bytes from `offset` on, of which those after the rows are padding, and their XXH3-128,
+// the more significant half first. No bytes: there is no tensor.
 struct notes_tensor {
+    int32_t  type;
     int64_t  offset;
     int64_t  size;
     uint64_t sum[2];
@@ -126,7 +169,6 @@ struct notes_tensor {
 // Rows of one layer, as notes_rows, that are still in a file.
 struct notes_stored {
     int32_t layer; // index in the model, for messages
-    int32_t type;
     struct notes_tensor k;
     struct notes_tensor v;
 };
@@ -138,8 +180,18 @@ LLAMA_API int32_t notes_splice_file(struct llama_context * ctx, llama_seq_id seq
         int32_t n, int32_t fd, const struct notes_stored * layers, int32_t n_layers, int32_t n_rows, int32_t first,
         llama_pos base);
 
-// Bytes that the splices of this process have read from files, and written into caches. NULL: not wanted.
-LLAMA_API void notes_traffic(int64_t * from_files, int64_t * into_caches);
+// Bytes that the splices of this process have read from files, and written into caches, and how many calls of backends
+// have copied rows to and from memory that is not the host's. NULL: not wanted.
+LLAMA_API void notes_traffic(int64_t * from_files, int64_t * into_caches, int64_t * copies);
+
+// For tests: rows go to and from the host's memory as they do to a device's, so that this can be tried without one.
+enum notes_staging {
+    NOTES_STAGING_OFF   = 0,
+    NOTES_STAGING_ON    = 1, // a device that copies one stretch of memory a call (another machine, Metal)
+    NOTES_STAGING_LINES = 2, // and one that copies lines with gaps between them (CUDA, Vulkan)
+    NOTES_STAGING_LATE  = 4, // that copies what it was given as late as it may, and not at once
+};
+LLAMA_API void notes_force_staging(int32_t flags);
 
 // Read rows [p0, p0+n) of `seq` into `rows`, K rotated so that the first row is at position `base`. If
 // `positions` is given, read the first `n` rows from p0 on instead, and tell their positions, relative to `base`.

@@ -30,6 +30,19 @@ static const std::set<llm_arch> KNOWN = {
     LLM_ARCH_STARCODER2, LLM_ARCH_STEP35, LLM_ARCH_TALKIE, LLM_ARCH_XVERSE,
 };
 
+// The same of attention beside recurrent layers, and what their state follows from: docs/recurrent.md has what was read.
+static const std::set<llm_arch> HYBRID = {
+    LLM_ARCH_BAILINGMOE3, LLM_ARCH_FALCON_H1, LLM_ARCH_GLM5_NEXT, LLM_ARCH_GRANITE_HYBRID, LLM_ARCH_JAMBA,
+    LLM_ARCH_KIMI_K3, LLM_ARCH_KIMI_LINEAR, LLM_ARCH_LFM2, LLM_ARCH_LFM2MOE, LLM_ARCH_MINIMAX_01, LLM_ARCH_NEMOTRON_H,
+    LLM_ARCH_NEMOTRON_H_MOE, LLM_ARCH_PLAMO2, LLM_ARCH_QWEN35, LLM_ARCH_QWEN35MOE, LLM_ARCH_QWEN3NEXT,
+    LLM_ARCH_QWEN4EXP,
+};
+
+// Of recurrent layers alone.
+static const std::set<llm_arch> RECURRENT = {
+    LLM_ARCH_ARWKV7, LLM_ARCH_MAMBA, LLM_ARCH_MAMBA2, LLM_ARCH_RWKV6, LLM_ARCH_RWKV6QWEN2, LLM_ARCH_RWKV7,
+};
+
 // Which layers rotate K. Granite says so in its hyper-parameters, all others in their graphs.
 static bool rotates(const llama_model & model, int32_t il) {
     const auto & hparams = model.hparams;
@@ -90,6 +103,8 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
         case LLM_ARCH_EXAONE4:
         case LLM_ARCH_EXAONE_MOE:
         case LLM_ARCH_GRANITE_SWA:
+        case LLM_ARCH_LFM2:
+        case LLM_ARCH_LFM2MOE:
             res.freq_base  = cparams.rope_freq_base;
             res.freq_scale = cparams.rope_freq_scale;
             break;
@@ -127,6 +142,7 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
             res.factors     = nullptr;
             break;
         // factors that are in the file and not in the graph
+        case LLM_ARCH_FALCON_H1:
         case LLM_ARCH_PANGU_EMBED:
             res.factors = nullptr;
             break;
@@ -149,6 +165,10 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
                 res.offset = hparams.n_embd_head_k(il) - res.n_rot;
                 break;
             case LLM_ARCH_MINIMAX_M3:
+                break;
+            case LLM_ARCH_GLM5_NEXT:
+            case LLM_ARCH_QWEN4EXP:
+                res.type = LLAMA_ROPE_TYPE_NONE; // pooled first, and rotated where they are looked at
                 break;
             default:
                 res.type = LLAMA_ROPE_TYPE_NEOX; // DeepSeek V3.2, dots3note
@@ -204,11 +224,21 @@ std::string notes_graph_move_refusal(const llama_context & ctx) {
         return "this model learned a vector for every absolute position, so its rows belong where they were computed";
     }
 #ifndef NOTES_ZOO
-    if (KNOWN.count(model.arch) == 0) {
+    if (KNOWN.count(model.arch) + HYBRID.count(model.arch) == 0) {
         return "how architecture '" + model.arch_name() + "' rotates its keys has not been verified";
     }
 #endif
     return "";
+}
+
+std::string notes_graph_carry_refusal(const llama_context & ctx) {
+    const auto & model = ctx.get_model();
+#ifndef NOTES_ZOO
+    if (HYBRID.count(model.arch) + RECURRENT.count(model.arch) == 0) {
+        return "what the state of architecture '" + model.arch_name() + "' follows from has not been verified";
+    }
+#endif
+    return RECURRENT.count(model.arch) ? "" : notes_graph_move_refusal(ctx);
 }
 
 std::string notes_graph_move_refusal(const llama_context & ctx, llama_pos base, llama_pos p0, int32_t n) {
@@ -234,6 +264,20 @@ std::string notes_graph_move_refusal(const llama_context & ctx, llama_pos base, 
     if (const int32_t size = hparams.indexer_block_size; model.arch == LLM_ARCH_MINIMAX_M3 && notes_graph_uses_indexer(ctx) &&
             size > 0 && (high - low) % size != 0 && last >= (int64_t) size*hparams.indexer_top_k) {
         return "from position " + std::to_string((int64_t) size*hparams.indexer_top_k) + " on, rows can be moved by multiples of " + std::to_string(size) + " positions only, this model's attention blocks";
+    }
+    // Where the last tokens, which do not fill a pool, are never looked at, it matters from the start where pools begin.
+    if (const int32_t size = hparams.indexer_kpool; model.arch == LLM_ARCH_GLM5_NEXT && !hparams.indexer_kpool_select_tail &&
+            size > 0 && (high - low) % size != 0) {
+        return "rows can be moved by multiples of " + std::to_string(size) + " positions only, over which this model pools what it looks at";
+    }
+    // Keys of an indexer that are pooled by stretches of positions choose what is looked at, beyond as many as may be.
+    if (model.arch == LLM_ARCH_GLM5_NEXT || model.arch == LLM_ARCH_QWEN4EXP) {
+        for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
+            const int32_t size = model.arch == LLM_ARCH_GLM5_NEXT ? hparams.indexer_kpool : hparams.dsv4_compress_ratios[il];
+            if (size > 0 && (high - low) % size != 0 && last >= (int64_t) hparams.indexer_top_k) {
+                return "from position " + std::to_string(hparams.indexer_top_k) + " on, rows can be moved by multiples of " + std::to_string(size) + " positions only, over which this model pools its indexer's keys";
+            }
+        }
     }
     return "";
 }

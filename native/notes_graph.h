@@ -39,5 +39,8 @@ std::string notes_graph_refusal(const llama_context & ctx);
 // Why no rows of this architecture can be moved, empty if they can.
 std::string notes_graph_move_refusal(const llama_context & ctx);
 
+// Why the state of its recurrent layers cannot be carried through rows, empty if it can.
+std::string notes_graph_carry_refusal(const llama_context & ctx);
+
 // Why `n` rows computed at `base` cannot be moved to `p0`, empty if they can.
 std::string notes_graph_move_refusal(const llama_context & ctx, llama_pos base, llama_pos p0, int32_t n);

@@ -1,9 +1,11 @@
 #include "notes_kv.h"
 
+#include "notes_capture.h"
 #include "notes_file.h"
 #include "notes_graph.h"
 #include "notes_rope.h"
 #include "notes_rows.h"
+#include "notes_stage.h"
 
 #include "llama-adapter.h"
 #include "llama-batch.h"
@@ -20,6 +22,7 @@
 #include <atomic>
 #include <climits>
 #include <cstdio>
+#include <deque>
 #include <exception>
 #include <iterator>
 #include <mutex>
@@ -31,8 +34,9 @@
 // During a rewrite the old rows wait under this sequence id: cells keep a bit for it, no batch can name it.
 static constexpr llama_seq_id PARKED = LLAMA_MAX_SEQ - 1;
 
-// What a thread reads, hashes, turns and stores at once: it stays in the processor's second cache meanwhile.
-static constexpr int64_t PIECE = 256 << 10;
+// What a thread reads, hashes, turns and stores at once: it stays in the processor's caches meanwhile. Of a file in the
+// page cache so much at once comes a quarter faster than 256 KB (docs/LOG.md).
+static constexpr int64_t PIECE = 1 << 20;
 static constexpr int32_t LINE  = 32; // f16 of a column in a cache line
 
 // Memory elsewhere (a GPU, another machine) is copied in few calls: so much between what is wanted is rather copied along.
@@ -117,8 +121,20 @@ std::string notes_kv::refusal(llama_context & ctx, notes_op op) {
     if (memory.recurrent && op == NOTES_SPLICE) {
         return "this model has recurrent layers, and their state cannot be moved";
     }
+    if (!memory.recurrent && op == NOTES_CARRY) {
+        return "this model has no recurrent layers: its rows are spliced";
+    }
+    for (size_t il = 0; op == NOTES_CARRY && il < memory.recurrent->s_l.size(); ++il) {
+        const ggml_tensor * s = memory.recurrent->s_l[il];
+        if (s && s->ne[0] > 0 && (s->type != GGML_TYPE_F32 || !ggml_backend_buffer_is_host(s->buffer))) {
+            return "the state of layer " + std::to_string(il) + " is not kept in f32 in this machine's memory, where alone carrying it has been measured";
+        }
+    }
     const std::string why = notes_graph_refusal(ctx);
-    return why.empty() && op == NOTES_SPLICE ? notes_graph_move_refusal(ctx) : why;
+    if (!why.empty() || (op != NOTES_SPLICE && op != NOTES_CARRY)) {
+        return why;
+    }
+    return op == NOTES_CARRY ? notes_graph_carry_refusal(ctx) : notes_graph_move_refusal(ctx);
 }
 
 notes_kv::notes_kv(llama_context & ctx, notes_op op) : ctx(ctx), memory(ctx) {
@@ -222,11 +238,12 @@ void notes_kv::settle() const {
     }
 }
 
-int32_t notes_source::type(int32_t layer) const {
-    return file ? file->layers[layer].type : rows[layer].type;
+ggml_type notes_source::type(int32_t layer, bool v) const {
+    return (ggml_type) (file ? file->tensor(layer, v).type : v ? rows[layer].type_v : rows[layer].type_k);
 }
 
-void notes_kv::check_rows(const notes_source & source, int32_t n_layers, int32_t n) const {
+// `quantized`: they may be.
+void notes_kv::check_rows(const notes_source & source, int32_t n_layers, int32_t n, bool quantized) const {
     if (n_layers != (int32_t) all.size()) {
         throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the memory has " + std::to_string(all.size()));
     }
@@ -237,19 +254,25 @@ void notes_kv::check_rows(const notes_source & source, int32_t n_layers, int32_t
     for (int32_t i = 0; i < n_layers; ++i) {
         const auto layer = shape(all[i]);
         const bool state = layer.kind == NOTES_RECURRENT;
-        const auto type  = source.type(i);
-        bool plain = type == GGML_TYPE_F32 || (type == GGML_TYPE_F16 && !state);
+        bool known = true;
         for (const bool v : { false, true }) {
             const int64_t n_embd = v ? layer.n_embd_v : layer.n_embd_k;
-            if (n_embd > 0 && file) {
+            if (n_embd == 0) {
+                continue;
+            }
+            const auto type = source.type(i, v);
+            known = known && (type == GGML_TYPE_F32 || (type == GGML_TYPE_F16 && !state) ||
+                (type == GGML_TYPE_Q8_0 && !state && quantized && n_embd % ggml_blck_size(type) == 0));
+            if (known && file) {
                 const auto & tensor = file->tensor(i, v);
-                plain = plain && tensor.offset >= 0 && tensor.size >= (state ? 1 : file->n_rows)*(int64_t) ggml_row_size((ggml_type) type, n_embd);
-            } else if (n_embd > 0) {
-                plain = plain && (v ? source.rows[i].v : source.rows[i].k);
+                known = tensor.offset >= 0 && tensor.size >= (state ? 1 : file->n_rows)*(int64_t) ggml_row_size(type, n_embd);
+            } else if (!file) {
+                known = known && (v ? source.rows[i].v : source.rows[i].k);
             }
         }
-        if (!plain) {
-            throw notes_failure(NOTES_E_ARGUMENT, "rows of layer " + std::to_string(layer.layer) + " are missing or neither f16 nor f32 (a state: f32)");
+        if (!known) {
+            throw notes_failure(NOTES_E_ARGUMENT, "rows of layer " + std::to_string(layer.layer) + " are missing or neither f16 nor f32" +
+                    (quantized ? " nor whole blocks of q8_0" : "") + " (a state: f32)");
         }
     }
 }
@@ -383,8 +406,7 @@ struct tensor_rows {
     int  hadamard;
     bool columns; // V without flash attention: element j of cell c is at j*kv_size + c
 
-    ggml_backend_buffer_t buffer() const { return t->view_src ? t->view_src->buffer : t->buffer; }
-    bool   host()   const { return ggml_backend_buffer_is_host(buffer()); }
+    bool   host()   const { return !notes_stage::elsewhere(t); }
     size_t item()   const { return ggml_type_size(t->type); }
     size_t pitch()  const { return columns ? t->ne[1]*item() : ggml_row_size(t->type, t->ne[0]); }
     size_t offset(uint32_t cell) const { return columns ? cell*item() : cell*pitch(); }
@@ -392,70 +414,65 @@ struct tensor_rows {
     int64_t lines(int64_t n) const { return columns ? n_embd : n; }
 
     // Whether its memory is copied line by line in one call.
-    bool by_lines() const { return buffer()->iface.get_tensor_2d && buffer()->iface.set_tensor_2d; }
+    bool by_lines() const { return notes_stage::by_lines(t); }
 
     // Bytes that are copied along for cells between others. Of columns that cannot be copied line by line it is all, anyway.
     int64_t between(int64_t n) const { return columns ? n*item()*(by_lines() ? n_embd : 1) : n*pitch(); }
 };
 
-// Some cells of a tensor, and where they are worked on: where they lie if that is host memory, else in a copy. A copy is
+// Some cells of a tensor, and where they are worked on: where they lie if that is host memory, else in a buffer. That is
 // one call of the backend each way, whatever it has calls for: where it cannot copy lines that lie apart, as that of
 // another machine, what is between them is copied, too, and so read before it is written.
 class notes_span {
 public:
-    notes_span(const tensor_rows & rows, uint32_t cell, int64_t n) : rows(rows), cell(cell), lines(rows.lines(n)), width(rows.width(n)) {
+    notes_span(const tensor_rows & rows, uint32_t cell, int64_t n, notes_stage & stage) : rows(rows), cell(cell), stage(stage) {
         if (rows.host()) {
             pitch = rows.pitch();
             data  = (char *) rows.t->data + rows.offset(cell);
             return;
         }
-        together = lines <= 1 || width == rows.pitch();
-        apart    = !together && rows.by_lines();
-        pitch    = together || apart ? width : rows.pitch();
-        copy.resize(lines > 0 ? (lines - 1)*pitch + width : 0);
-        data = copy.data();
+        here = { rows.t, rows.offset(cell), rows.width(n), rows.lines(n), rows.pitch() };
+        if (!here.gapless() && !rows.by_lines()) { // as one line
+            here = { rows.t, here.offset, (here.n - 1)*here.pitch + here.width, 1, here.pitch };
+            whole = true;
+        }
+        pitch = whole ? rows.pitch() : here.width;
+        data  = stage.buffer(rows.t, here.bytes());
     }
 
     // Whether a store of all these cells writes nothing else.
-    bool exact() const { return rows.host() || together || apart; }
+    bool exact() const { return !whole; }
 
     notes_row_block block(uint32_t at) const {
         return { rows.t->type, data + (rows.columns ? (at - cell)*rows.item() : (at - cell)*pitch), pitch, rows.hadamard };
     }
 
     void fetch() {
-        if (apart) {
-            ggml_backend_tensor_get_2d(rows.t, data, rows.offset(cell), width, lines, rows.pitch(), width);
-        } else if (!copy.empty()) {
-            ggml_backend_tensor_get(rows.t, data, rows.offset(cell), copy.size());
+        if (here.t) {
+            stage.fetch(here, data);
         }
     }
 
     void store() const {
-        if (apart) {
-            ggml_backend_tensor_set_2d(rows.t, data, rows.offset(cell), width, lines, rows.pitch(), width);
-        } else if (!copy.empty()) {
-            ggml_backend_tensor_set(rows.t, data, rows.offset(cell), copy.size());
+        if (here.t) {
+            stage.store(here, data);
         }
     }
 
 private:
     const tensor_rows & rows;
     const uint32_t cell;
-    const int64_t  lines;
-    const size_t   width;
-    size_t pitch    = 0;
-    bool   together = false;
-    bool   apart    = false;
-    char * data     = nullptr;
-    std::vector<char> copy;
+    notes_stage &  stage;
+    notes_lines here = {}; // no tensor: nothing is staged
+    bool   whole = false;
+    size_t pitch = 0;
+    char * data  = nullptr;
 };
 
 std::vector<notes_kv::part> notes_kv::parts(const notes_source & source, int32_t n) const {
     std::vector<part> res;
     for (int32_t i = 0; i < (int32_t) all.size(); ++i) {
         const auto what = shape(all[i]);
-        const auto type = (ggml_type) source.type(i);
         const int32_t n_rows = all[i].kind == NOTES_RECURRENT ? 1 : source.file ? source.file->n_rows : n;
         int  mix_k   = 0; // the sizes of build_input_k_rot and build_input_v_rot
         int  mix_v   = 0;
@@ -472,9 +489,11 @@ std::vector<notes_kv::part> notes_kv::parts(const notes_source & source, int32_t
             columns = kv.v_trans;
         }
         if (what.n_embd_k > 0) {
+            const auto type = source.type(i, false);
             res.push_back({ i, false, what.n_embd_k, mix_k, false, type, ggml_row_size(type, what.n_embd_k), n_rows });
         }
         if (what.n_embd_v > 0) {
+            const auto type = source.type(i, true);
             res.push_back({ i, true, what.n_embd_v, mix_v, columns, type, ggml_row_size(type, what.n_embd_v), n_rows });
         }
     }
@@ -493,9 +512,12 @@ std::vector<notes_kv::piece> notes_kv::pieces(const std::vector<part> & parts, c
         int32_t lead = 0;
         if (all[part.layer].kind != NOTES_RECURRENT) {
             const auto & place = places[all[part.layer].cache];
-            const bool host = tensor_rows { stream(part, place), 0, 0, part.columns }.host();
-            if (host || (!part.columns && place.runs.size() == 1)) { // elsewhere, what lies between may be copied along
-                step = std::max<int64_t>(LINE, (host ? PIECE : 16*PIECE)/part.size/LINE*LINE);
+            const tensor_rows rows { stream(part, place), part.n_embd, 0, part.columns };
+            if (rows.host()) {
+                step = std::max<int64_t>(LINE, PIECE/part.size/LINE*LINE);
+            } else if ((!part.columns || rows.by_lines()) && place.runs.size() == 1) { // else what lies between is copied along
+                const int64_t size = std::max(part.size, ggml_row_size(rows.t->type, part.n_embd)); // here and there
+                step = std::max<int64_t>(LINE, (notes_stage::SIZE/size - LINE)/LINE*LINE);
             }
             if (part.columns) { // pieces begin where a cache line does
                 const auto & run = place.runs.front();
@@ -528,7 +550,7 @@ ggml_tensor * notes_kv::stream(const part & part, const place & place) const {
 }
 
 // Rows [first, last) of a part, of which the first one is at `data`.
-bool notes_kv::move_rows(direction way, const part & part, const place & place, char * data, int32_t first, int32_t last, const notes_turn & turn) const {
+bool notes_kv::move_rows(direction way, const part & part, const place & place, char * data, int32_t first, int32_t last, const notes_turn & turn, notes_stage & stage) const {
     const tensor_rows cache { stream(part, place), part.n_embd, part.hadamard, part.columns };
 
     std::vector<run> wanted;
@@ -561,7 +583,7 @@ bool notes_kv::move_rows(direction way, const part & part, const place & place, 
             continue;
         }
 
-        notes_span span(cache, wanted[i0].cell, end - wanted[i0].cell);
+        notes_span span(cache, wanted[i0].cell, end - wanted[i0].cell, stage);
         if (way == OUT_OF_CACHE || gaps || !span.exact()) {
             span.fetch();
         }
@@ -633,9 +655,19 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
     const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22)); // no more than pay for being started
     const auto work = pieces(every, places, skipped, n_threads);
 
+    std::vector<ggml_backend_t> backends;
+    for (const auto & backend : ctx.backends) {
+        backends.push_back(backend.get());
+    }
+    std::mutex turn;
+    std::deque<notes_stage> stages; // of each thread; gone, with all that was on its way there, before this returns
+    for (int32_t i = 0; i < n_threads; ++i) {
+        stages.emplace_back(backends, turn);
+    }
+
     std::vector<std::vector<char>> buffers(n_threads);
     std::atomic<bool> finite { true };
-    const auto move_piece = [&](const piece & piece, std::vector<char> & buffer) {
+    const auto move_piece = [&](const piece & piece, std::vector<char> & buffer, notes_stage & stage) {
         const auto & part  = *piece.of;
         const auto & layer = all[part.layer];
         const int64_t at   = piece.first*(int64_t) part.size;
@@ -655,14 +687,14 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
             data = (char *) (part.v ? source.rows[part.layer].v : source.rows[part.layer].k) + at;
         }
         const bool ok = layer.kind == NOTES_RECURRENT ? move_state(way, part, state, data)
-            : move_rows(way, part, places[layer.cache], data, piece.first - skipped, piece.last - skipped, part.v ? none : turns[part.layer]);
+            : move_rows(way, part, places[layer.cache], data, piece.first - skipped, piece.last - skipped, part.v ? none : turns[part.layer], stage);
         if (!ok) {
             finite = false;
         }
     };
     in_parallel(work.size(), n_threads, [&](int32_t i, int32_t t) {
         try {
-            move_piece(work[i], buffers[t]);
+            move_piece(work[i], buffers[t], stages[t]);
         } catch (...) {
             if (file) {
                 file->stop();
@@ -719,9 +751,9 @@ llama_ubatch notes_kv::ubatch(const llama_seq_id & seq, const llama_token * toke
     return res;
 }
 
-void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_source & source, int32_t n_layers, llama_pos base) {
+void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_source & source, int32_t n_layers, llama_pos base, bool carried) {
     check_seq(ctx, seq);
-    check_rows(source, n_layers, n);
+    check_rows(source, n_layers, n, true);
 
     check_range(p0, n);
     check_range(base, n);
@@ -745,7 +777,12 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
             throw notes_failure(NOTES_E_POSITION, "positions " + between(p0, p1 - p0) + " lie deeper than the sliding window (swa_full keeps all rows)");
         }
     }
-    if (memory.recurrent && (p0 != 0 || ctx.get_memory()->seq_pos_max(seq) >= 0)) {
+    const llama_pos last = memory.recurrent ? memory.recurrent->seq_pos_max(seq) : -1;
+    if (carried && last != p0 - 1 && (last >= 0 || ctx.get_memory()->seq_pos_max(seq) >= 0)) {
+        throw notes_failure(NOTES_E_POSITION, "the state of sequence " + std::to_string(seq) + " belongs to position " + std::to_string(last) +
+                ", and cannot go on at " + std::to_string(p0));
+    }
+    if (memory.recurrent && !carried && (p0 != 0 || ctx.get_memory()->seq_pos_max(seq) >= 0)) {
         throw notes_failure(NOTES_E_POSITION, "the state of recurrent layers can only be restored at the start of an empty sequence");
     }
     check_move(base, p0, p1 - p0);
@@ -765,7 +802,7 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     if (drops && source.file) {
         throw notes_failure(NOTES_E_ARGUMENT, "rows that leave a sliding window do not come back: read the file into memory before");
     }
-    if (drops && !move(NOWHERE, nowhere, 0, source, n, moved)) {
+    if ((drops || carried) && !move(NOWHERE, nowhere, 0, source, n, moved)) { // a state is written over, and does not come back, either
         throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
     }
 
@@ -796,10 +833,21 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     }
 
     int64_t state = 0;
+    std::function<void()> undo = [] {};
     if (memory.recurrent) {
         auto & mem = *memory.recurrent;
-        mem.seq_rm(seq, -1, -1);
-        if (!mem.find_slot(ubatch(seq, tokens, n - 1, n, at))) {
+        if (carried) {
+            undo = [&mem, cells = mem.cells, used = mem.used, head = mem.head] {
+                mem.cells = cells;
+                mem.used  = used;
+                mem.head  = head;
+            };
+        } else {
+            undo = [&mem, seq] { mem.seq_rm(seq, -1, -1); };
+            mem.seq_rm(seq, -1, -1);
+        }
+        if (!mem.find_slot(ubatch(seq, tokens, carried ? 0 : n - 1, n, at))) { // a cell of its own, whoever shared it
+            undo();
             throw notes_failure(NOTES_E_ROOM, "no room for the state of another sequence");
         }
         state = mem.head;
@@ -814,9 +862,7 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
             throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
         }
     } catch (...) {
-        if (memory.recurrent) {
-            memory.recurrent->seq_rm(seq, -1, -1);
-        }
+        undo();
         throw;
     }
 
@@ -828,9 +874,60 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     }
 }
 
+std::shared_ptr<notes_capture> & notes_kv::capture(llama_context & ctx) {
+    return ctx.capture;
+}
+
+std::vector<int32_t> notes_kv::states() const {
+    std::vector<int32_t> res;
+    for (const auto & layer : all) {
+        res.push_back(layer.kind == NOTES_RECURRENT ? layer.il : -1);
+    }
+    return res;
+}
+
+void notes_kv::carry(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const notes_rows * rows, const notes_transition * transitions, int32_t n_layers, llama_pos base) {
+    check_seq(ctx, seq);
+    if (n_layers != (int32_t) all.size()) {
+        throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the memory has " + std::to_string(all.size()));
+    }
+    const auto & mem = *memory.recurrent;
+    if (capture(ctx)) {
+        throw notes_failure(NOTES_E_ARGUMENT, "this context captures what tokens do to a state, and these are not decoded");
+    }
+    settle();
+    const int64_t at = notes_capture::row(mem, seq);
+
+    std::vector<notes_rows>         given(rows, rows + n_layers);
+    std::vector<std::vector<float>> states(n_layers);
+    for (int32_t i = 0; i < n_layers; ++i) {
+        const auto what = shape(all[i]);
+        const int64_t size = what.kind == NOTES_RECURRENT ? what.n_embd_v : 0;
+        const auto & t = transitions[i];
+        const int64_t head = t.head;
+        const bool fits = t.form == NOTES_FORM_NONE ? size == 0 : size > 0 && t.a && t.b && (
+            t.form == NOTES_FORM_DIAGONAL ? t.n_a > 0 && t.run > 0 && (int64_t) t.n_a*t.run == size :
+            t.form == NOTES_FORM_MATRIX && t.n_a == size && head > 0 && size % (head*head) == 0);
+        if (!fits) {
+            throw notes_failure(NOTES_E_ARGUMENT, "the transition of layer " + std::to_string(what.layer) + " does not fit its state");
+        }
+        if (size == 0) {
+            continue;
+        }
+        std::vector<float> before(size);
+        if (at >= 0) {
+            ggml_backend_tensor_get(mem.s_l[what.layer], before.data(), at*size*sizeof(float), size*sizeof(float));
+        }
+        states[i].resize(size);
+        notes_capture::apply(t, before.data(), states[i].data(), size);
+        given[i].v = states[i].data();
+    }
+    splice(seq, p0, tokens, n, nullptr, { given.data(), nullptr }, n_layers, base, true);
+}
+
 void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const {
     check_seq(ctx, seq);
-    check_rows({ rows, nullptr }, n_layers, n);
+    check_rows({ rows, nullptr }, n_layers, n, false);
 
     check_range(p0, n);
     check_range(base, n);

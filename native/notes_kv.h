@@ -6,11 +6,14 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 class notes_file;
+class notes_stage;
+struct notes_capture;
 struct ggml_tensor;
 struct llama_ubatch;
 struct notes_rotation;
@@ -27,7 +30,7 @@ struct notes_source {
     const notes_rows * rows;
     notes_file *       file;
 
-    int32_t type(int32_t layer) const;
+    ggml_type type(int32_t layer, bool v) const;
 };
 
 // A friend of llama_kv_cache: the one place that touches its cells and tensors.
@@ -47,9 +50,16 @@ struct notes_kv {
     // Throws notes_failure if `n` rows computed at `base` cannot be placed at `p0`.
     void check_move(llama_pos base, llama_pos p0, int32_t n) const;
 
-    void splice (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_source & source, int32_t n_layers, llama_pos base);
+    // `carried`: the states that the rows of recurrent layers hold follow from that of the sequence, which goes on.
+    void splice (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_source & source, int32_t n_layers, llama_pos base, bool carried = false);
+    void carry  (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const notes_rows * rows, const notes_transition * transitions, int32_t n_layers, llama_pos base);
     void read   (llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const;
     void rewrite(llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output);
+
+    // What is captured in a context, null: nothing.
+    static std::shared_ptr<notes_capture> & capture(llama_context & ctx);
+    // Which layers of the model the layers of the memory belong to; of attention: -1.
+    std::vector<int32_t> states() const;
 
     // Any memory can append and truncate, if not everywhere.
     static void append  (llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens);
@@ -79,7 +89,7 @@ private:
     notes_layer    shape(const layer & layer) const; // without the rotation
 
     void settle() const;
-    void check_rows(const notes_source & source, int32_t n_layers, int32_t n) const;
+    void check_rows(const notes_source & source, int32_t n_layers, int32_t n, bool quantized) const;
     void check_positions(const llama_pos * positions, int32_t n, llama_pos base) const;
     bool whole_window(size_t cache) const;
     bool has_still_pairs() const;
@@ -122,6 +132,6 @@ private:
 
     enum direction { INTO_CACHE, OUT_OF_CACHE, NOWHERE }; // nowhere: only to see whether it would go well
     bool move      (direction way, const std::vector<place> & places, int64_t state, const notes_source & source, int32_t n, double distance) const;
-    bool move_rows (direction way, const part & part, const place & place, char * data, int32_t first, int32_t last, const notes_turn & turn) const;
+    bool move_rows (direction way, const part & part, const place & place, char * data, int32_t first, int32_t last, const notes_turn & turn, notes_stage & stage) const;
     bool move_state(direction way, const part & part, int64_t state, char * data) const;
 };

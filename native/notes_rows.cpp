@@ -1,6 +1,8 @@
 #include "notes_rows.h"
 
 #include "ggml-cpu.h"
+#define GGML_COMMON_DECL_CPP
+#include "ggml-common.h"
 
 // That of llama.cpp's sources, inlined.
 #define XXH_INLINE_ALL
@@ -44,6 +46,16 @@ static bool can(ggml_type type) {
     return type == GGML_TYPE_F32 || (ggml_get_type_traits(type)->to_float && ggml_get_type_traits_cpu(type)->from_float);
 }
 
+// ggml's own is compiled for any processor.
+static void dequantize(const block_q8_0 * __restrict x, float * __restrict y, int n) {
+    for (int i = 0; i < n/QK8_0; ++i) {
+        const float d = ggml_fp16_to_fp32(x[i].d);
+        for (int j = 0; j < QK8_0; ++j) {
+            y[i*QK8_0 + j] = d*x[i].qs[j];
+        }
+    }
+}
+
 // `n` elements in another type, or as they are. One of the two is f32, or they are the same.
 static void convert(ggml_type from, const void * src, ggml_type to, void * dst, int n) {
     if (from == to) {
@@ -52,6 +64,8 @@ static void convert(ggml_type from, const void * src, ggml_type to, void * dst, 
         ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) src, (float *) dst, n);
     } else if (to == GGML_TYPE_F16) {
         ggml_cpu_fp32_to_fp16((const float *) src, (ggml_fp16_t *) dst, n);
+    } else if (from == GGML_TYPE_Q8_0) {
+        dequantize((const block_q8_0 *) src, (float *) dst, n);
     } else if (to == GGML_TYPE_F32) {
         ggml_get_type_traits(from)->to_float(src, (float *) dst, n);
     } else {
@@ -80,12 +94,26 @@ static void mix(float * x, int n, int size) {
 }
 
 // memcpy that passes the processor's caches by: memory that is going to be overwritten need not be read first, which is
-// a third of the traffic of a copy and most of the waiting where lines lie apart. Call `settle` when all is written.
+// a third of the traffic of a copy and most of the waiting where lines lie apart. Stores are as wide as there are: a whole
+// line in one is a tenth less for a splice than in four. Call `settle` when all is written.
 static void stream(void * dst, const void * src, size_t size) {
 #if defined(__x86_64__) || defined(_M_X64)
     if ((uintptr_t) dst % 64 == 0 && size % 64 == 0) {
-        for (size_t i = 0; i < size; i += sizeof(__m128i)) {
-            _mm_stream_si128((__m128i *) ((char *) dst + i), _mm_loadu_si128((const __m128i *) ((const char *) src + i)));
+#if defined(__AVX512F__)
+        using wide = __m512i;
+        const auto load  = [](const void * from) { return _mm512_loadu_si512(from); };
+        const auto store = [](wide * to, wide x) { _mm512_stream_si512(to, x); };
+#elif defined(__AVX__)
+        using wide = __m256i;
+        const auto load  = [](const void * from) { return _mm256_loadu_si256((const wide *) from); };
+        const auto store = [](wide * to, wide x) { _mm256_stream_si256(to, x); };
+#else
+        using wide = __m128i;
+        const auto load  = [](const void * from) { return _mm_loadu_si128((const wide *) from); };
+        const auto store = [](wide * to, wide x) { _mm_stream_si128(to, x); };
+#endif
+        for (size_t i = 0; i < size; i += sizeof(wide)) {
+            store((wide *) ((char *) dst + i), load((const char *) src + i));
         }
         return;
     }
@@ -121,20 +149,53 @@ static void turn_head(const notes_turn & turn, const float * __restrict x, float
 }
 
 #if defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
-// Rows of f16 in a cache of f16, the usual case: converted, turned and converted back in registers. The loops below, for
+// Rows in a cache of f16, the usual case: converted, turned and converted back in registers. The loops below, for
 // everything else, take a row of f32 five times, which costs as much as the memory.
-static bool turns_f16(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst) {
-    return !turn.identity && src.type == GGML_TYPE_F16 && dst.type == GGML_TYPE_F16 && !src.hadamard && !dst.hadamard && turn.rotation.n_rot % 16 == 0;
+struct row_f16 {
+    const uint16_t * x;
+
+    __m256 load(int j) const { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (x + j))); }
+};
+
+struct row_q8_0 {
+    const block_q8_0 * x;
+
+    __m256 load(int j) const { // j is a multiple of 8
+        const auto & block = x[j/QK8_0];
+        const __m128i q = _mm_loadl_epi64((const __m128i *) (block.qs + j%QK8_0));
+        return _mm256_mul_ps(_mm256_set1_ps(_cvtsh_ss(block.d)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)));
+    }
+};
+
+static bool into_f16(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_embd) {
+    if (dst.type != GGML_TYPE_F16 || src.hadamard || dst.hadamard || (!turn.identity && turn.rotation.n_rot % 16)) {
+        return false;
+    }
+    const bool eights = n_embd % 8 == 0 && (turn.identity || (turn.rotation.head_size % 8 == 0 && turn.rotation.offset % 8 == 0));
+    return src.type == GGML_TYPE_F16 ? !turn.identity : src.type == GGML_TYPE_Q8_0 && eights;
 }
 
-static void turn_head_f16(const notes_turn & turn, const uint16_t * x, uint16_t * y) {
+template<typename row_type>
+static void convert_f16(const row_type & x, uint16_t * y, int n) {
+    for (int j = 0; j < n; j += 8) {
+        _mm_storeu_si128((__m128i *) (y + j), _mm256_cvtps_ph(x.load(j), _MM_FROUND_TO_NEAREST_INT));
+    }
+}
+
+static void convert_f16(const row_f16 & x, uint16_t * y, int n) {
+    memcpy(y, x.x, n*sizeof(uint16_t));
+}
+
+// The head whose rotated elements begin at `first`.
+template<typename row_type>
+static void turn_head_f16(const notes_turn & turn, const row_type & x, int first, uint16_t * y) {
     const float * c = turn.cos.data();
     const float * s = turn.sin.data();
 
-    const auto load  = [&](int j) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (x + j))); };
+    const auto load  = [&](int j) { return x.load(first + j); };
     const auto store = [&](int j, __m256 a, __m256 partner) {
         const __m256 sum = _mm256_fmadd_ps(a, _mm256_loadu_ps(c + j), _mm256_mul_ps(partner, _mm256_loadu_ps(s + j)));
-        _mm_storeu_si128((__m128i *) (y + j), _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128((__m128i *) (y + first + j), _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT));
     };
     if (turn.rotation.type == LLAMA_ROPE_TYPE_NORM) {
         for (int j = 0; j < turn.rotation.n_rot; j += 8) {
@@ -152,18 +213,18 @@ static void turn_head_f16(const notes_turn & turn, const uint16_t * x, uint16_t 
     }
 }
 
-static bool turn_f16(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
+template<typename row_type, typename item>
+static bool move_into_f16(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
     const auto & rotation = turn.rotation;
     const size_t size = n_embd*sizeof(uint16_t);
     std::vector<uint16_t> row(n_embd);
     for (int i = 0; i < n_rows; ++i) {
-        const uint16_t * x = (const uint16_t *) (src.data + i*src.stride);
-        if (rotation.n_rot < rotation.head_size) {
-            memcpy(row.data(), x, size); // what is not rotated
+        const row_type x { (const item *) (src.data + i*src.stride) };
+        if (turn.identity || rotation.n_rot < rotation.head_size) {
+            convert_f16(x, row.data(), n_embd); // what is not rotated
         }
-        for (int h = 0; h < rotation.n_head; ++h) {
-            const int first = h*rotation.head_size + rotation.offset;
-            turn_head_f16(turn, x + first, row.data() + first);
+        for (int h = 0; h < (turn.identity ? 0 : rotation.n_head); ++h) {
+            turn_head_f16(turn, x, h*rotation.head_size + rotation.offset, row.data());
         }
         if (!fits(GGML_TYPE_F16, row.data(), n_embd, GGML_TYPE_F16)) {
             return false;
@@ -173,12 +234,17 @@ static bool turn_f16(const notes_turn & turn, const notes_row_block & src, const
     settle();
     return true;
 }
+
+static bool move_f16(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd) {
+    return src.type == GGML_TYPE_F16 ? move_into_f16<row_f16,  uint16_t>  (turn, src, dst, n_rows, n_embd)
+                                     : move_into_f16<row_q8_0, block_q8_0>(turn, src, dst, n_rows, n_embd);
+}
 #else
-static bool turns_f16(const notes_turn &, const notes_row_block &, const notes_row_block &) {
+static bool into_f16(const notes_turn &, const notes_row_block &, const notes_row_block &, int) {
     return false;
 }
 
-static bool turn_f16(const notes_turn &, const notes_row_block &, const notes_row_block &, int, int) {
+static bool move_f16(const notes_turn &, const notes_row_block &, const notes_row_block &, int, int) {
     return false;
 }
 #endif
@@ -200,8 +266,8 @@ static bool move(const notes_turn & turn, const notes_row_block & src, const not
     if (turn.identity && src.type == dst.type && src.hadamard == dst.hadamard && !ggml_is_quantized(src.type)) {
         return copy(src, dst, n_rows, n_embd);
     }
-    if (turns_f16(turn, src, dst)) {
-        return turn_f16(turn, src, dst, n_rows, n_embd);
+    if (into_f16(turn, src, dst, n_embd)) {
+        return move_f16(turn, src, dst, n_rows, n_embd);
     }
 
     const auto & rotation = turn.rotation;
@@ -300,15 +366,48 @@ static bool transpose(const notes_row_block & src, const notes_row_block & dst, 
     return true;
 }
 
-static bool transpose_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols) {
+static bool transpose_plain(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols) {
     return dst.type == GGML_TYPE_F32 ? transpose<float>(src, dst, n_rows, n_cols) : transpose<uint16_t>(src, dst, n_rows, n_cols);
+}
+
+static bool transpose_rows(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols) {
+    if (!ggml_is_quantized(src.type)) {
+        return transpose_plain(src, dst, n_rows, n_cols);
+    }
+    // Blocks lie across what is written: the same bands, in the type of `dst` before.
+    const size_t item = ggml_type_size(dst.type);
+    std::vector<char> band(TILE*n_cols*item);
+    const notes_row_block plain { dst.type, band.data(), n_cols*item };
+    for (int i = 0, n = 0; i < n_rows; i += n) {
+        char * cols = dst.data + i*item;
+        n = std::min<int>(n_rows - i, TILE - (uintptr_t) cols/item % TILE);
+        const notes_row_block some { src.type, src.data + i*src.stride, src.stride };
+        if (!move({}, some, plain, n, n_cols) || !transpose_plain(plain, { dst.type, cols, dst.stride }, n, n_cols)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static void hash(void * state, const char * data, size_t size) {
     XXH3_128bits_update((XXH3_state_t *) state, data, size);
 }
 
+static void product(const float * s, const float * a, const float * b, float * out, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        float * row = out + i*n;
+        memcpy(row, b + i*n, n*sizeof(float));
+        for (int64_t k = 0; k < n; ++k) {
+            const float factor = s[i*n + k];
+            const float * from = a + k*n;
+            for (int64_t j = 0; j < n; ++j) {
+                row[j] += factor*from[j];
+            }
+        }
+    }
+}
+
 // What the backend answers when it is asked for it by this name (patches/0001-notes-hooks.patch).
 extern "C" {
-notes_row_loops notes_row_loops_here = { can, move, transpose_rows, hash };
+notes_row_loops notes_row_loops_here = { can, move, transpose_rows, hash, product };
 }

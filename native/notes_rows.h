@@ -6,6 +6,7 @@
 #include "ggml.h"
 
 #include <cstddef>
+#include <cstdint>
 
 // Rows of `n` elements of `type`, consecutive rows `stride` bytes apart. A quantized cache keeps a row mixed: every
 // `hadamard` elements multiplied with an orthonormal Walsh-Hadamard matrix, which spreads outliers. 0: not mixed.
@@ -28,11 +29,14 @@ struct notes_row_loops {
     bool (*move)(const notes_turn & turn, const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_embd);
 
     // The same without a rotation, transposed: element j of row i of `src` becomes element i of row j of `dst`, which has
-    // n_cols rows. Neither is mixed or quantized.
+    // n_cols rows. Neither is mixed, `dst` is not quantized.
     bool (*transpose)(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols);
 
     // XXH3_128bits_update: `state` is an XXH3_state_t.
     void (*hash)(void * state, const char * data, size_t size);
+
+    // out = s a + b, square matrices of n rows, which do not overlap.
+    void (*product)(const float * s, const float * a, const float * b, float * out, int64_t n);
 };
 
 // Those of the CPU backend that is loaded. Throws notes_failure if it has none.

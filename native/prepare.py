@@ -22,7 +22,10 @@ import graphs
 HERE = Path(__file__).parent
 VERSION, SHA256 = (HERE / "LLAMA_CPP_PYTHON").read_text().split()
 SDIST = f"llama_cpp_python-{VERSION}.tar.gz"
-BINDING = ("llama_cpp/__init__.py", "llama_cpp/llama_cpp.py", "llama_cpp/_ctypes_extensions.py", "LICENSE.md")
+BINDING = (
+    *("llama_cpp/__init__.py", "llama_cpp/llama_cpp.py", "llama_cpp/mtmd_cpp.py", "llama_cpp/_ctypes_extensions.py"),
+    "LICENSE.md",
+)
 PATCHES = sorted((HERE / "patches").glob("*.patch"))
 
 

@@ -105,14 +105,19 @@ def masked(case: Case, rng: np.random.Generator) -> Array | None:
     return mask
 
 
-def difference(case: Case) -> float:
-    """The largest error of any output, in units of V's."""
+def given(case: Case) -> tuple[Array, Array, Array, Array | None, Array | None]:
+    """Random numbers: Q, K, V, a mask, sinks."""
     rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
     q = rounded(rng.normal(size=(case.streams, case.groups * case.heads, case.queries, case.key)), F32)
     k = rounded(rng.normal(size=(case.streams, case.groups, case.rows, case.key)), case.kind)
     v = rounded(rng.normal(size=(case.streams, case.groups, case.rows, case.value)), kind_of_v(case))
-    given = q, k, v, masked(case, rng), rng.normal(size=case.groups * case.heads) * 3 if case.sinks else None
-    return float(np.abs(computed(case, *given) - expected(case, *given)).max())
+    return q, k, v, masked(case, rng), rng.normal(size=case.groups * case.heads) * 3 if case.sinks else None
+
+
+def difference(case: Case) -> float:
+    """The largest error of any output, in units of V's."""
+    numbers = given(case)
+    return float(np.abs(computed(case, *numbers) - expected(case, *numbers)).max())
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 8])
@@ -149,6 +154,20 @@ def test_the_number_of_threads_changes_rounding_only() -> None:
     """K and V are split where there are more threads than tiles, and the parts are put together again."""
     for queries in (1, 16):
         assert max(difference(Case(queries=queries, rows=2000, threads=threads)) for threads in (1, 2, 7, 16)) < 2e-5
+
+
+@pytest.mark.parametrize("kind", [F16, Q8_0, F32])
+@pytest.mark.parametrize("mask", ["causal", "none", "window", "apart", "heads", "blind"])
+def test_heads_of_a_tile_are_told_apart(mask: str, kind: int) -> None:
+    """A tile of few rows holds several heads of K and V, more with fewer threads: the same bits."""
+    for queries, heads in ((1, 1), (1, 2), (1, 7), (2, 2), (5, 1), (7, 3), (16, 2)):
+        assert difference(Case(queries, groups=3, heads=heads, rows=150, mask=mask, kind=kind, threads=1)) < 2e-5
+        case = Case(queries, groups=8, heads=heads, rows=150, mask=mask, kind=kind, threads=1)
+        numbers = given(case)
+        alone = computed(case, *numbers)
+        assert np.abs(alone - expected(case, *numbers)).max() < 2e-5, case
+        for threads in (2, 3, 4):
+            assert np.array_equal(alone, computed(replace(case, threads=threads), *numbers)), (case, threads)
 
 
 @pytest.mark.parametrize("number", [6e4, np.nan, np.inf])

@@ -50,7 +50,7 @@ def test_it_is_that_of_the_pinned_sdist() -> None:
     """Module by module what the checked and patched sdist holds; no other one is there."""
     folder = Path(importlib.import_module("notes_cli.lib").__file__ or "").parent
     modules = sorted(path.name for path in folder.glob("*.py"))
-    assert modules == ["__init__.py", "_ctypes_extensions.py", "llama_cpp.py"]
+    assert modules == ["__init__.py", "_ctypes_extensions.py", "llama_cpp.py", "mtmd_cpp.py"]
     for name in modules:
         assert (folder / name).read_bytes() == (PREPARED / name).read_bytes()
     assert importlib.import_module("notes_cli.lib").__version__ == native.UPSTREAM == VERSION
@@ -66,13 +66,13 @@ def test_another_sdist_is_refused(prepare: ModuleType, tmp_path: Path, monkeypat
 
 
 def test_only_what_is_used_is_unpacked(prepare: ModuleType, tmp_path: Path) -> None:
-    """llama.cpp and the modules that bind llama.h, with their licence; nothing outside of the folder."""
+    """llama.cpp and the modules that bind llama.h and mtmd.h, with their licence; nothing outside of the folder."""
     files = {name: name for name in prepare.BINDING}
     files |= dict.fromkeys(("llama_cpp/llama.py", "llama_cpp/server/app.py", "vendor/llama.cpp/../../evil"), "")
     path = sdist(tmp_path / "sdist.tar.gz", files | {"vendor/llama.cpp/src/llama.cpp": "int main() {}"})
     prepare.unpack(path, tmp_path / "to" / "llama.cpp")
     found = {each.relative_to(tmp_path / "to").as_posix() for each in (tmp_path / "to").rglob("*") if each.is_file()}
-    names = ("__init__.py", "llama_cpp.py", "_ctypes_extensions.py", "LICENSE.md")
+    names = ("__init__.py", "llama_cpp.py", "mtmd_cpp.py", "_ctypes_extensions.py", "LICENSE.md")
     assert found == {"llama.cpp/src/llama.cpp", *(f"llama.cpp/llama_cpp/{name}" for name in names)}
 
 
