@@ -168,7 +168,7 @@ ERRATA_FILE = Path(__file__).resolve().parent.parent / "prompts" / "errata.yaml"
 
 def wordings(path: Path = ERRATA_FILE) -> dict[str, str]:
     """The erratum wordings of the CLI, read from its one source (default first)."""
-    found = dict(re.findall(r'^  (\w+): "(.*)"$', path.read_text(encoding="utf-8"), flags=re.M))
+    found = dict(re.findall(r'^  "(\w+)": "(.*)",?$', path.read_text(encoding="utf-8"), flags=re.M))
     if not found:
         raise ValueError(f"no erratum wordings in {path}")
     return found

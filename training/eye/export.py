@@ -1,0 +1,145 @@
+"""Write the tiny vision model as two GGUF files: the decoder (architecture `qwen2vl`) and its projector (`clip`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training.export import TEMPLATE
+from training.eye.model import SECTIONS, Block, Decoder, Eye, EyeBlock, Seeing
+from training.eye.pictures import CELL, SIZES
+from training.eye.words import END, PAD, SPECIAL
+
+MODEL, PROJECTOR = "notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf"
+CONTEXT = 4096
+Array = npt.NDArray[np.float32]
+
+
+def write(net: Seeing, tokenizer: Tokenizer, folder: Path) -> list[Path]:
+    """Both files; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / MODEL, folder / PROJECTOR]
+    _decoder(net.decoder, tokenizer, paths[0])
+    _projector(net.eye, paths[1])
+    return paths
+
+
+def _numbers(named: dict[str, Tensor]) -> dict[str, Array]:
+    return {name: value.detach().float().contiguous().numpy() for name, value in named.items()}
+
+
+def _about(out: gguf.GGUFWriter, name: str, description: str) -> None:
+    out.add_name(name)
+    out.add_author("notes")
+    out.add_license("MIT")
+    out.add_description(description)
+
+
+def _finish(out: gguf.GGUFWriter) -> None:
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def _decoder(net: Decoder, tokenizer: Tokenizer, path: Path) -> None:
+    s = net.s
+    out = gguf.GGUFWriter(path, "qwen2vl")
+    _about(out, "notes-eye", "A tiny decoder that is asked about pictures of shapes and receipts")
+    out.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    out.add_vocab_size(s.vocab)
+    out.add_context_length(CONTEXT)
+    out.add_embedding_length(s.width)
+    out.add_block_count(s.layers)
+    out.add_feed_forward_length(s.ffn)
+    out.add_head_count(s.heads)
+    out.add_head_count_kv(s.kv_heads)
+    out.add_rope_freq_base(s.rope_base)
+    out.add_rope_dimension_sections([*SECTIONS, 0])
+    out.add_layer_norm_rms_eps(s.eps)
+    vocabulary = tokenizer.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    types = [gguf.TokenType.CONTROL if t in SPECIAL else gguf.TokenType.NORMAL for t in tokens]
+    tokens += [f"<|unused_{i}|>" for i in range(s.vocab - len(tokens))]
+    types += [gguf.TokenType.UNUSED] * (s.vocab - len(types))
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("gpt-2")
+    out.add_token_list(tokens)
+    out.add_token_types(types)
+    out.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    out.add_eos_token_id(END)
+    out.add_pad_token_id(PAD)
+    out.add_add_bos_token(False)
+    out.add_chat_template(TEMPLATE)
+    named: dict[str, Tensor] = {"token_embd.weight": net.embed, "output_norm.weight": net.norm}
+    for i, block in enumerate(net.blocks):
+        assert isinstance(block, Block)
+        at = f"blk.{i}."
+        named |= {at + "attn_norm.weight": block.attn_norm, at + "ffn_norm.weight": block.ffn_norm}
+        for name, linear in (("q", block.q), ("k", block.k), ("v", block.v)):
+            named |= {f"{at}attn_{name}.weight": linear.weight, f"{at}attn_{name}.bias": linear.bias}
+        for name, linear in (
+            ("attn_output", block.o),
+            *(("ffn_gate", block.gate), ("ffn_up", block.up), ("ffn_down", block.down)),
+        ):
+            named[f"{at}{name}.weight"] = linear.weight
+    for name, array in _numbers(named).items():
+        if array.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            out.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            out.add_tensor(name, array)
+    _finish(out)
+
+
+def _projector(eye: Eye, path: Path) -> None:
+    s = eye.s
+    out = gguf.GGUFWriter(path, "clip")
+    _about(out, "notes-eye", "The projector of notes-eye: 48 pixels wide pictures, a row for each 12 by 12 of them")
+    out.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    out.add_bool("clip.has_vision_encoder", True)
+    out.add_string("clip.projector_type", "qwen2vl_merger")
+    for key, value in {
+        "embedding_length": s.eye_width,
+        "attention.head_count": s.eye_heads,
+        "feed_forward_length": s.eye_ffn,
+        "block_count": s.eye_layers,
+        "projection_dim": s.width,
+        "image_size": SIZES["picture"][0],
+        "patch_size": s.patch,
+    }.items():
+        out.add_uint32(f"clip.vision.{key}", value)
+    out.add_float32("clip.vision.attention.layer_norm_epsilon", s.eps)
+    out.add_array("clip.vision.image_mean", [s.mean] * 3)
+    out.add_array("clip.vision.image_std", [s.deviation] * 3)
+    # The most rows of a picture that it was trained with: notes keeps to it, as qwen2vl_merger has no key of its own.
+    out.add_uint32("notes.image_max_tokens", max(high // CELL * (wide // CELL) for high, wide in SIZES.values()))
+    kernel = eye.patch.weight.view(s.eye_width, 3, s.patch, s.patch)
+    named: dict[str, Tensor] = {
+        # Two frames of a video, which are one picture here: their sum counts.
+        "v.patch_embd.weight": kernel,
+        "v.patch_embd.weight.1": kernel * 0,
+        "v.post_ln.weight": eye.post.weight,
+        "v.post_ln.bias": eye.post.bias,
+        "mm.0.weight": eye.mm0.weight,
+        "mm.0.bias": eye.mm0.bias,
+        "mm.2.weight": eye.mm2.weight,
+        "mm.2.bias": eye.mm2.bias,
+    }
+    for i, block in enumerate(eye.blocks):
+        assert isinstance(block, EyeBlock)
+        for name, module in (
+            *(("ln1", block.ln1), ("ln2", block.ln2), ("attn_q", block.q), ("attn_k", block.k), ("attn_v", block.v)),
+            *(("attn_out", block.o), ("ffn_up", block.up), ("ffn_down", block.down)),
+        ):
+            named |= {f"v.blk.{i}.{name}.weight": module.weight, f"v.blk.{i}.{name}.bias": module.bias}
+    for name, array in _numbers(named).items():
+        out.add_tensor(name, array.astype(np.float16) if array.ndim > 1 else array)
+    _finish(out)
