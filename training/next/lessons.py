@@ -88,7 +88,7 @@ class Teacher:
     def change(
         self, drafts: Sequence[world.Draft], values: dict[str, str], wanted: first.Rule, level: world.Level, mix: Mix
     ) -> str:
-        """Change a field (mostly the wanted rule's) in `values`, mostly so that the answer flips; its erratum."""
+        """Change a field (mostly the one of the wanted rule) in `values`, and return its erratum."""
         rng = self.rng
         name = wanted.field if rng.random() < 0.8 else rng.choice(list(values))
         about = [r for d in drafts for r in d.rules if r.field == name]
@@ -98,9 +98,11 @@ class Teacher:
         kind = next(d.kinds[name] for d in drafts if name in d.kinds)
         names = world.Names(rng, False, level)
         old = new = values[name]
+        # Half of the changes about limits leave the answer: else "the other one" is right without reading the limit.
+        flip = kind == "table" or rng.random() < 0.5
         for _ in range(8):
             new = world.make_value(rng, names, kind, rule, level, old)
-            if rule is None or rule.outcome(new) != rule.outcome(old) or rng.random() < 0.15:
+            if rule is None or (rule.outcome(new) != rule.outcome(old)) == flip:
                 break
         values[name] = new
         return self.erratum(name, old, new, mix)

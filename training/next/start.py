@@ -1,16 +1,18 @@
 """A start from which look-ups over words of several pieces are learned in minutes. Everything stays trainable.
 
-The stream is the token's own identity (what the slots leave), a flag for pieces that go on with a word, slots of 21
-numbers, and some single numbers. A slot holds the code of a word: 16 numbers that tell words apart, and 5 that say how
-much a number is (of two digits; a year; hundreds, tens, units).
+The stream is the token's own identity (what the slots leave), a flag for pieces that go on with a word, slots of 22
+numbers, and some single numbers. A slot holds the code of a word: 16 numbers that tell words apart, 5 that say how much
+a number is (of two digits; a year; hundreds, tens, units), and one that says that it is a number.
 
     C  the piece before, at a piece that goes on with a word: with the own identity, the code of the word so far
     A  B  the word code 1 and 2 tokens back. After a word A is the word, whatever its length; at the first piece of an
-       outcome B is its topic
-    F  the A of the nearest "is" or ":" before: after a value, its field
+       outcome B is its topic, and at the first piece of a corrected value its field
+    F  the A of the nearest "is" or ":" before: after a value, its field. At the end of a sentence that says nothing of
+       a field ("This replaces the earlier date.") it is none
     P  the A and F of the nearest "then" (or "If") before: at the first piece of an outcome, its condition
     S  the word code 6 and 7 back: where an answer begins, the topic of the question
     month, year   of a date that ends here, 3 and 5 back; its day is in A
+    number, ended   1 right after a number, at a "then", a full stop or the end of a line, and at a full stop alone
     else   1 after a "then", -1 after an "otherwise"
     V  the date or amount at the end of the line of the same field
     L  the date or amount of the nearest limit on the same field
@@ -35,20 +37,23 @@ from torch import Tensor
 
 from training.model import Block, Tiny, orthogonal
 
-SIZE = 21
+SIZE = 22
 WORD = 16  # of these, those that tell words apart; the others are NUMBERS
-NUMBERS = ["two", "year", "hundreds", "tens", "units"]
+NUMBERS = ["two", "year", "hundreds", "tens", "units", "number"]
 NAMES = ["C", "A", "B", "F", "P", "S"]
-SINGLE = ["month", "year", "else", "c", "c here", "holds"]
+SINGLE = ["month", "year", "number", "ended", "else", "c", "c here", "holds"]
 PARTS = ["day", "month", "year", "hundreds", "tens", "units", "there"]  # of V and L
 FAST, SLOW = 12, 11  # rotary pairs for distances, and for matches
 NOWHERE = 1.35  # how strongly a head that finds no match looks at the start of a turn instead
+OF_FIELD = 0.85  # how much of a condition its field is, beside its value
 HELD, SAID = 0.8, 1.0  # how loudly a head says that a condition holds: in a rule, and in an erratum
 HEARD = 0.15  # how strongly answers prefer what is said to hold: about one nat
 LOUD = 2.5  # the length of the largest number's code
 # As measured before any step: what the slot A holds of a number, and what "there" and "else" read.
 COPIED, THERE, ELSE = 1.0, 1.1, 0.7
-AGAIN = 0.85  # what a register is copied with, so that it holds as much
+AGAIN = {"V": 0.9, "L": 0.83}  # what a register is copied with, so that it holds as much as is compared with it
+EVEN = 22.0  # the square of the length of every number's embedding: what is copied of a token depends on its length
+COLON = 0.87  # where a ":" is, less is in the stream than where an "is" is, so the norm makes more of it
 CERTAIN = 0.01  # how loudly a comparison is said
 
 
@@ -74,6 +79,8 @@ class Marks:
     stops: list[int]  # what ends one
     closing: list[int]  # "." and ","
     relations: list[int]  # "before", "over", "now": they follow "is" and are no outcome
+    opens: list[int]  # a sentence that says nothing of a field
+    dashes: list[int]  # within a date
     common: list[int]  # other tokens that are everywhere
 
     @property
@@ -98,6 +105,7 @@ def numbers_of(marks: Marks) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
 
     def put(token: int, **parts: float) -> None:
+        parts["number"] = 0.5
         found[token] = torch.tensor([parts.get(name, 0.0) for name in NUMBERS])
 
     for n, token in marks.two.items():
@@ -148,11 +156,16 @@ def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
     code = e[:, :own] @ shrink.T
     new = torch.zeros_like(code)
     new[:, :WORD] = 0.5 * SIZE**0.5 * F.normalize(code[:, :WORD], dim=1)  # of one length
-    for i, parts in numbers_of(marks).items():
-        new[i, :WORD] *= 0.7
+    numbers = numbers_of(marks)
+    for i, parts in numbers.items():
+        new[i, :WORD] = 0  # nothing is matched by it, and in a condition it would be noise beside the field
         new[i, WORD:] = LOUD * parts
     new[marks.turns] = 0  # nothing to carry
     e[:, :own] += (new - code) @ shrink
+    told = sorted(numbers)
+    coded = e[told, :own] @ shrink.T @ shrink
+    rest = F.normalize(e[told, :own] - coded, dim=1)
+    e[told, :own] = coded + rest * (EVEN - coded.square().sum(1, keepdim=True)).sqrt()
     e[:, flag] = -0.5
     e[torch.tensor(marks.going_on), flag] = 0.5
     model.norm.fill_(0.1)
@@ -181,7 +194,7 @@ def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
         read[slot("A")] = 1.5 * code / code.square().sum()  # slots hold a third to a half of what they copy
         return read
 
-    condition = reader(("A", 1.0), ("F", 0.5 * turn))
+    condition = reader(("A", 1.0), ("F", OF_FIELD * turn))
 
     def without(tokens: list[int]) -> Tensor:
         """What reads the identity of tokens, and nothing at these."""
@@ -211,7 +224,7 @@ def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
     here[0, slot("A").start + WORD] = 1.0
     here[1] = only("month")
     here[2] = only("year")
-    here[3:6, slot("A").start + WORD + 2 : slot("A").stop] = torch.eye(3)
+    here[3:6, slot("A").start + WORD + 2 : slot("A").start + WORD + 5] = torch.eye(3)
     here[6] = at_token(marks.ends) + at_token(marks.thens)
 
     def phase(distance: float) -> Tensor:
@@ -256,14 +269,14 @@ def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
         b.q.weight[D - 1, flag] = -12.0 / 2 / 2.0
         b.q.bias[D - 1] = 12.0 / 2
 
-    mid = torch.arange(4, 12)
+    mid = torch.arange(5, 18)  # slow enough that no far position looks near again within a text
 
-    def nearest(b: Block, kv: int, head: int, tokens: list[int], dim: int = pairs - 1) -> None:
-        """A head of the group that looks at the nearest of these tokens. It uses one dimension of the keys, and those
-        of nearness, which heads that share them must not read."""
+    def nearest(b: Block, kv: int, head: int, read: Tensor, dim: int = pairs - 1) -> None:
+        """A head of the group that looks at the nearest position at which `read` is 1. It uses one dimension of the
+        keys, and those of nearness, which heads that share them must not read."""
         b.k.weight[kv * D + mid] = 0
         b.k.bias[kv * D + mid] = 4.0
-        b.k.weight[kv * D + dim] = 10 * at_token(tokens)
+        b.k.weight[kv * D + dim] = 12 * read
         for i in range(R):
             at = (kv * R + i) * D
             if i == head:
@@ -314,7 +327,8 @@ def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
     def compare(b: Block, unit: int, where: Tensor, there: Tensor, difference: Tensor) -> int:
         """Hidden units that put the sign of a difference of two dates or amounts into c, the larger parts first.
 
-        They are silent but where `where` reads 1, and where `there` reads none. Returns the next free unit.
+        They are silent but where `where` reads 1, a number has just ended, and `there` reads 1. Returns the next free
+        unit.
         """
         edge = 6.0
         steps = (2 / 19, 2 / 19, 1 / 5, 2 / 9, 2 / 9, 2 / 9)  # between neighbours
@@ -323,10 +337,32 @@ def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
             for sign in (1.0, -1.0):
                 for side in (1.0, -1.0):
                     gate = sign * steep * difference[part] + side * edge * where
-                    b.gate.weight[unit] = gate - 40.0 * (where - there)
+                    b.gate.weight[unit] = gate - 40.0 * (where - there) - 25.0 * (where - only("number"))
                     b.up.weight[unit] = where
                     b.down.weight[single("c"), unit] = sign * side * weight * CERTAIN / edge
                     unit += 1
+        return unit
+
+    def count(b: Block, unit: int, where: Tensor, name: str) -> int:
+        """Two hidden units that say 1 where `where` reads 1 and a number has just ended, 0 elsewhere."""
+        number = torch.zeros(s.width)
+        number[slot("A").stop - 1] = 1.0
+        for side, less in ((1, 0.0), (-1, 0.5)):
+            b.gate.weight[unit] = 60.0 * (number - less * where)
+            b.up.weight[unit] = where
+            b.down.weight[single(name), unit] = side * 0.0062
+            unit += 1
+        return unit
+
+    def rekey(b: Block, unit: int, where: Tensor) -> int:
+        """Hidden units that put the field (F) into B, in place of what is there, at a token where `where` reads 1."""
+        for i in range(WORD):
+            b.gate.weight[unit] = 20.0 * where
+            b.gate.weight[unit, flag] = 20.0
+            b.up.weight[unit, slot("F").start + i] = 1.25
+            b.up.weight[unit, slot("B").start + i] = -1.0
+            b.down.weight[slot("B").start + i, unit] = 0.0053
+            unit += 1
         return unit
 
     def judge(b: Block) -> None:
@@ -379,60 +415,71 @@ def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
             )
         elif layer == 2:
             b.k.weight[:D] = 0
-            nearest(b, 0, 0, marks.equals)
-            nearest(b, 0, 1, [*marks.thens, *marks.others, *marks.ifs], spare[0])
-            b.q.bias[mid] = 4.0
+            others = at_token([*marks.equals[1:], *marks.opens])
+            nearest(b, 0, 0, at_token(marks.equals[:1]) + COLON * others)
+            nearest(b, 0, 1, at_token([*marks.thens, *marks.others, *marks.ifs]), spare[0])
+            b.q.bias[mid] = 6.0  # a date is long: its field is further away
             carry(b, 0, [reader(("A", 1.0))], (0,), [slot("F")])
             b.o.weight[:, D : 2 * D] = 0
             tell(b, 1, D - 2, at_token(marks.thens) - at_token(marks.others), single("else"), 0.6)
             eye = torch.eye(SIZE)
             look_back(b, 1, (6, 7), word, (slot("S"), slot("S")), (eye, eye), (0.6, 0.2))
+            unit = count(b, 0, at_token([*marks.thens, *marks.closing[:1], *marks.ends]), "number")
+            unit = count(b, unit, at_token(marks.closing[:1]), "ended")
+            rekey(b, unit, after(marks.relations[2]))
         elif layer == 3:
             b.k.weight[:D] = 0
-            nearest(b, 0, 0, [*marks.thens, *marks.ifs])
+            nearest(b, 0, 0, at_token([*marks.thens, *marks.ifs]))
             carry(b, 0, [condition], (0,), [slot("P")])
             field = reader(("F", 1.0))
             match(b, 1, field, (field, field), 3.0)
-            prefer(b, 1, 2.0 * at_token(marks.ends) - after(marks.ends[0]), D - 1, (0,))
+            # A line without a number that follows the fields has the last of them for its field, too.
+            prefer(b, 1, at_token(marks.ends) + only("number") - after(marks.ends[0]), D - 1, (0,))
             prefer(b, 1, 2.0 * at_token(marks.thens), spare[0], (1,))
             prefer(b, 1, NOWHERE * at_token(marks.turns), spare[1])
-            carry(b, 1, [here], (0,), [register("V")], AGAIN)
+            carry(b, 1, [here], (0,), [register("V")], AGAIN["V"])
             first = (R + 1) * D
             b.o.weight[:, first : first + D] = 0
-            b.o.weight[register("L"), first : first + len(PARTS)] = AGAIN * torch.eye(len(PARTS))
+            b.o.weight[register("L"), first : first + len(PARTS)] = AGAIN["L"] * torch.eye(len(PARTS))
             kept = {name: torch.eye(s.width)[register(name)] for name in ("V", "L")}
             turned = torch.tensor([1.0, 1, 1, -1, -1, -1])[:, None]  # before a date, over an amount
             unit = compare(b, 0, at_token(marks.thens), kept["V"][6] / THERE, turned * (here[:6] - kept["V"][:6]))
             compare(b, unit, at_token(marks.closing[:1]), kept["L"][6] / THERE, turned * (kept["L"][:6] - here[:6]))
         elif layer == 4:
-            match(b, 0, condition, (reader(("P", 1.0)),), 2.5)
+            match(b, 0, condition, (reader(("P", 1.0)),), 3.4)
             prefer(
                 b,
                 0,
-                NOWHERE * at_token(marks.turns) - 2.5 * at_token([*marks.thens, *marks.ifs]) - after(marks.equals[0]),
+                2.5 * at_token(marks.turns)
+                + 0.6 * at_token(marks.ends)
+                - 2.5 * at_token([*marks.thens, *marks.ifs])
+                - after(marks.equals[0]),
                 D - 1,
                 (0,),
             )
-            nearest(b, 0, 1, marks.thens, spare[0])
+            nearest(b, 0, 1, at_token(marks.thens), spare[0])
             b.v.weight[:D] = 0
             b.o.weight[:, : 2 * D] = 0  # its heads say whether a condition holds, and nothing else
             tell(b, 0, D - 2, at_token(marks.ends), holds, held)
             tell(b, 1, D - 3, only("c"), single("c here"), 1.0)
-            match(b, 1, reader(("P", 1.0)), (condition, 2.0 * reader(("F", turn))), 2.5)
-            prefer(b, 1, after(marks.equals[0]) + NOWHERE * at_token(marks.turns) - 0.7 * at_token(marks.relations))
-            # Where a value has just ended, errata find something; nothing else does.
-            # The second head: of an erratum about a limit, the outcome on the side that c says.
+            match(b, 1, reader(("P", 1.0)), (condition, 2.4 * reader(("F", turn))), 2.7)
+            first_piece = 1.5 * after(marks.equals[0])
+            prefer(b, 1, first_piece + 1.1 * at_token(marks.turns) - 0.7 * at_token(marks.relations))
+            # Where a value has just ended, errata find something; nothing else does. The first head: the outcome of a
+            # value. The second: of a number, the outcome on the side of the limit that c says, not within a date.
             prefer(b, 1, at_token(marks.turns), spare[0])
-            for head in (R, R + 1):
-                b.q.bias[head * D + spare[0]] = 32.0
-                b.q.weight[head * D + spare[0]] = -12.2 * at_token(marks.closing)
+            b.q.bias[R * D + spare[0]] = 32.0
+            b.q.weight[R * D + spare[0]] = -13.5 * at_token(marks.closing)
+            b.q.bias[(R + 1) * D + spare[0]] = 30.0
+            b.q.weight[(R + 1) * D + spare[0]] = -22.0 * only("ended")
             b.k.weight[D + spare[1]] = 6 * only("else") / ELSE
-            b.q.weight[(R + 1) * D + spare[1]] = 12 * only("c")
+            b.q.weight[(R + 1) * D + spare[1]] = 20 * only("c")
             b.k.weight[D + spare[2]] = 4 * after(marks.equals[0])
+            b.k.weight[D + spare[2], slot("P").stop - 1] += 8.0  # its condition is a number
             b.q.weight[(R + 1) * D + spare[2]] = 3.5 / THERE * torch.eye(s.width)[register("L")][6]
             for dim in spare[1:3]:
                 b.q.weight[R * D + dim] = 0
-            carry(b, 1, [reader(("B", 1.0)), without(marks.turns)[: D - 2 - SIZE]], (0, 1), [slot("B"), place], 0.9)
+            carry(b, 1, [reader(("B", 1.0)), without(marks.turns)[: D - 2 - SIZE]], (0, 1), [slot("B"), place], 1.8)
             for head in (R, R + 1):
                 tell(b, head, D - 2, after(marks.equals[0]), holds, said)
             judge(b)
