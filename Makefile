@@ -10,7 +10,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint wheel processors sdist train bench experiments zoo upstream sanitize page faults faults-slice clients serving recording site clean
+.PHONY: help setup demo test lint wheel processors sdist train bench experiments zoo upstream sanitize page faults faults-slice clients serving images images-served race recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,13 @@ experiments: $(READY) ## What the paper measured, on the model that ships (docs/
 
 bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
 	@$(BIN)/python -m bench.speed | tee docs/speed.txt
+
+images: $(READY) ## The small model that sees: held-out decisions, spliced against looked at again (docs/images.md, 5 minutes)
+	@$(BIN)/python -m bench.images --out docs/results/images.json
+
+images-served: $(READY) ## A picture that is shown again: notes serve against llama.cpp's own server (docs/images.md, a minute on a quiet core)
+	@$(BIN)/python -m pip install -q cmake ninja
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.images_served --out docs/results/images-served.json
 
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist, and its server for
 # devices of other machines. Made once.
@@ -113,6 +120,10 @@ clients: $(READY) ## 10,000 requests against notes serve, many of clients that v
 serving: $(READY) ## notes serve against llama.cpp's own server, by load (docs/serving.md, 20 minutes on two quiet cores); ONLY='shipped/ours ...' for some
 	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
+
+race: $(READY) ## notes beside llama-server, llama-completion and llama-cpp-python on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
+	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
 
 train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on two cores)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'

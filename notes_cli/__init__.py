@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from notes_cli.engine.segment import Segment
     from notes_cli.errors import NotesError, Notice
     from notes_cli.measure.probing import Probing
+    from notes_cli.measure.speed import Benching
     from notes_cli.runtime.asking import Answer, Listener, Request
     from notes_cli.text.skill import Skill, load_skill
 
 _HOMES = {
     "Answer": "runtime.asking",
+    "Benching": "measure.speed",
     "ContextOptions": "engine.context",
     "Decision": "engine.decision",
     "Listener": "runtime.asking",
@@ -49,6 +51,7 @@ _HOMES = {
 }
 __all__ = [
     "Answer",
+    "Benching",
     "ContextOptions",
     "Decision",
     "Listener",

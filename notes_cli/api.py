@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -25,14 +25,24 @@ from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
-from notes_cli.runtime.asking import SILENT, Answer, Listener, Plan, Request, Stream, ask, ask_stream, explain, opened
-from notes_cli.runtime.batch import PARALLEL, ask_many
-from notes_cli.runtime.compiling import Compiled, block_warnings, compile_to_library
-from notes_cli.runtime.naming import model_file
+from notes_cli.runtime.asking import (
+    PARALLEL,
+    SILENT,
+    Answer,
+    Listener,
+    Plan,
+    Request,
+    Stream,
+    Wanted,
+    ask,
+    ask_stream,
+    explain,
+    opened,
+)
+from notes_cli.runtime.naming import model_file, projector_of
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.blocks import Blocks
-from notes_cli.text.skill import Skill, load_skill
+from notes_cli.text.skill import Skill
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,7 +56,9 @@ if TYPE_CHECKING:
     from notes_cli.measure.probe import Probe
     from notes_cli.measure.probing import Probing
     from notes_cli.measure.session import SessionReport
+    from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
+    from notes_cli.runtime.compiling import Compiled
     from notes_cli.runtime.importing import Imported
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.folder import Sessions
@@ -54,6 +66,7 @@ if TYPE_CHECKING:
     from notes_cli.sessions.lines import Line
     from notes_cli.sessions.session import Session as Held
     from notes_cli.sessions.state import Entry
+    from notes_cli.text.blocks import Blocks
 
 
 class Asking(TypedDict, total=False):
@@ -61,7 +74,8 @@ class Asking(TypedDict, total=False):
     Request (runtime/asking.py)."""
 
     results: Sequence[tuple[str, str]]  # in a session, for a question: each tool that was called, what it returned
-    splice: Sequence[str | Segment]  # names of compiled skills, segment files or texts, or segments
+    splice: Sequence[Wanted]  # names of compiled skills, segment files or texts, or segments
+    images: Sequence[Wanted]  # shown with the question: files of images, names or segments
     errata: Sequence[str]  # field=value, or free words
     values: Mapping[str, str]  # new values of fields, brought in by `method`
     system: str | None  # text before the skills
@@ -101,6 +115,9 @@ def open(
     beyond_trained: bool = False,
     gpu_layers: int = -1,
     rpc: Sequence[str] = (),
+    projector: str | os.PathLike[str] | None = None,
+    image_tokens: tuple[int | None, int | None] = (None, None),
+    carry: bool | None = None,
 ) -> Model:
     """Open a GGUF model: a file, or a name that a store of models on this machine has; None for the small one that
     ships. Close what is returned, or use it as a context manager.
@@ -109,7 +126,9 @@ def open(
     user, by default those that NOTES_HOME or the system names. `library`: where compiled skills are, by default the
     folder in `paths`. `fixed_size`: the context keeps the size that `options` gives it, and what does not fit is an
     error. `beyond_trained`: more tokens than the model was trained for are allowed. `gpu_layers`: -1 for all.
-    `rpc`: RPC servers of llama.cpp, "host:port", that layers go to first.
+    `rpc`: RPC servers of llama.cpp, "host:port", that layers go to first. `projector`: the GGUF file that makes rows of
+    images (mmproj), and `image_tokens` how many of one at least and at most. `carry`: whether the state of recurrent
+    layers is carried through skills that are not at the start of a prompt; None: where that was measured to hold.
 
     Raise ModelError for a model that cannot be loaded, EngineError for a context that cannot be made.
     """
@@ -127,6 +146,9 @@ def open(
             beyond_trained=beyond_trained,
             gpu_layers=gpu_layers,
             rpc=rpc,
+            projector=projector_of(file) if projector is None else Path(projector).expanduser(),
+            image_tokens=image_tokens,
+            carry=carry,
         )
     )
 
@@ -170,6 +192,7 @@ class Model:
         force: bool = False,
         influence: bool = False,
         blocks: Blocks = 1,
+        kv: str = "f16",
         listener: Listener = SILENT,
     ) -> Segment:
         """The segment of a skill, to be spliced: that of the library if it is up to date, else compiled into it.
@@ -177,15 +200,21 @@ class Model:
         `source`: a text file, a folder with a SKILL.md, or a Skill. `name`: in the library, by default the skill's own.
         `force`: compile it although nothing has changed, or in place of a text that came from elsewhere. `influence`:
         measure which tokens each field's value changes, for selective edits. `blocks`: so many parts, or "headings" for
-        one a heading, each compiled on its own.
+        one a heading, each compiled on its own. `kv`: what its file keeps rows as, "f16", "f16/q8_0" (V alone) or
+        "q8_0".
 
         Raise SkillError for a text that cannot be read, TakenError for a name that another text has, UnsupportedError
         where this model's rows cannot be kept, EngineError for more tokens than it was trained for.
         """
         compiled = self.bring_up_to_date(
-            source, name=name, force=force, influence=influence, blocks=blocks, listener=listener
+            source, name=name, force=force, influence=influence, blocks=blocks, kv=kv, listener=listener
         )
         return self.workspace.open(compiled.path)
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Within the block several compiles share what precedes their skills, which is decoded once. Each has the rows
+        that it has by itself."""
+        return self.workspace.compiling()
 
     def bring_up_to_date(
         self,
@@ -196,12 +225,16 @@ class Model:
         force: bool = False,
         influence: bool = False,
         blocks: Blocks | None = 1,
+        kv: str | None = "f16",
         listener: Listener = SILENT,
     ) -> Compiled:
         """`compile`, without opening the segment: where it is, how many tokens it has, and why it was compiled.
 
-        `output`: write it to this file, not into the library. `blocks`: None for as many as it has there.
+        `output`: write it to this file, not into the library. `blocks`, `kv`: None for what it has there.
         """
+        from notes_cli.runtime.compiling import block_warnings, compile_to_library
+        from notes_cli.text.skill import load_skill
+
         workspace = self.workspace
         if not isinstance(source, Skill):
             source = load_skill(os.fspath(source), name=name)
@@ -222,6 +255,7 @@ class Model:
                 output=output,
                 measure=measured if influence else None,
                 blocks=blocks,
+                kv=kv,
                 say=listener.notice,
             )
         return replace(compiled, warnings=warnings)
@@ -295,6 +329,8 @@ class Model:
         """Answer many questions, at most `parallel` at a time: what their prompts have in common is computed once, and
         they are decoded together. Yield the answer to each, or its error, in their order; they are read as they are
         needed, and an error among them is passed on in its place. The listener hears of no single answer."""
+        from notes_cli.runtime.batch import ask_many
+
         requests = (one if isinstance(one, NotesError) else _request(one, method, how) for one in questions)
         for _, outcome in ask_many(self.workspace, requests, parallel, listener):
             yield outcome
@@ -338,7 +374,7 @@ class Model:
 
     def verify(
         self,
-        splice: Sequence[str | Segment] | Examination,
+        splice: Sequence[Wanted] | Examination,
         *,
         listener: Listener = SILENT,
         **how: Unpack[Examining],
@@ -352,7 +388,7 @@ class Model:
 
     def verify_edits(
         self,
-        splice: Sequence[str | Segment] | Examination,
+        splice: Sequence[Wanted] | Examination,
         values: Mapping[str, str] | None = None,
         methods: Sequence[str] = (AUTO,),
         *,
@@ -390,6 +426,14 @@ class Model:
         from notes_cli.measure.probing import probe_skill
 
         return probe_skill(self.workspace, wanted, listener)
+
+    def bench(self, wanted: Benching | None = None, *, listener: Listener = SILENT) -> Speed:
+        """Measure how fast a splice is here, beside a memcpy of its bytes, the question after it and a prefill of its
+        tokens. Raise UnsupportedError for a model whose rows cannot be moved, EngineError where none of the lengths
+        can be measured."""
+        from notes_cli.measure.speed import Benching, bench
+
+        return bench(self.workspace, wanted or Benching(), listener)
 
 
 class Session:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import notes_cli
-from notes_cli.documents import read_yaml
 from notes_cli.errors import Help, NotesError
 
 APP = "notes"
 SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
+SHIPPED_EYE = "notes-eye"  # the name of the small model that sees
+EYE_FILES = ("notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf")  # it, and its projector
 MEND = "Mend or remove the file"
 SETTING = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -68,10 +69,16 @@ def load_config(path: Path | None = None) -> dict[str, Any]:
     """
     path = path or paths().config
     try:
+        os.stat(path)
+    except FileNotFoundError:
+        return {}
+    except OSError:
+        pass  # read_yaml tells of it
+    from notes_cli.documents import read_yaml  # PyYAML takes 14 ms, which few need
+
+    try:
         settings = read_yaml(path)
     except NotesError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return {}
         raise NotesError(error.what, MEND) from error
     if settings is None:
         return {}
@@ -196,6 +203,15 @@ def home_folder() -> Path:
     if home is not None and os.name == "posix" and not os.path.isabs(home):
         raise NotesError(f"HOME is {home!r}, which is no folder to write to", "Set it to yours")
     return Path.home()
+
+
+def shipped_eye() -> tuple[Path, Path]:
+    """The small model that sees, and its projector. Raise NotesError if they are not there."""
+    model, projector = (resource("models") / name for name in EYE_FILES)
+    for path in (model, projector):
+        if not path.is_file():
+            raise NotesError(f"{path} is missing", Help.REINSTALL_OR_NAME_MODEL())
+    return model, projector
 
 
 def shipped_model() -> Path:

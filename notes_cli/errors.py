@@ -30,6 +30,8 @@ class Help(Enum):
     SMALLER_CONTEXT = "Give it a context of {tokens:,} tokens or fewer"
     FEWER_TOKENS = "Give it a smaller context or a shorter text"
     FEWER_TOKENS_OR_SMALLER_TYPE = "Give it a smaller context, a shorter text, or a smaller type of K/V"
+    LARGER_MICRO_BATCH = "Give it a physical batch of {tokens:,} tokens or more, or a smaller image"
+    NAME_PROJECTOR = "Name the projector (mmproj) of {model}"
     BEYOND_TRAINED = "Take fewer, or allow more tokens than it was trained for"
     SCALE_ROPE = "Take fewer, scale RoPE (yarn by {scale:g}), or allow more tokens than it was trained for"
 
@@ -45,6 +47,8 @@ class Help(Enum):
     OTHER_NAME = "Give it another name"
     OTHER_NAME_OR_FORCE = "Give this one another name, or replace that one by force"
     OTHER_FILE_OR_FORCE = "Choose another file, or replace that one by force"
+    KEEP_AS_COMPUTED = "Keep its rows as they are computed, or V alone quantized"
+    KEEP_IMAGE_AS_COMPUTED = "Keep its rows as they are computed"
     COMPILE_FILE = "Compile {source} again as {name}"
     COMPILE_SEGMENT = "Compile the text that {path} holds again"
     COMPILE_TEXT = "Compile its text again as {name}"
@@ -179,6 +183,10 @@ class HeldSessionError(SessionError):
 
 class ModelError(NotesError):
     """A model that cannot be loaded or asked."""
+
+
+class ImageError(SkillError):
+    """An image that cannot be read, or that a model cannot be shown."""
 
 
 class EngineError(NotesError):

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from notes_cli.text.sizes import human_size
+
 if TYPE_CHECKING:
     from notes_cli.engine.pieces import Piece
+    from notes_cli.library.info import SegmentInfo
     from notes_cli.library.store import Entry as Compiled
     from notes_cli.measure.session import Cause
     from notes_cli.runtime.asking import Answer, Plan, Request, Settings
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 _WHY = {
     "": "",
     "moved": "reused, keys rotated by {moved:+d} positions",
+    "carried": "reused, keys rotated by {moved:+d} positions, recurrent state carried through",
     "unmoved": "reused at the position where it was compiled",
     "not_rotated": "reused without rotation, {detail} positions from where it was compiled (control)",
     "restored": "restored at the start of the prompt, where it was compiled",
@@ -56,6 +60,8 @@ def why(piece: Piece | Origin) -> str:
     if reason != "block":
         if piece.blocks:
             parts.append(f"compiled in {piece.blocks} blocks")
+        if piece.kept:
+            parts.append(f"kept as {piece.kept} ({human_size(piece.nbytes)})")
         parts += _selected(piece)
         if piece.rewritten:
             parts.append(f"{piece.rewritten} of them recomputed in place")
@@ -102,9 +108,16 @@ def expected(cause: Cause, where: Sequence[str]) -> str:
 
 def as_json(piece: Piece) -> dict[str, Any]:
     """The piece as docs/json.md has it."""
-    kept = ("kind", "name", "position", "tokens", "how", "moved", "rewritten")
+    kept = ("kind", "name", "position", "tokens", "how", "moved", "rewritten", "kept", "nbytes")
     facts = asdict(piece)
     return {**{key: facts[key] for key in kept}, "refused": piece.refused, "reason": piece.reason, "why": why(piece)}
+
+
+def kept_as(info: SegmentInfo) -> str:
+    """What the rows of a file are kept as, for people: with bytes where they are quantized."""
+    if info.kv == "f16":
+        return info.dtype
+    return f"{info.dtype}, {human_size(info.rows)} of {human_size(info.computed)}"
 
 
 def entry_as_json(entry: Compiled, problem: str | None) -> dict[str, Any]:
@@ -117,6 +130,7 @@ def entry_as_json(entry: Compiled, problem: str | None) -> dict[str, Any]:
         "tokens": len(info.tokens),
         "fields": {span.name: span.value for span in info.fields},
         "bytes": info.nbytes,
+        "kv": info.kv,
         "created": info.created,
         "source": info.source or None,
         "identity": info.identity.as_dict(),

@@ -1,9 +1,9 @@
 """Ctrl-C, and the other signals that ask a program to end: from its first moment on, and never lost.
 
-A signal is raised as KeyboardInterrupt where Python runs. Python drops it where nothing can be raised (in a function
-that C calls, in a finalizer): then it is raised again a moment later. A second one ends the process at once, and so
-does one that comes before the work has begun. This is loaded before all else, so it imports next to nothing: `signal`
-itself takes 6 ms.
+A signal is raised as KeyboardInterrupt where Python runs. Python drops it where nothing can be raised (in a finalizer),
+and C code may drop whatever was raised in a function that it called (`PyObject_HasAttr` does), without a word: so it is
+raised again for as long as it is not on its way. A second signal ends the process at once, and so does one that comes
+before the work has begun. This is loaded before all else, so it imports next to nothing: `signal` itself takes 6 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 _WORDS = {"SIGTERM": "terminated", "SIGHUP": "the terminal was closed"}
-_AGAIN = 0.02  # seconds until a KeyboardInterrupt that was dropped is raised again
+_AGAIN = 0.02  # seconds until a KeyboardInterrupt that was dropped is raised again, at most
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 
@@ -53,20 +53,25 @@ def _stop(number: int, _frame: Any) -> None:
     again, received = bool(received), received or number
     if again or not working:
         end()
+    if hasattr(signal, "setitimer"):  # else `received` tells of a dropped one in the end
+        signal.signal(signal.SIGALRM, _again)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
     raise KeyboardInterrupt
+
+
+def _again(_number: int, _frame: Any) -> None:
+    """Raise it again, unless it is on its way: then what runs here runs because of it."""
+    reason = sys.exc_info()[1]
+    while reason is not None and not isinstance(reason, KeyboardInterrupt):
+        reason = reason.__context__
+    if reason is None:
+        raise KeyboardInterrupt
 
 
 def _dropped(found: sys.UnraisableHookArgs, /) -> None:
     """What Python could not raise. An interrupt comes back; the rest is shown as ever."""
     if not issubclass(found.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(found)
-    elif hasattr(signal, "setitimer"):  # else `received` tells of it in the end
-        signal.signal(signal.SIGALRM, _again)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
-
-
-def _again(_number: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def claim(*, wait: bool = True) -> bool:

@@ -45,6 +45,14 @@ from notes_cli.explaining import plan_as_json, turn_as_json
     help="A compiled skill, a segment file, or a text. Repeatable.",
 )
 @click.option(
+    "--image",
+    "images",
+    type=click.Path(),
+    multiple=True,
+    metavar="FILE",
+    help="An image, shown with the question (--mmproj). It is compiled, and spliced from then on. Repeatable.",
+)
+@click.option(
     "--erratum",
     "errata",
     type=FieldValue(),
@@ -182,6 +190,7 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
       curl -s wttr.in?0 | notes ask --session mine --result get_weather=-
       echo "May I return this?" | notes ask --splice returns --choices yes,no
       notes ask "Which date counts?" --splice returns -j answer.schema.json
+      notes ask "What is the total?" --image receipt.jpg --mmproj mmproj.gguf
       notes ask --batch questions.jsonl --splice returns > answers.jsonl
     """
     batch, parallel = given.pop("batch"), given.pop("parallel")
@@ -209,8 +218,10 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
 
 def _of_a_server(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The document of an answer that a server gives; None where this process has to."""
-    if given["server"] == OFF:
+    if given["server"] == OFF or (given["images"] and given["server"] == AUTO):
         return None
+    if given["images"]:
+        raise click.UsageError("--image is looked at here, by no server: leave --server out")
     from notes_cli.commands.warm import ask_server
 
     return ask_server(call, started, given)

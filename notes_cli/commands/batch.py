@@ -46,8 +46,7 @@ _ALONE = {
 
 def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> None:
     """Answer the questions of a file, or of standard input. Raise NotesError in the end where a line has failed."""
-    from notes_cli.runtime.asking import Listener
-    from notes_cli.runtime.batch import PARALLEL
+    from notes_cli.runtime.asking import PARALLEL, Listener
 
     started = time.perf_counter()
     for parameter, word in _ALONE.items():

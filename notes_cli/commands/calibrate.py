@@ -91,6 +91,8 @@ def print_profile(profile: Profile) -> None:
     for way in ("direct", "reasoned"):
         output.result(_verdict(profile, way))
     output.result(f"wording: {profile.wording}; seam: {profile.seam}; place: {profile.place}")
+    if profile.carry:
+        output.result(f"recurrent state: {profile.carry.verdict}: {profile.carry.why}")
     _print_composition(profile)
 
 

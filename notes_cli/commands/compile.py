@@ -12,7 +12,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.listening import listening
-from notes_cli.commands.options import SkillSource, library, model_options, open_model
+from notes_cli.commands.options import KEPT_TYPES, SkillSource, library, model_options, open_model
 from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError
 
@@ -78,6 +78,12 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 @click.option(
     "--blocks", type=Blocks(), metavar="S", help="Compile the text in S parts, or in one for each heading (headings)."
 )
+@click.option(
+    "--kv",
+    type=click.Choice(KEPT_TYPES),
+    metavar="TYPE",
+    help="What the file keeps K/V as: f16, f16/q8_0 (V alone), q8_0.  [default: f16]",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
@@ -92,13 +98,15 @@ def command(
     force: bool,
     influence: bool,
     blocks: Any,
+    kv: str | None,
     quiet: bool,
     json_: bool,
     **model: Any,
 ) -> int:
     """Prefill a skill once and keep its K/V on disk.
 
-    SOURCE is a text file, a SKILL.md with front matter, a folder that holds one, or - for standard input. Where there
+    SOURCE is a text file, a SKILL.md with front matter, a folder that holds one, an image (PNG, JPEG, WebP, BMP; with
+    --mmproj), or - for standard input. Where there
     is no such file it is the name of a compiled skill, whose file is read again, or that of an Agent Skill in
     .agents/skills or .claude/skills, of the project (from this folder up to the repository's root) or of the user.
     Its fields are `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to
@@ -107,8 +115,8 @@ def command(
     A SOURCE named *.json is a set of tools (OpenAI's form): what the model's chat template tells of them is compiled,
     for requests to `notes serve` that have the same tools in any order.
 
-    Of several sources, or a folder of such folders, each is compiled; one that fails does not stop the rest, and the
-    exit status is 1 then.
+    Of several sources, or a folder of such folders or of images, each is compiled; one that fails does not stop the
+    rest, and the exit status is 1 then.
 
     With --together several texts become one skill: what a later one says was read after the earlier ones, as in one
     prompt. Skills that are spliced one after the other have not seen each other; `notes verify A B` tells whether that
@@ -120,7 +128,8 @@ def command(
     With --blocks the parts of a text are compiled independently: none has seen those before it, but a change recompiles
     only the parts that it is in (of the text here, of a field with `notes ask --field NAME=VALUE --method block`).
 
-    Rows are kept in f16, which serves a K/V cache of any type but f32: that one needs a segment of its own.
+    Rows are kept in f16, which serves a K/V cache of any type but f32: that one needs a segment of its own. With --kv
+    q8_0 the file is about half as large, and its rows are rounded once more; they are computed and used as ever.
 
     \b
     Examples:
@@ -132,8 +141,10 @@ def command(
       notes compile --all                            every one of them
       notes compile --stale                          what is out of date
       notes compile manual.md --blocks headings
+      notes compile manual.md --kv q8_0              a file of half the size
       notes compile returns shipping --together shop
       notes compile tools.json -m model.gguf
+      notes compile photo.jpg -m model.gguf --mmproj mmproj.gguf
       notes compile --from returns -m other.gguf     its text, for another model
     """
     from notes_cli.runtime.freshness import again
@@ -164,7 +175,7 @@ def command(
     skills: list[Wanted] = []
     if segment is not None:
         info = library().latest(segment)
-        blocks = blocks or len(info.blocks) or None
+        blocks, kv = blocks or len(info.blocks) or None, kv or info.kv
         skills.append(Wanted(segment, again(info, name)))
     reads: list[tuple[str, Callable[[], Wanted]]] = [(word, partial(_read, meant, word, name)) for word in words]
     if together is not None:
@@ -185,10 +196,10 @@ def command(
             output.say(f"warning: {warning}")
     done: list[dict[str, Any]] = []
     if skills:
-        with open_model(quiet=quiet or json_, **model) as opened:
+        with open_model(quiet=quiet or json_, **model) as opened, opened.compiling():
             for wanted in skills:
                 try:
-                    shape = shape_of(opened, meant, wanted, Shape(blocks or 1, influence), asked=blocks is not None)
+                    shape = shape_of(opened, meant, wanted, Shape(blocks, influence, kv))
                     done.append(
                         _compile(opened, wanted.skill, target, force, shape, quiet or json_, fresh_only=bool(stale))
                     )
@@ -221,20 +232,19 @@ def _joined(meant: Words, words: list[str], name: str) -> Wanted:
     return Wanted(name, joined([skill for skill in skills if isinstance(skill, Skill)], name))
 
 
-def shape_of(model: Model, meant: Words, wanted: Wanted, given: Shape | None = None, *, asked: bool = False) -> Shape:
-    """How a skill is to be compiled: one of the library as it was, unless the user asked for blocks."""
+def shape_of(model: Model, meant: Words, wanted: Wanted, given: Shape) -> Shape:
+    """How a skill is to be compiled: one of the library as it was, but for what is `given`."""
     from dataclasses import replace
 
     from notes_cli.library.profiles import Profiles
-    from notes_cli.runtime.wanted import Shape, shape
+    from notes_cli.runtime.wanted import shape
 
-    given = given or Shape()
     if wanted.latest is None:
-        return given
+        return replace(given, blocks=given.blocks or 1, kv=given.kv or "f16")
     workspace = model.workspace
     kept = shape(wanted, meant.library, workspace.identity, Profiles(workspace.paths.profiles))
-    kept = replace(kept, influence=kept.influence or given.influence)
-    return replace(kept, blocks=given.blocks) if asked else kept
+    blocks, kv = given.blocks or kept.blocks, given.kv or kept.kv
+    return replace(kept, blocks=blocks, influence=kept.influence or given.influence, kv=kv)
 
 
 def _nothing(found: bool) -> str:
@@ -256,6 +266,8 @@ def _compile(
     fresh_only: bool = False,
 ) -> dict[str, Any]:
     """Compile one skill, say what was done, and return the facts of it."""
+    from notes_cli.explaining import kept_as
+    from notes_cli.library.container import peek
     from notes_cli.runtime.compiling import NEW, allowed, skill_of
     from notes_cli.text.keys import listed
 
@@ -266,18 +278,23 @@ def _compile(
         force=force,
         influence=shape.influence,
         blocks=shape.blocks,
+        kv=shape.kv,
         listener=listening(quiet),
     )
     if not quiet and (compiled.reasons or not fresh_only):
         fields = listed(list(skill.values)) if skill.values else "no fields, as no line is like date: 2026-06-01"
+        if skill.picture:
+            fields = f"an image of {skill.picture.width} x {skill.picture.height} pixels"
         done = "; ".join(compiled.reasons).replace(NEW, "new") if compiled.reasons else "up to date"
         if compiled.blocks > 1:
             fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
             done += fresh if compiled.reasons else ", in blocks"
         elif compiled.reasons and compiled.decoded < compiled.tokens:
             done += f"; the first {compiled.tokens - compiled.decoded} tokens were there already"
-        where = f". {allowed(model.workspace, compiled.tokens)}" if compiled.reasons else ""
-        output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}")
+        carried = peek(compiled.path).carried > 0
+        where = f". {allowed(model.workspace, compiled.tokens, carried=carried)}" if compiled.reasons else ""
+        small = f". Its rows are kept as {kept_as(peek(compiled.path))}" if compiled.kv != "f16" else ""
+        output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}{small}")
     return _facts(skill, compiled)
 
 
@@ -289,6 +306,7 @@ def _facts(skill: Skill, compiled: Compiled) -> dict[str, Any]:
         "fields": skill.values,
         "up_to_date": not compiled.reasons,
         "reasons": list(compiled.reasons),
+        "kv": compiled.kv,
         "blocks": compiled.blocks,
         "fresh": compiled.fresh,
         "decoded": compiled.decoded,

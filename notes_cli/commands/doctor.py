@@ -76,9 +76,8 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
         Model(path, rpc=rpc) as model,
         Context(model, ContextOptions(n_ctx=min(256, model.n_ctx_train or 256))) as context,
     ):
-        can = {
-            operation: context.supports(operation) for operation in ("splice", "rewrite", "append", "read", "restore")
-        }
+        operations = ("splice", "rewrite", "append", "read", "restore", *(("carry",) if model.recurrent else ()))
+        can = {operation: context.supports(operation) for operation in operations}
         return {
             "model": f"{path} ({model.name}, {model.architecture}, {model.quantization})",
             **_context(model),

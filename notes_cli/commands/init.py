@@ -33,6 +33,8 @@ SETTINGS = """\
 #color: auto
 
 # For one command alone.
+#compile:
+#  kv: q8_0
 #ask:
 #  predict: 512
 #  temp: 0.7

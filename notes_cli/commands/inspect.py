@@ -10,6 +10,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library
+from notes_cli.explaining import kept_as
 
 if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
@@ -58,9 +59,10 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             "left_out": _left_out(info),
             "bytes": info.nbytes,
             "rows": _rows(info),
+            "kv": info.kv,
             "tokens": len(info.tokens),
             "compiled_at": f"position {info.base}, after {len(info.context)} tokens"
-            + (", and fits there only" if info.pinned else ""),
+            + ("" if info.carried else ", and fits there only" if info.pinned else ""),
             "blocks": list(info.blocks),
             "created": f"{info.created} by {info.writer}",
             "fields": [
@@ -85,9 +87,10 @@ def _left_out(info: SegmentInfo) -> list[str]:
 
 
 def _rows(info: SegmentInfo) -> str:
-    rows = [f"{_layers(info.layers)}, {info.dtype}"] if info.layers else []
+    rows = [f"{_layers(info.layers)}, {kept_as(info)}"] if info.layers else []
     states = [f"recurrent state of {_layers(info.states)}"] if info.states else []
-    return "; ".join(rows + states)
+    carried = [f"{output.human_size(info.carried)} to carry it elsewhere, after a seam of {info.seam} tokens"]
+    return "; ".join(rows + states + (carried if info.carried else []))
 
 
 def _layers(count: int) -> str:
@@ -113,6 +116,6 @@ def _print(facts: dict[str, object], text: str) -> None:
             assert isinstance(value, list)
             if value:
                 output.result(f"{'left out':<12} {output.line(', '.join(value))}")
-        elif value not in ("", None):
+        elif key != "kv" and value not in ("", None):  # which `rows` tells with bytes
             output.result(f"{key:<12} {value}")
     output.result(f"\n{text}")

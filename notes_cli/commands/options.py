@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 NOTICED = 200 << 20  # bytes of a model that take a while to read
 AUTO, OFF = "auto", "off"  # of --server
+KEPT_TYPES = ("f16", "f16/q8_0", "q8_0")  # engine/segment.py's KEPT, which a help page cannot wait for
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
@@ -264,6 +265,19 @@ _MODEL_OPTIONS = [
     ),
     rpc_option,
     click.option(
+        "--mmproj",
+        envvar="NOTES_MMPROJ",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="The model's projector, which makes rows of images: a GGUF file.",
+    ),
+    click.option(
+        "--image-min-tokens",
+        type=Number(1),
+        help="An image takes about so many tokens at least, where its projector leaves that open.",
+    ),
+    click.option("--image-max-tokens", type=Number(1), help="At most, likewise.  [default: the projector's]"),
+    click.option(
         *("-fa", "--flash-attn"),
         envvar="NOTES_FLASH_ATTN",
         type=click.Choice(["auto", "on", "off"]),
@@ -309,6 +323,11 @@ _MODEL_OPTIONS = [
         help="Allow more tokens than the model was trained for, RoPE scaling included.",
     ),
     click.option(
+        "--carry/--no-carry",
+        default=None,
+        help="Carry recurrent state through skills that do not begin a prompt.  [default: as measured, else not]",
+    ),
+    click.option(
         *("-v", "--verbose"),
         count=True,
         type=Level(),
@@ -344,18 +363,25 @@ class Chosen:
     beyond_trained: bool
     gpu_layers: int
     rpc: tuple[str, ...]
+    projector: Path | None
+    image_tokens: tuple[int | None, int | None]
+    carry: bool | None
     told: list[str]  # what people are told of the choice
 
     @property
     def settings(self) -> dict[str, Any]:
         """What answers may depend on, as JSON has it: how many threads compute is none of it."""
         own = {"fixed_size": self.fixed_size, "beyond_trained": self.beyond_trained, "gpu_layers": self.gpu_layers}
-        every = {**self.context, **own, "rpc": list(self.rpc)}
+        seeing = {"projector": self.projector and str(self.projector), "image_tokens": list(self.image_tokens)}
+        carrying = {"carry": self.carry} if self.carry is not None else {}
+        every = {**self.context, **own, "rpc": list(self.rpc), **carrying, **(seeing if self.projector else {})}
         return {name: value for name, value in every.items() if name != "n_threads"}
 
 
 def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> Chosen:
     """What `open_workspace` opens. Raise NotesError for a model or a session that there is not."""
+    from notes_cli.runtime.naming import projector_of
+
     begun = _begun(session, begins)
     type_k, type_v = _cache_types(begun, given)
     if given["flash_attn"] == "off" and type_v.startswith("q"):
@@ -379,7 +405,10 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
     told: list[str] = []
     path = _model_path(begun, session, given, quiet, told.append)
     fixed, beyond = given["ctx_size"] is not None, given["beyond_trained"]
-    return Chosen(path, context, fixed, beyond, given["gpu_layers"], given["rpc"], told)
+    limits = given["image_min_tokens"], given["image_max_tokens"]
+    projector = given["mmproj"] or projector_of(path)
+    rest = given["gpu_layers"], given["rpc"], projector, limits, given["carry"]
+    return Chosen(path, context, fixed, beyond, *rest, told)
 
 
 @contextmanager
@@ -416,6 +445,9 @@ def open_workspace(
                 beyond_trained=chosen.beyond_trained,
                 gpu_layers=chosen.gpu_layers,
                 rpc=chosen.rpc,
+                projector=chosen.projector,
+                image_tokens=chosen.image_tokens,
+                carry=chosen.carry,
                 hashing=hashing,
                 loading=lambda part: update(int(100 * part), 100),
                 log=output.say if given["verbose"] else None,

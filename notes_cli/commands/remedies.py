@@ -55,6 +55,10 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.FEWER_TOKENS: "Give it fewer tokens (-c, a shorter text)",
     Help.FEWER_TOKENS_OR_SMALLER_TYPE: "Give it fewer tokens (-c, a shorter text), or a smaller type of K/V "
     "(-ctk q8_0 -ctv q8_0)",
+    Help.KEEP_AS_COMPUTED: "Take --kv f16, or f16/q8_0 for V alone",
+    Help.KEEP_IMAGE_AS_COMPUTED: "Take --kv f16",
+    Help.LARGER_MICRO_BATCH: "Give it -ub {tokens} or more (and as much of -b), or a smaller image",
+    Help.NAME_PROJECTOR: "Name its projector: --mmproj FILE",
     Help.BEYOND_TRAINED: "Take fewer, or allow it with --beyond-trained",
     Help.SCALE_ROPE: "Take fewer, extend that (--rope-scaling yarn --rope-freq-scale {scale:g}), or allow it with "
     "--beyond-trained",

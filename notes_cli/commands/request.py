@@ -83,6 +83,7 @@ def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]
     same = ("errata", "fields", "method", "system", "think", "max_think", "limit", "seam", "place", "wording", "strict")
     words = {name: given[name] for name in same}
     asking = {"question": asked, "results": (), "splice": given["splices"], "choices": choices}
+    asking["images"] = given["images"]
     asking |= {"recompute": given["no_splice"], "decode": given["decoded"]}
     return {**asking, **words, "sampling": _sampling(given), **held_to(given)}  # type: ignore[typeddict-item]
 

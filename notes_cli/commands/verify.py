@@ -220,6 +220,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "failed": [worded(failure) for failure in report.failures],
         "pass": report.passed,
         "cases": [{**asdict(case), "same_decision": case.same_decision, "right": case.right} for case in cases],
+        "kept": {name: {"kv": kv, "bytes": size} for name, kv, size in report.small},
         "composition": _composition_as_json(report.composition) if report.composition else None,
     }
 
@@ -260,6 +261,8 @@ def _print(report: Report, model: str) -> None:
     )
     if report.composition:
         _print_composition(report.composition)
+    for name, kv, size in report.small:
+        output.result(f"{name}: its file keeps rows as {kv} ({output.human_size(size)}), rounded once more")
     same = sum(case.right for case in report.cases)
     told = {"caught": "does what it must", "missed": "DOES NOT", "nothing": "cannot show anything"}
     output.result(f"the control {told[report.control.verdict]}: {report.control.why}")

@@ -111,15 +111,17 @@ def _compile(model: Model, words: Words, word: str, path: Path, json_: bool, *, 
     """Bring the skill of a file up to date, and tell what was done. `first`: not that there was nothing to do."""
     from notes_cli.commands.compile import shape_of
     from notes_cli.runtime.compiling import skill_of
+    from notes_cli.runtime.wanted import Shape
 
     try:
         wanted = words.read(word)
         kept = words.known(wanted.skill.name)
-        shape = shape_of(model, words, kept or wanted)
+        shape = shape_of(model, words, kept or wanted, Shape(None, kv=None))
         compiled = model.bring_up_to_date(
             skill_of(model.workspace, wanted.skill),
             influence=shape.influence,
             blocks=shape.blocks,
+            kv=shape.kv,
             listener=listening(json_),
         )
     except NotesError as error:

@@ -16,7 +16,7 @@ from notes_cli.editing.change import Change, change, stretches
 from notes_cli.editing.prefill import prefill
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import shifted
-from notes_cli.engine.segment import Segment
+from notes_cli.engine.segment import Segment, floats
 
 
 def counterfactual(value: str) -> str:
@@ -59,6 +59,6 @@ def deviation(notebook: Notebook, segment: Segment, change: Change, layers: int 
         pairs = [pair for pair in zip(segment.layers, rows, strict=True) if pair[0].part == "attention"][:layers]
         for mine, theirs in pairs:
             a, b = (mine.v, theirs.v) if mine.v.shape[1] else (mine.k, theirs.k)
-            was, now = (rows.astype(np.float32) for rows in (a[left + here], b[there]))
+            was, now = floats(a[left + here]), floats(b[there])
             found[here] += np.linalg.norm(now - was, axis=1) / (np.linalg.norm(was, axis=1) + 1e-6) / len(pairs)
     return found

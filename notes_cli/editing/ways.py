@@ -14,6 +14,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch, Range, disturbed, patched
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment
+from notes_cli.errors import UnsupportedError
 
 Placer = Callable[[Notebook, Segment], None]  # puts a segment at the end of a notebook, as it was compiled
 
@@ -124,6 +125,8 @@ def decode_from(notebook: Notebook, patches: Sequence[Patch]) -> list[Range]:
     first, tokens = patches[0].first, patched(notebook.tokens.tolist(), patches)
     if notebook.context.model.recurrent:
         first = 0
+    if any(image.last > first for image in notebook.images):
+        raise UnsupportedError("an image follows the change, and its rows are not decoded again as tokens")
     notebook.truncate(first)
     notebook.append(tokens[first:], reason=Reason.AGAIN)
     notebook.flush()

@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +23,7 @@ from notes_cli.engine import interrupts, limits, native, process
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.segment import LayerRows, Stored, StoredLayer, StoredTensor, Tokens
+from notes_cli.engine.segment import Q8_0, LayerRows, Stored, StoredLayer, StoredTensor, Tokens, Transition, columns
 from notes_cli.engine.sequences import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
@@ -35,8 +35,9 @@ _STOPS = 3  # times that signals whose handlers raise nothing may stop a call
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
-_ROW_TYPES: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
+_ROW_TYPES: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, Q8_0: 8}
 
+_INT32_P = ctypes.POINTER(ctypes.c_int32)
 Output = Literal["none", "last", "all"]
 _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native.OUTPUT_ALL}
 
@@ -75,6 +76,7 @@ class Context:
         """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
         self._handle: Any = None
         self.unmovable: str | None = None  # why no rows may be moved, where that was measured (engine/rotation.py)
+        self.carries = False  # whether the state of recurrent layers may be carried through what was compiled elsewhere
         self.longest: int | None = None  # tokens that one sequence may have, where that is less than there is room for
         self.model = model
         self._listening = interrupts.Listening()
@@ -146,6 +148,11 @@ class Context:
         return self._bound if self.longest is None else min(self._bound, self.longest)
 
     @property
+    def threads(self) -> int:
+        """How many compute a batch."""
+        return int(llama.llama_n_threads_batch(self.handle))
+
+    @property
     def handle(self) -> Any:
         if self._handle is None:
             raise EngineError("this context is closed")
@@ -177,6 +184,18 @@ class Context:
     def can_move(self, base: int, position: int, count: int) -> str | None:
         """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
         return native.can_move(self.handle, base, position, count) or (self.unmovable if position != base else None)
+
+    def can_carry(self, base: int, position: int, count: int) -> str | None:
+        """None if `count` rows computed at `base` can be placed at `position`, with the state of recurrent layers
+        carried through them, else the reason they cannot."""
+        return native.can_carry(self.handle, base, position, count) or (self.unmovable if position != base else None)
+
+    @cached_property
+    def margins(self) -> tuple[int, int]:
+        """Tokens at the beginning and at the end of a segment that must be decoded where its state is carried on."""
+        before, after = ctypes.c_int32(), ctypes.c_int32()
+        native.call("notes_margins", self.handle, ctypes.byref(before), ctypes.byref(after))
+        return before.value, after.value
 
     @property
     def lossless_type(self) -> str:
@@ -345,16 +364,23 @@ class Context:
             count = self.length(number)
             if not count:
                 continue
-            tokens = np.array(self._pool.tokens(number)[:count], np.int32)
+            cells = self._cells(number)
+            images = len(cells) > count  # rows that share positions (M-RoPE)
+            tokens = np.array(self._pool.tokens(number)[: max(count, len(cells))], np.int32)
             reason = self.supports("read") or self.supports("restore")
-            if reason is None and len(tokens) < count:
+            if reason is None and len(tokens) < max(count, len(cells)):
                 reason = "it has rows of unknown tokens"
             try:
-                for first, last, other in self._runs(number, count, shared) if reason is None else ():
-                    rows: tuple[LayerRows, ...] | int | None = other
-                    if rows is None:
-                        rows = self.read(number, first, last - first, base=first, dtype=self.lossless_type)
-                    saved.append(_Saved(number, first, tokens[first:last], rows))
+                if reason is None and not images:
+                    try:
+                        saved += self._read_runs(number, tokens[:count], shared)
+                    except EngineError:
+                        images = self._several_axes  # in one line: as many positions as rows
+                        if not images:
+                            raise
+                if reason is None and images:
+                    found, axes = self.read_axes(number, 0, len(cells), base=0, dtype=self.lossless_type)
+                    saved.append(_Saved(number, 0, tokens, found, axes))
             except EngineError as error:
                 reason = error.what
             if reason:
@@ -368,6 +394,21 @@ class Context:
                 f"and it has {self.cells}"
             )
         return saved
+
+    @property
+    def _several_axes(self) -> bool:
+        """Whether positions have rows and columns (M-RoPE)."""
+        return any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in self.layers)
+
+    def _read_runs(self, number: int, tokens: Tokens, shared: dict[object, int]) -> list[_Saved]:
+        """The rows of a sequence, one a position, those that it shares with another by the number of that one."""
+        found = []
+        for first, last, other in self._runs(number, len(tokens), shared):
+            rows: tuple[LayerRows, ...] | int | None = other
+            if rows is None:
+                rows = self.read(number, first, last - first, base=first, dtype=self.lossless_type)
+            found.append(_Saved(number, first, tokens[first:last], rows))
+        return found
 
     def _runs(self, number: int, count: int, shared: dict[object, int]) -> Iterator[tuple[int, int, int | None]]:
         """Stretches of the positions of a sequence, and the sequence before it that has the same rows, if one has.
@@ -401,7 +442,7 @@ class Context:
                 last = -1 if self.model.recurrent else one.first + len(one.tokens)
                 llama.llama_memory_seq_cp(self._memory, one.rows, one.sequence, one.first, last)
             else:
-                self.splice(one.sequence, one.first, one.tokens, one.rows, one.first)
+                self.splice(one.sequence, one.first, one.tokens, one.rows, one.first, axes=one.axes)
 
     # Rows. `sequence` is a sequence id; positions count from 0.
 
@@ -470,12 +511,89 @@ class Context:
         if status:
             raise EngineError(f"llama.cpp cannot decode at position {position} (status {status})")
 
+    def show(
+        self,
+        sequence: int,
+        position: int,
+        rows: NDArray[np.float32],
+        axes: NDArray[np.int32] | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Decode the rows of an image ([n, width of the model's input], see eye.py) after the last row of the sequence,
+        from `position` on. `axes`, [n, 3]: time, row and column of each, from 0 on, where the model has them. `whole`:
+        they see each other, so that all must go into one micro-batch.
+
+        Raise EngineError if that fails; the sequence is as it was.
+        """
+        if whole and len(rows) > self.n_ubatch:
+            raise EngineError(
+                f"the {len(rows):,} rows of this image see each other, and {self.n_ubatch:,} fit into a micro-batch",
+                Help.LARGER_MICRO_BATCH(tokens=len(rows)),
+            )
+        before = self.length(sequence)
+        planes = position + (np.arange(len(rows))[None] if axes is None else axes.T)
+        if axes is not None:
+            planes = np.vstack([planes, 0 * planes[:1]])  # the fourth is of sound
+        try:
+            if whole:
+                llama.llama_set_causal_attn(self.handle, False)
+            for first in range(0, len(rows), self.n_ubatch):
+                part = slice(first, first + self.n_ubatch)
+                self._show(sequence, rows[part], planes[:, part])
+        except BaseException:
+            self.truncate(sequence, before)
+            raise
+        finally:
+            if whole:
+                llama.llama_set_causal_attn(self.handle, True)
+
+    def _show(self, sequence: int, rows: NDArray[np.float32], planes: NDArray[np.int64]) -> None:
+        """Decode embeddings at these positions, [planes, n], one after the other as llama.cpp has them."""
+        count = len(rows)
+        embeddings = np.ascontiguousarray(rows, np.float32)
+        places = _integers(planes.ravel(), "a position")
+        owner = (ctypes.c_int32 * 1)(sequence)
+        batch = llama.llama_batch()
+        batch.n_tokens = count
+        batch.embd = embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        batch.pos = _int32(places)
+        batch.n_seq_id = (ctypes.c_int32 * count)(*[1] * count)
+        batch.seq_id = (ctypes.POINTER(ctypes.c_int32) * count)(*[ctypes.cast(owner, _INT32_P)] * count)
+        batch.logits = (ctypes.c_int8 * count)()
+        with self._unwatched():
+            status = llama.llama_decode(self.handle, batch)
+        process.interrupts.raise_kept()
+        if status:
+            raise EngineError(f"llama.cpp cannot decode the rows of an image (status {status})")
+
     def rewrite(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at positions that already hold rows, ascending, scattered or not, in their place."""
         where, what = _integers(positions, "a position"), _integers(tokens, "a token")
         if len(where) != len(what):
             raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
         self._compute([sequence], "notes_rewrite", sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
+
+    def complete(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
+        """Decode tokens at vacant positions, ascending, in one pass: between rows that are there, and after the last.
+        If that fails the sequence is as it was."""
+        length, last = self.length(sequence), positions[-1]
+        try:
+            if last >= length:  # `rewrite` goes no further than the last row, so there is one meanwhile
+                blank = self._empty_layers(1, "f16")
+                for layer in blank:
+                    layer.k.fill(0)
+                    layer.v.fill(0)
+                self.splice(sequence, last, tokens[-1:], blank, last)
+            self.rewrite(sequence, positions, tokens, output)
+        except BaseException:  # an interrupt comes after the call that it waited for
+            self.truncate(sequence, length)
+            raise
+
+    @property
+    def completes(self) -> bool:
+        """Whether rows can come before those that they follow (`complete`)."""
+        return not (self.model.recurrent or self._drops) and not (self.supports("rewrite") or self.supports("splice"))
 
     def splice(
         self,
@@ -501,7 +619,9 @@ class Context:
             raise UnsupportedError(self.unmovable)
         what = _integers(tokens, "a token")
         where = sequence, position, _int32(what), len(what)
-        base = base if rotate else position
+        if not rotate:
+            axes = None if axes is None else axes + (position - base)
+            base = position
         # What leaves a small window is gone before the rows come, which must then be known to be right.
         if isinstance(layers, Stored) and layers.file is not None and axes is None and not self._drops:
             count = first + len(what)
@@ -542,6 +662,80 @@ class Context:
             return LayerRows(layer.layer, k, v, layer.part)
 
         return tuple(empty(layer) for layer in self.layers)
+
+    @contextmanager
+    def capturing(self, sequence: int) -> Iterator[Callable[[], tuple[Transition, ...]]]:
+        """What is decoded in this sequence meanwhile is captured: call what is yielded for the transition of each
+        recurrent layer, from the beginning of the block to the last token decoded.
+
+        Raise UnsupportedError where this model's state cannot be captured, also when it is called.
+        """
+        native.call("notes_capture_begin", self.handle, sequence)
+        try:
+            yield lambda: self._captured(sequence)
+        finally:
+            if self._handle is not None:
+                native.end_capture(self._handle)
+
+    def _captured(self, sequence: int) -> tuple[Transition, ...]:
+        count = len(self.layers)
+        out = (native.LayerTransition * count)()
+        native.call("notes_captured", self.handle, out, count)
+        kept = []
+        for entry, layer in zip(out, self.layers, strict=True):
+            size = layer.n_embd_v if entry.form else 0
+            a, b = np.empty(entry.n_a, np.float32), np.empty(size, np.float32)
+            kept.append((a, b))
+            if entry.form:
+                entry.a, entry.b = a.ctypes.data, b.ctypes.data
+        native.call("notes_captured", self.handle, out, count)
+        length = self.length(sequence)
+        rows = self.read(sequence, 0, length, base=0, dtype="f32")
+        return tuple(
+            Transition(layer.layer, here.k[0].astype(np.float32), a, b, entry.head)
+            for entry, layer, here, (a, b) in zip(out, self.layers, rows, kept, strict=True)
+            if layer.part == "state"
+        )
+
+    def carry(
+        self,
+        sequence: int,
+        position: int,
+        tokens: Tokens,
+        layers: Sequence[LayerRows],
+        transitions: Sequence[Transition],
+        base: int,
+    ) -> None:
+        """Place rows as `splice` does, and carry the state of the recurrent layers, which the sequence has at position
+        - 1, through them. What `layers` has of recurrent ones is not looked at."""
+        what = _integers(tokens, "a token")
+        by_layer = {transition.layer: transition for transition in transitions}
+        out = (native.LayerTransition * len(self.layers))()
+        given: list[LayerRows] = []
+        kept: list[Any] = []
+        for entry, layer, rows in zip(out, self.layers, layers, strict=True):
+            if layer.part != "state":
+                given.append(rows)
+                continue
+            found = by_layer.get(layer.layer)
+            if found is None:
+                raise EngineError(f"there is no transition of layer {layer.layer}")
+            size = layer.n_embd_v if len(found.b) else 0
+            if len(found.r) != layer.n_embd_k or len(found.b) != size or bool(size) != bool(layer.n_embd_v):
+                raise EngineError(f"the transition of layer {layer.layer} does not fit its state")
+            a, b = (np.ascontiguousarray(one, np.float32) for one in (found.a, found.b))
+            kept += [a, b]
+            if size:
+                entry.form = native.FORMS.index("matrix" if found.head else "diagonal")
+                entry.n_a, entry.head, entry.run = len(a), found.head, size // max(1, len(a))
+                entry.a, entry.b = a.ctypes.data, b.ctypes.data
+            r = np.ascontiguousarray(found.r, np.float32)[None]
+            given.append(LayerRows(layer.layer, r, np.zeros((1, layer.n_embd_v), np.float32), "state"))
+        self._check_layers(given, len(what))
+        rows_given, count = _rows(given)
+        native.call(
+            "notes_carry", self.handle, sequence, position, _int32(what), len(what), rows_given, out, count, base
+        )
 
     def truncate(self, sequence: int, length: int) -> None:
         """Drop the rows of the sequence from position `length` on."""
@@ -597,23 +791,26 @@ class Context:
                 raise EngineError(
                     f"{rows.part} rows of layer {rows.layer} given, expected {layer.part} of {layer.layer}"
                 )
-            if (rows.k.shape, rows.v.shape) != expected or rows.k.dtype != rows.v.dtype:
-                raise EngineError(
-                    f"rows of layer {rows.layer} are {rows.k.shape} and {rows.v.shape}, expected {expected}"
-                )
-            if rows.k.dtype not in _ROW_TYPES:
-                raise EngineError(f"rows of layer {rows.layer} are {rows.k.dtype}, expected float16 or float32")
+            for one in (rows.k, rows.v):
+                if one.dtype not in _ROW_TYPES:
+                    raise EngineError(f"rows of layer {rows.layer} are {one.dtype}, expected float16, float32 or q8_0")
+            found = tuple(
+                (one.shape[0], columns(one)) if len(one.shape) == 2 else one.shape for one in (rows.k, rows.v)
+            )
+            if found != expected:
+                raise EngineError(f"rows of layer {rows.layer} are {found[0]} and {found[1]}, expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
     """Rows of a sequence from position `first` on, one for each of the tokens: as they were read, or the number of the
-    sequence that it shares them with."""
+    sequence that it shares them with. Those of images are not shared again."""
 
     sequence: int
     first: int
     tokens: Tokens
     rows: tuple[LayerRows, ...] | int
+    axes: NDArray[np.int32] | None = None  # of all rows, where images share positions
 
 
 def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:
@@ -624,7 +821,8 @@ def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:
     for entry, layer in zip(rows, layers, strict=True):
         k, v = np.ascontiguousarray(layer.k), np.ascontiguousarray(layer.v)
         kept += [k, v]
-        entry.type, entry.k, entry.v = _ROW_TYPES[k.dtype], k.ctypes.data, v.ctypes.data
+        entry.type_k, entry.type_v = _ROW_TYPES[k.dtype], _ROW_TYPES[v.dtype]
+        entry.k, entry.v = k.ctypes.data, v.ctypes.data
     return rows, len(layers)
 
 
@@ -633,12 +831,11 @@ def _places(layers: Sequence[StoredLayer]) -> Any:
 
     def place(tensor: StoredTensor) -> native.TensorPlace:
         halves = int(tensor.checksum[:16] or "0", 16), int(tensor.checksum[16:] or "0", 16)
-        return native.TensorPlace(tensor.offset, tensor.end - tensor.offset, halves)
+        return native.TensorPlace(_ROW_TYPES[tensor.dtype], tensor.offset, tensor.end - tensor.offset, halves)
 
     places = (native.LayerPlaces * len(layers))()
     for entry, layer in zip(places, layers, strict=True):
-        entry.layer, entry.type = layer.layer, _ROW_TYPES[layer.k.dtype]
-        entry.k, entry.v = place(layer.k), place(layer.v)
+        entry.layer, entry.k, entry.v = layer.layer, place(layer.k), place(layer.v)
     return places
 
 

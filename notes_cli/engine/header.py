@@ -207,6 +207,13 @@ class _Reader:
     def count(self, code: str = "Q") -> int:
         return int(self.number(code))
 
+    def numbers(self, codes: str) -> tuple[int, ...]:
+        """Several numbers at once: a model has hundreds of tensors."""
+        count = struct.calcsize(f"<{codes}")
+        self.need(count)
+        self.at += count
+        return struct.unpack_from(f"<{codes}", self._data, self.at - count)
+
     def skip(self, count: int) -> None:
         self.need(count)
         self.at += count
@@ -281,7 +288,8 @@ def _tensors(reader: _Reader, count: int) -> tuple[dict[str, tuple[int, ...]], i
         name, n_dims = reader.string(), reader.count("I")
         if n_dims > MAX_DIMS:
             raise _HeadError(f"has a tensor of {n_dims} dimensions")
-        shapes[name] = tuple(reader.count() for _ in range(n_dims))
-        elements, nbytes = BLOCKS.get(reader.count("I"), (1, 0))  # of an unknown type: at least where it begins
-        end = max(end, reader.count() + prod(shapes[name]) // elements * nbytes)
+        *shape, kind, offset = reader.numbers(f"{n_dims}QIQ")
+        shapes[name] = tuple(shape)
+        elements, nbytes = BLOCKS.get(kind, (1, 0))  # of an unknown type: at least where it begins
+        end = max(end, offset + prod(shapes[name]) // elements * nbytes)
     return shapes, end

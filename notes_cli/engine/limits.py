@@ -5,6 +5,7 @@ Both are read from the model's header before anything is allocated.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 from dataclasses import dataclass
@@ -138,14 +139,47 @@ def check_memory(model: Model, options: ContextOptions) -> None:
 
 
 def available() -> int | None:
-    """Bytes of memory that can be had without swapping; None where the system does not say."""
+    """Bytes of memory that can be had without swapping, less what contexts of this process may still take; None where
+    the system does not say."""
     found = [amount for amount in (_meminfo(), _control_group()) if amount is not None]
     if found:
-        return min(found)
+        return max(0, min(found) - sum(one.size - one.resident for one in buffers()))
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # what the machine has: better than nothing
     except (AttributeError, OSError, ValueError):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A large piece of this process's memory. A cache takes its pages as it is filled (native/patches/0007)."""
+
+    first: int  # address
+    size: int
+
+    @property
+    def resident(self) -> int:
+        """Bytes of it that are there."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        there = (ctypes.c_ubyte * (self.size // page))()
+        if ctypes.CDLL(None).mincore(ctypes.c_void_p(self.first), ctypes.c_size_t(self.size), there):
+            return self.size  # not to be told: nothing is held back for it
+        return bytes(there).count(1) * page
+
+
+def buffers(least: int = 64 << 20) -> list[Buffer]:
+    """Those of at least so many bytes that are no file's; none where the system does not tell."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:  # "7f00-7f80 rw-p 00000000 00:00 0", and what it is a part of, if it is
+        place, mode, _, _, file, *name = line.split()
+        first, last = (int(address, 16) for address in place.split("-"))
+        if mode == "rw-p" and file == "0" and not name and last - first >= least:
+            found.append(Buffer(first, last - first))
+    return found
 
 
 def _meminfo() -> int | None:
@@ -188,16 +222,17 @@ def _layers(model: Model) -> list[tuple[bool, int, int]]:
     if _number(model, "attention.key_length_mla"):
         v = v_window = 0  # V is a part of K
     kv_heads = _integers(model, "attention.head_count_kv") or [heads]
-    pattern = _integers(model, "attention.sliding_window_pattern") or [FULL_OF.get(model.architecture, FULL)]
-    attends = int(_number(model, "full_attention_interval")) or 1  # of so many layers one; the others are recurrent
     windows = bool(_number(model, "attention.sliding_window"))
+    listed = _integers(model, "attention.sliding_window_pattern") if windows else []  # else it is sought to the end
+    pattern = listed or [FULL_OF.get(model.architecture, FULL)]
+    attends = int(_number(model, "full_attention_interval")) or 1  # of so many layers one; the others are recurrent
     found = []
     for layer in range(count):
         rows = kv_heads[layer] if len(kv_heads) > layer else kv_heads[0]
         if (layer + 1) % attends or not rows:
             continue
-        listed = len(pattern) > max(1, layer)
-        full = not windows or (not pattern[layer] if listed else (layer + 1) % (pattern[0] or 1) == 0)
+        each = len(pattern) > max(1, layer)
+        full = not windows or (not pattern[layer] if each else (layer + 1) % (pattern[0] or 1) == 0)
         found.append((full, rows * (k if full else k_window), rows * (v if full else v_window)))
     return found
 

@@ -11,18 +11,21 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from notes_cli.errors import EngineError, UnsupportedError
 
-ABI_VERSION = 5
-_MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
+ABI_VERSION = 7
+MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 
 OK, E_UNSUPPORTED, E_ABORTED, E_DAMAGED, E_READ = 0, -2, -7, -8, -9
-OPERATIONS = {"splice": 0, "rewrite": 1, "append": 2, "read": 3, "restore": 4}
+OPERATIONS = {"splice": 0, "rewrite": 1, "append": 2, "read": 3, "restore": 4, "carry": 5}
+STAGING_ON, STAGING_LINES, STAGING_LATE = 1, 2, 4
 OUTPUT_NONE, OUTPUT_LAST, OUTPUT_ALL = 0, 1, 2
+FORMS = (None, "diagonal", "matrix")
 PARTS = ("attention", "indexer", "state")
 
 
@@ -64,19 +67,42 @@ class Layer(ctypes.Structure):
 class LayerPointers(ctypes.Structure):
     """struct notes_rows: K and V rows of one layer."""
 
-    _fields_ = [("type", ctypes.c_int32), ("k", ctypes.c_void_p), ("v", ctypes.c_void_p)]
+    _fields_ = [
+        ("type_k", ctypes.c_int32),
+        ("type_v", ctypes.c_int32),
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+    ]
+
+
+class LayerTransition(ctypes.Structure):
+    """struct notes_transition: what a stretch of tokens does to the state of a recurrent layer."""
+
+    _fields_ = [
+        ("form", ctypes.c_int32),
+        ("n_a", ctypes.c_int32),
+        ("run", ctypes.c_int32),
+        ("head", ctypes.c_int32),
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+    ]
 
 
 class TensorPlace(ctypes.Structure):
     """struct notes_tensor: where a tensor is in a file, and its checksum."""
 
-    _fields_ = [("offset", ctypes.c_int64), ("size", ctypes.c_int64), ("sum", ctypes.c_uint64 * 2)]
+    _fields_ = [
+        ("type", ctypes.c_int32),
+        ("offset", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("sum", ctypes.c_uint64 * 2),
+    ]
 
 
 class LayerPlaces(ctypes.Structure):
     """struct notes_stored: K and V rows of one layer in a file."""
 
-    _fields_ = [("layer", ctypes.c_int32), ("type", ctypes.c_int32), ("k", TensorPlace), ("v", TensorPlace)]
+    _fields_ = [("layer", ctypes.c_int32), ("k", TensorPlace), ("v", TensorPlace)]
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:
@@ -84,20 +110,20 @@ def _load() -> tuple[Any, ctypes.CDLL]:
         package = importlib.import_module("notes_cli.lib")
         binding = importlib.import_module("notes_cli.lib.llama_cpp")
     except ModuleNotFoundError as error:
-        raise EngineError("the native library of notes is missing", _MEND) from error
+        raise EngineError("the native library of notes is missing", MEND) from error
     except (OSError, RuntimeError, AttributeError) as error:  # AttributeError: a library that lacks what is bound
-        raise EngineError(f"llama.cpp does not load: {error}", _MEND) from error
+        raise EngineError(f"llama.cpp does not load: {error}", MEND) from error
     library: ctypes.CDLL = binding._lib
     if not hasattr(library, "notes_abi_version"):
         raise EngineError(f"{library._name} has no notes hooks (NOTES_LIBRARY)", "Unset it")
     library.notes_upstream.restype = ctypes.c_char_p
     abi, upstream = library.notes_abi_version(), library.notes_upstream().decode()
     if abi != ABI_VERSION:
-        raise EngineError(f"the native library has interface {abi}, this version of notes needs {ABI_VERSION}", _MEND)
+        raise EngineError(f"the native library has interface {abi}, this version of notes needs {ABI_VERSION}", MEND)
     if upstream != package.__version__:
         raise EngineError(
             f"the native library is built from llama-cpp-python {upstream}, its binding is of {package.__version__}",
-            _MEND,
+            MEND,
         )
     return binding, library
 
@@ -113,7 +139,7 @@ def _load_backends() -> ctypes.CDLL:
     if not ggml.ggml_backend_dev_count():
         ggml.ggml_backend_load_all_from_path(os.fsencode(folder))
     if not ggml.ggml_backend_dev_count():
-        raise EngineError(f"none of the CPU backends in {folder} runs on this processor", _MEND)
+        raise EngineError(f"none of the CPU backends in {folder} runs on this processor", MEND)
     return ggml
 
 
@@ -142,7 +168,17 @@ _signatures: dict[str, list[Any]] = {
         *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32, ctypes.c_int32),
         *(ctypes.POINTER(LayerPlaces), ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
     ],
-    "notes_traffic": [ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)],
+    "notes_traffic": [ctypes.POINTER(ctypes.c_int64)] * 3,
+    "notes_force_staging": [ctypes.c_int32],
+    "notes_can_carry": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
+    "notes_margins": [ctypes.c_void_p, _int32_p, _int32_p],
+    "notes_capture_begin": [ctypes.c_void_p, ctypes.c_int32],
+    "notes_captured": [ctypes.c_void_p, ctypes.POINTER(LayerTransition), ctypes.c_int32],
+    "notes_capture_end": [ctypes.c_void_p],
+    "notes_carry": [
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32),
+        *(ctypes.POINTER(LayerPointers), ctypes.POINTER(LayerTransition), ctypes.c_int32, ctypes.c_int32),
+    ],
     "notes_read": [
         *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, _int32_p),
         *(ctypes.POINTER(LayerPointers), ctypes.c_int32, ctypes.c_int32),
@@ -160,14 +196,17 @@ _signatures: dict[str, list[Any]] = {
 _results: dict[str, Any] = {
     "notes_supports": ctypes.c_bool,
     "notes_can_move": ctypes.c_bool,
+    "notes_can_carry": ctypes.c_bool,
+    "notes_capture_end": None,
     "notes_grammar_steps": ctypes.c_int64,
     "notes_guard": None,
     "notes_traffic": None,
+    "notes_force_staging": None,
 }
 for _name, _types in _signatures.items():
     _function = getattr(_library, _name, None)
     if _function is None:
-        raise EngineError(f"the native library has no {_name}: it is older than this version of notes", _MEND)
+        raise EngineError(f"the native library has no {_name}: it is older than this version of notes", MEND)
     _function.argtypes = _types
     _function.restype = _results.get(_name, ctypes.c_int32)
 _library.notes_error.restype = ctypes.c_char_p
@@ -218,11 +257,30 @@ def free_once(owner: object, name: str, free: Callable[[Any], object]) -> None:
         free(handle)
 
 
-def traffic() -> tuple[int, int]:
-    """Bytes that the splices of this process have read from files, and written into caches."""
-    read, written = ctypes.c_int64(), ctypes.c_int64()
-    _library.notes_traffic(ctypes.byref(read), ctypes.byref(written))
-    return read.value, written.value
+class Traffic(NamedTuple):
+    """What the splices of this process have done: bytes read from files and written into caches; and calls that copied
+    rows to and from memory that is not this machine's, by splices and reads."""
+
+    read: int
+    written: int
+    copies: int
+
+
+def traffic() -> Traffic:
+    counts = [ctypes.c_int64() for _ in range(3)]
+    _library.notes_traffic(*map(ctypes.byref, counts))
+    return Traffic(*(count.value for count in counts))
+
+
+@contextmanager
+def staged(*, lines: bool, late: bool) -> Iterator[None]:
+    """For tests: rows go to and from this machine's memory as they do to a device's. `lines`: to one that copies lines
+    with gaps between them in one call; `late`: to one that copies what it is given as late as it may."""
+    _library.notes_force_staging(STAGING_ON | STAGING_LINES * lines | STAGING_LATE * late)
+    try:
+        yield
+    finally:
+        _library.notes_force_staging(0)
 
 
 def grammar_steps() -> int:
@@ -243,3 +301,14 @@ def supports(context: Any, operation: str) -> str | None:
 def can_move(context: Any, base: int, position: int, count: int) -> str | None:
     """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
     return None if _hook("notes_can_move", (context, base, position, count)) else last_error()
+
+
+def can_carry(context: Any, base: int, position: int, count: int) -> str | None:
+    """None if `count` rows computed at `base` can be placed at `position`, and carry the state of recurrent layers
+    through them, else the reason they cannot."""
+    return None if _hook("notes_can_carry", (context, base, position, count)) else last_error()
+
+
+def end_capture(context: Any) -> None:
+    """Capture nothing any more."""
+    _library.notes_capture_end(context)

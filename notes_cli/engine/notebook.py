@@ -1,7 +1,8 @@
 """A notebook: one sequence in a context, an ordered list of pieces with their tokens, positions and K/V.
 
 Pieces are text that is decoded, segments that are spliced in, errata and answers. Decoding is put off until a
-splice or logits need it, so that neighbouring pieces share one pass over the weights.
+splice or logits need it, so that neighbouring pieces share one pass over the weights. Of a few tokens before a splice
+it can be put off further (`splice`), so that they share the pass of what follows: rows are vacant until then.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +19,35 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.decoding import decode
 from notes_cli.engine.patches import Patch, align, ascending, new_positions, patched, shifted
 from notes_cli.engine.pieces import How, Piece, Reason
+from notes_cli.engine.places import Image, check_words, images_of, length, position, row
 from notes_cli.engine.sampler import Sampler
-from notes_cli.engine.segment import LayerRows, Segment, Tokens
+from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
 from notes_cli.engine.sequences import Lease
 from notes_cli.engine.writing import Writer
 from notes_cli.errors import EngineError, Help, Progress, UnsupportedError
 
+if TYPE_CHECKING:
+    from notes_cli.engine.context import Output
+    from notes_cli.engine.eye import Seen
+
+
+WAITING = 64  # tokens that may wait for what follows a splice; more take as long by themselves
 Stopped = Literal["end", "limit", "context"]  # why an answer ends: by itself, cut at its limit, or by the context's end
 
 
+class _Tail(NamedTuple):
+    """Rows [start, end) of a notebook that are moved: the position of the first, and axes where images share them."""
+
+    start: int
+    end: int
+    at: int
+    rows: tuple[LayerRows, ...]
+    axes: NDArray[np.int32] | None
+
+
 class Notebook:
-    """One sequence of a context. Positions are 0, 1, ..., in the order of the pieces.
+    """One sequence of a context. Rows are counted 0, 1, ..., in the order of the pieces, one for each token; so are
+    positions, but for images whose rows share them (places.py).
 
     Close it, or use it as a context manager, and its sequence is free for others.
     """
@@ -43,7 +62,9 @@ class Notebook:
         self.stopped: Stopped = "end"  # why the last answer ends
         self._lease = None if dry else lease or context.lease()
         self._tokens: list[int] = self._lease.tokens if self._lease else []
-        self._done = 0  # tokens that have rows; the rest is pending
+        self._images: list[Image] = []
+        self._done = 0  # tokens that have rows; the rest is pending, and holds no image
+        self._vacant: list[int] = []  # those of them whose rows are still to come: what a splice did not wait for
         self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
         self.bound: int | None = None  # tokens that it may have at most, where others need room, too
 
@@ -82,7 +103,20 @@ class Notebook:
         """Whether the context still holds the rows of this notebook: it has not been closed, nor its rows changed by
         other code."""
         held = self._lease is not None and self._lease.held
-        return held and self.context.length(self.sequence) == self._done
+        return held and self.context.length(self.sequence) == self.length(self._done)
+
+    def position(self, row: int) -> int:
+        """The position of a row, or of what comes after the last."""
+        return position(self._images, row) if self._images else row
+
+    def length(self, rows: int) -> int:
+        """What the context has as the length of its sequence when so many rows are there."""
+        return length(self._images, rows) if self._images else rows
+
+    @property
+    def images(self) -> Sequence[Image]:
+        """The rows of images among its rows."""
+        return self._images
 
     @property
     def rows(self) -> int:
@@ -94,13 +128,16 @@ class Notebook:
         the same rows in the same cells, until one of the two is rewritten; a `dry` one has none. Raise UnsupportedError
         where sequences cannot share, EngineError for more rows than there are."""
         dry = dry or self.dry
+        self.settle()
         if length is None:
             self.flush()
             length = len(self)
         elif not 0 <= length <= self._done:
             raise EngineError(f"{length} rows cannot be shared, the notebook has {self._done}")
-        other = Notebook(self.context, None if dry else self.context.share(self.sequence, length), dry=dry)
+        at = self.position(length)
+        other = Notebook(self.context, None if dry else self.context.share(self.sequence, at), dry=dry)
         other._tokens += self._tokens[:length]
+        other._images = [image for image in self._images if image.last <= length]
         other._done, other._logits = length, self._logits if length == len(self) else None
         other.pieces = self._cut_pieces(length)
         return other
@@ -129,43 +166,125 @@ class Notebook:
         self._logits = None
 
     def open_splice(self, segment: Segment, seam: int) -> None:
-        """Put the first `seam` tokens of a segment at the end, which are decoded again; `splice` goes on from there."""
+        """Put the first `seam` tokens of a segment at the end, which are decoded again; `splice` goes on from there.
+        The rows of an image are not decoded again: the seam ends before them."""
+        seam = min(seam, segment.repairable)
         self._check_room(len(segment))
         self.append(segment.tokens[:seam], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
 
-    def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True, opened: bool = False) -> None:
+    def splice(
+        self, segment: Segment, *, seam: int = 0, rotate: bool = True, opened: bool = False, later: bool = False
+    ) -> None:
         """Put a segment at the end: its first `seam` tokens are decoded again, the rows of the rest are placed.
 
-        `opened`: the seam is there already. The caller has compared identities. `rotate=False` is the control, which
-        must give wrong rows.
+        `opened`: the seam is there already. `later`: few tokens that are pending may stay so, if this context can
+        decode them with what comes after the segment. The caller has compared identities. `rotate=False` is the
+        control, which must give wrong rows.
         """
-        seam = min(seam, len(segment))
+        seam = min(seam, segment.repairable)
         if not opened:
             self.open_splice(segment, seam)
         rest = len(segment) - seam
         if not rest:
             return
-        self.flush()
-        position = len(self)
+        later = later and self._may_wait and not segment.media  # whose rows may share positions
+        waiting = range(self._done, len(self)) if later else range(0)
+        if not waiting:
+            self.flush()
+        at, position = len(self), self.position(len(self))
         started = time.perf_counter()
         if not self.dry:
             try:
                 tokens, base = segment.tokens[seam:], segment.base + seam
-                self.context.splice(self.sequence, position, tokens, segment.layers, base, first=seam, rotate=rotate)
+                axes = None if segment.axes is None else segment.axes[seam:] + segment.base
+                where = self.sequence, position, tokens, segment.layers, base
+                self.context.splice(*where, first=seam, rotate=rotate, axes=axes)
             except BaseException:  # an interrupt comes after the call that it waited for: those rows are there
                 self.context.truncate(self.sequence, position)
                 raise
         self.seconds["splice"] += time.perf_counter() - started
         moved = position - segment.base - seam
-        placed = Piece("splice", segment.name, position, rest, "spliced", Reason.MOVED if moved else Reason.UNMOVED)
+        placed = Piece("splice", segment.name, at, rest, "spliced", Reason.MOVED if moved else Reason.UNMOVED)
         if moved and not rotate:
             placed = replace(placed, reason=Reason.NOT_ROTATED, detail=f"{moved:+d}")
         else:
             placed = replace(placed, moved=moved)
-        self.pieces.append(replace(placed, blocks=len(segment.blocks)))
+        self.pieces.append(replace(placed, blocks=len(segment.blocks), **_kept(segment)))
+        self._images += images_of(segment.media, at - seam, segment.axes)
         self._tokens += [int(token) for token in segment.tokens[seam:]]
+        self._vacant += waiting
         self._done = len(self)
         self._logits = None
+
+    @property
+    def _may_wait(self) -> bool:
+        few = len(self.pending) + len(self._vacant) <= WAITING
+        return few and not self.dry and not self._images and self.context.completes
+
+    def show(
+        self, seen: Seen, kind: str = "image", name: str = "", reason: Reason = Reason.PLAIN, detail: str = ""
+    ) -> None:
+        """Put an image at the end, looked at just now: the tokens around its rows, and the rows, are decoded."""
+        self.settle()
+        self._check_room(len(seen.tokens))
+        self.pieces.append(Piece(kind, name, len(self), len(seen.tokens), "decoded", reason, detail))
+        start, begin, done = len(self), self.position(len(self)), 0
+        rows = iter(seen.rows)
+        try:
+            for image in images_of(seen.media, start, seen.axes):
+                self._tokens += [int(token) for token in seen.tokens[done : image.first - start]]
+                self.flush()
+                began = time.perf_counter()
+                inside = slice(image.first - start, image.last - start)
+                if not self.dry:
+                    at = self.position(len(self))
+                    axes = None if seen.axes is None else seen.axes[inside] + begin - at
+                    self.context.show(self.sequence, at, next(rows), axes, whole=seen.whole)
+                self._images.append(image)
+                self._tokens += [int(token) for token in seen.tokens[inside]]
+                self._done = len(self)
+                self.seconds["decode"] += time.perf_counter() - began
+                done = inside.stop
+        except BaseException:
+            self.truncate(start)
+            raise
+        self._tokens += [int(token) for token in seen.tokens[done:]]
+        self._logits = None
+
+    def open_carry(self, segment: Segment) -> None:
+        """Put the first tokens of a segment at the end, which are decoded again; `carry` goes on from there."""
+        assert segment.carry is not None
+        self.open_splice(segment, segment.carry.seam)
+
+    def carry(self, segment: Segment, *, rotate: bool = True) -> None:
+        """Put the rest of a segment at the end, after `open_carry`: the rows of attention are placed, and the state of
+        recurrent layers goes on through them; the last tokens that must be decoded there are pending.
+
+        The caller has compared identities. `rotate=False` is the control, which must give wrong rows.
+        """
+        assert segment.carry is not None
+        seam, last = segment.carry.seam, len(segment) - segment.carry.tail
+        self.flush()
+        at, position, base = len(self), self.position(len(self)), segment.base + seam
+        started = time.perf_counter()
+        if not self.dry:
+            cut = slice(base - segment.first, segment.base + last - segment.first)
+            rows = [one if one.part == "state" else one.cut(cut) for one in segment.layers]
+            transitions = segment.carry.load()
+            where = self.sequence, position, segment.tokens[seam:last]
+            self.context.carry(*where, rows, transitions, base if rotate else position)
+        self.seconds["splice"] += time.perf_counter() - started
+        piece = Piece("splice", segment.name, at, last - seam, "spliced", Reason.CARRIED, **_kept(segment))
+        moved = position - base
+        if moved and not rotate:
+            piece = replace(piece, reason=Reason.NOT_ROTATED, detail=f"{moved:+d}")
+        else:
+            piece = replace(piece, moved=moved)
+        self.pieces.append(piece)
+        self._tokens += [int(token) for token in segment.tokens[seam:last]]
+        self._done = len(self)
+        self._logits = None
+        self.append(segment.tokens[last:], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
 
     def restore(self, segment: Segment) -> None:
         """Put back a segment whose rows begin at position 0. The notebook holds its left context and nothing more."""
@@ -174,16 +293,21 @@ class Notebook:
         self._check_room(len(segment))
         started = time.perf_counter()
         if not self.dry:
-            tokens = np.concatenate([segment.context, segment.tokens])
+            tokens, axes = np.concatenate([segment.context, segment.tokens]), segment.axes
+            if axes is not None:
+                before = np.repeat(np.arange(segment.base, dtype=np.int32)[:, None], 3, 1)
+                axes = np.concatenate([before, axes + segment.base])
             try:
-                self.context.splice(self.sequence, 0, tokens, segment.layers, 0)
+                self.context.splice(self.sequence, 0, tokens, segment.layers, 0, axes=axes)
             except BaseException:  # as in splice
                 self.context.truncate(self.sequence, 0)
                 raise
         self.seconds["splice"] += time.perf_counter() - started
         with_it = {"how": "spliced", "reason": Reason.RESTORED_CONTEXT, "detail": segment.name}
         self.pieces = [replace(piece, **with_it) for piece in self.pieces]  # type: ignore[arg-type]
-        self.pieces.append(Piece("splice", segment.name, len(self), len(segment), "spliced", Reason.RESTORED))
+        restored = Piece("splice", segment.name, len(self), len(segment), "spliced", Reason.RESTORED)
+        self.pieces.append(replace(restored, **_kept(segment)))
+        self._images += images_of(segment.media, len(self), segment.axes)
         self._tokens += [int(token) for token in segment.tokens]
         self._done = len(self)
         self._logits = None
@@ -195,6 +319,30 @@ class Notebook:
         """The tokens that wait to be decoded."""
         return self._tokens[self._done :]
 
+    @property
+    def vacant(self) -> Sequence[int]:
+        """Rows before those of a splice that are still to be decoded."""
+        return self._vacant
+
+    def settle(self) -> None:
+        """Decode what a splice did not wait for, by itself. If that fails it is still to be decoded."""
+        if self._vacant:
+            self.context.complete(self.sequence, self._vacant, self._words(self._vacant))
+            self._vacant = []
+
+    def complete(self, count: int, output: Output) -> None:
+        """Decode what a splice did not wait for in one pass with the first `count` pending tokens."""
+        rows = [*self._vacant, *range(self._done, self._done + count)]
+        try:
+            self.context.complete(self.sequence, rows, self._words(rows), output)
+        except BaseException:
+            self.context.truncate(self.sequence, self._done)
+            raise
+        self._vacant = []
+
+    def _words(self, rows: Sequence[int]) -> Tokens:
+        return np.array([self._tokens[row] for row in rows], np.int32)
+
     def advance(self, count: int, logits: NDArray[np.float32] | EngineError | None = None) -> None:
         """The first `count` pending tokens have rows now; `logits` are those after the last of all tokens, or why there
         are none."""
@@ -203,14 +351,21 @@ class Notebook:
 
     def failed(self) -> None:
         """A decode has failed or was interrupted: what of it is there counts, the rest is still pending."""
-        self._done = min(len(self), self.context.length(self.sequence))
+        self._done = min(len(self), self._row(self.context.length(self.sequence)))
         self._logits = None
+
+    def _row(self, position: int) -> int:
+        """The row at a position."""
+        return row(self._images, position) if self._images else position
 
     def set_aside(self, length: int) -> None:
         """Give up the rows from position `length` on, so that others have their cells; their tokens are pending
         again. They must have been decoded. Raise EngineError where rows cannot go back."""
+        self.settle()
         if length < self._done:
-            self.context.truncate(self.sequence, length)
+            if any(image.last > length for image in self._images):
+                raise EngineError("the rows of an image cannot be decoded again as tokens")
+            self.context.truncate(self.sequence, self.position(length))
             self._done, self._logits = length, None
 
     def check_intact(self) -> None:
@@ -224,7 +379,8 @@ class Notebook:
         if isinstance(self._logits, EngineError):
             raise self._logits
         if not self.pending and self._logits is None:
-            if self.dry or not self.pieces or self.pieces[-1].how == "spliced":
+            image = bool(self._images) and self._images[-1].last == len(self)
+            if self.dry or not self.pieces or self.pieces[-1].how == "spliced" or image:
                 raise EngineError("a spliced row has no logits: append a token after it")
             self._step_back()  # its row is there, its logits are not: after truncate, rewrite or an interrupt
         return None if self.pending else self._logits
@@ -232,7 +388,7 @@ class Notebook:
     def _step_back(self) -> None:
         """Have the last token decoded once more."""
         self.check_intact()
-        self.context.truncate(self.sequence, len(self) - 1)
+        self.context.truncate(self.sequence, self.position(len(self) - 1))
         self._done = len(self) - 1
 
     def flush(self, progress: Progress | None = None) -> None:
@@ -245,6 +401,7 @@ class Notebook:
             decode([self], self.context.n_ubatch if progress else None)
             if progress:
                 progress(total - len(self.pending), total)
+        self.settle()
         self.check_intact()
         if isinstance(self._logits, EngineError):
             raise self._logits
@@ -265,20 +422,26 @@ class Notebook:
         inside = ascending([patch.span for patch in patches], len(self))
         if not patches or not inside or any(patch.first == patch.last for patch in patches):
             raise EngineError(f"changes must ascend inside of the notebook, which has {len(self)} tokens")
+        if self._images:
+            check_words(self._images, [*also, *(place for patch in patches for place in range(*patch.span))])
         self._check_room(sum(patch.grows for patch in patches))
         moves = any(patch.grows for patch in patches)
         tails = self._tails(patches) if moves else []
         tokens, shift, new = patched(self._tokens, patches), shifted(patches), new_positions(patches)
         places = new | set(map(shift, also))
+        images = [
+            replace(one, first=shift(one.first), last=shift(one.first) + one.last - one.first) for one in self._images
+        ]
         started = time.perf_counter()
         try:
             if moves and not self.dry:
                 # Rewriting fills gaps between rows: at position 0 the old one stays until then.
                 self._spread(max(patches[0].first, 1 if 0 in new else 0), tails, shift)
-            self._done = len(tokens) if self.dry else self.context.length(self.sequence)
+            self._done = len(tokens) if self.dry else row(images, self.context.length(self.sequence))
             ready = sorted(place for place in places if place < self._done)
             if ready and not self.dry:  # the rest is at the end, and is decoded with what comes after it
-                self.context.rewrite(self.sequence, ready, np.array([tokens[place] for place in ready], np.int32))
+                where = [position(images, place) for place in ready] if images else ready
+                self.context.rewrite(self.sequence, where, np.array([tokens[place] for place in ready], np.int32))
         except BaseException as error:
             self._done = min(self._done, len(self))
             if moves or not isinstance(error, EngineError):  # an interrupt: who can say before or after?
@@ -287,6 +450,7 @@ class Notebook:
         finally:
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
+        self._images = images
         self._logits = None
         amended = (self._amended(piece, shift, places) for piece in self.pieces)
         self.pieces = [piece for piece in amended if piece.tokens]
@@ -298,39 +462,51 @@ class Notebook:
         again = sum(start <= place < end for place in places)
         return replace(piece, position=start).resized(end - start, piece.rewritten + again)
 
-    def _tails(self, patches: Sequence[Patch]) -> list[tuple[int, tuple[LayerRows, ...]]]:
-        """What follows each patch: its position and its rows. Raise UnsupportedError if it cannot be moved."""
+    def _tails(self, patches: Sequence[Patch]) -> list[_Tail]:
+        """What follows each patch. Raise UnsupportedError if it cannot be moved."""
         parts = [part for part in align(patches, len(self)) if not part.patch and part.before[0] >= patches[0].last]
         for part in parts:
-            reason = self.context.can_move(part.before[0], part.after[0], part.before[1] - part.before[0])
+            (start, end), by = part.before, part.after[0] - part.before[0]
+            at = self.position(start)
+            reason = self.context.can_move(at, at + by, self.position(end) - at)
             if reason:
                 raise UnsupportedError(f"what follows the change cannot be moved: {reason}")
-        if self.dry:
-            return []
-        kind = self.context.lossless_type
-        return [
-            (start, self.context.read(self.sequence, start, end - start, base=start, dtype=kind))
-            for start, end in (part.before for part in parts)
-        ]
+        return [] if self.dry else [self._tail(*part.before) for part in parts]
 
-    def _spread(
-        self, keep: int, tails: Sequence[tuple[int, tuple[LayerRows, ...]]], shift: Callable[[int], int]
-    ) -> None:
+    def _tail(self, start: int, end: int) -> _Tail:
+        """Rows [start, end), rotated as they are."""
+        return _Tail(start, end, self.position(start), *self.read(start, end, self.context.lossless_type))
+
+    def _spread(self, keep: int, tails: Sequence[_Tail], shift: Callable[[int], int]) -> None:
         """Keep the first rows, put what follows each patch where it will be, and leave the rest vacant."""
-        self.context.truncate(self.sequence, keep)
-        for start, rows in tails:
-            tokens = np.array(self._tokens[start : start + len(rows[0].k)], np.int32)
-            self.context.splice(self.sequence, shift(start), tokens, rows, start)
+        self.context.truncate(self.sequence, self.position(keep))
+        for tail in tails:
+            tokens = np.array(self._tokens[tail.start : tail.end], np.int32)
+            to = tail.at + shift(tail.start) - tail.start
+            self.context.splice(self.sequence, to, tokens, tail.rows, tail.at, axes=tail.axes)
+
+    def read(self, start: int, end: int, dtype: str) -> tuple[tuple[LayerRows, ...], NDArray[np.int32] | None]:
+        """Rows [start, end), rotated as they are, and their positions on three axes where images share them."""
+        self.settle()
+        at = self.position(start)
+        if any(start <= image.first < end and image.grid is not None for image in self._images):
+            return self.context.read_axes(self.sequence, at, end - start, base=at, dtype=dtype)
+        return self.context.read(self.sequence, at, end - start, base=at, dtype=dtype), None
 
     def truncate(self, length: int) -> None:
-        """Go back to the first `length` tokens."""
+        """Go back to the first `length` tokens. Raise EngineError for a cut inside of an image."""
         if not 0 <= length <= len(self):
             raise EngineError(f"cannot go back to {length} tokens, the notebook has {len(self)}")
+        if any(row < length for row in self._vacant):
+            self.settle()
+        self._vacant = []
+        at = self.position(length)
         if length < self._done:
             if not self.dry:
-                self.context.truncate(self.sequence, length)
+                self.context.truncate(self.sequence, at)
             self._done = length
         del self._tokens[length:]
+        self._images = [image for image in self._images if image.last <= length]
         self.pieces = self._cut_pieces(length)
         self._logits = None
 
@@ -379,7 +555,8 @@ class Notebook:
         """How many more tokens there is room for, those that are pending counted as there."""
         if self.dry:
             return self.size - len(self)
-        return min(self.size - len(self), self.context.room(self.sequence) - len(self.pending))
+        waiting = len(self.pending) + len(self._vacant)
+        return min(self.size - len(self), self.context.room(self.sequence) - waiting)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add tokens at the end of the last piece. Raise EngineError where there is no room for them."""
@@ -403,6 +580,11 @@ class Notebook:
             f"the context is full: {self.room} of its {self.context.cells} cells are free, {count} are needed",
             Help.LARGER_CONTEXT(tokens=_next_size(self.context.cells + count - self.room)),
         )
+
+
+def _kept(segment: Segment) -> dict[str, Any]:
+    """What a piece tells of how its rows were kept."""
+    return {"kept": segment.kv, "nbytes": segment.nbytes} if any(quantized(segment.kv)) else {}
 
 
 def _next_size(tokens: int) -> int:

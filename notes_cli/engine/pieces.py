@@ -23,6 +23,7 @@ class Reason(str, Enum):
     RESTORED = "restored"  # put back at the start of the prompt, with their left context
     RESTORED_CONTEXT = "restored_context"  # of the left context of a skill that was restored [its name]
     RESTORED_SESSION = "restored_session"  # put back from disk [name of the session]
+    CARRIED = "carried"  # reused, keys rotated by `moved` positions, the state of recurrent layers carried through them
     LIVE = "live"  # rows that an earlier prompt left in the context, which begins like this one
     # Of decoded tokens.
     OTHER_CONTEXT = "other_context"  # a seam: preceded by a different context than at compile time
@@ -53,6 +54,8 @@ class Piece:
     blocks: int = 0  # that the skill was compiled in, where these have not seen each other
     passed: int = 0  # tokens that a pass went over to know what to recompute
     selected: str = ""  # the edit method that the pass was for
+    kept: str = ""  # what a segment's file keeps its rows as, where that is not as they were computed
+    nbytes: int = 0  # of all rows of that file
 
     @property
     def refused(self) -> bool:

@@ -127,8 +127,8 @@ def _hear(_level: int, text: bytes, _data: object) -> None:
         interrupts.keep(error)
 
 
-_heard = llama.llama_log_callback(_hear)  # must live as long as the library
-llama.llama_log_set(_heard, ctypes.c_void_p(0))
+heard = llama.llama_log_callback(_hear)  # must live as long as the library
+llama.llama_log_set(heard, ctypes.c_void_p(0))
 
 
 def loading(told: Callable[[float], object] | None) -> Any:

@@ -7,10 +7,10 @@ still in a file of the library's. It knows neither llama.cpp nor what such a fil
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import BinaryIO, overload
+from typing import Any, BinaryIO, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,36 @@ from notes_cli.engine.identity import Identity
 from notes_cli.errors import EngineError, NotesError
 
 Tokens = NDArray[np.int32]
-RowArray = NDArray[np.float16] | NDArray[np.float32]
+BLOCK = 32  # numbers that a block of Q8_0 has one scale for
+Q8_0 = np.dtype([("scale", "<f2"), ("values", "i1", BLOCK)])
+RowArray = NDArray[np.float16] | NDArray[np.float32]  # or blocks, where a segment's file keeps these
+# What rows are kept as, K/V as the types of a cache: as they were computed (f16; f32 in a cache of f32), or quantized.
+KEPT = ("f16", "f16/q8_0", "q8_0")
+
+
+def quantized(kv: str) -> tuple[bool, bool]:
+    """Whether K, and whether V, of attention is kept as q8_0."""
+    return kv.split("/")[0] == "q8_0", kv.split("/")[-1] == "q8_0"
+
+
+def columns(rows: RowArray | StoredTensor) -> int:
+    """Numbers of a row."""
+    return int(rows.shape[1]) * (BLOCK if rows.dtype == Q8_0 else 1)
+
+
+def floats(rows: RowArray) -> NDArray[np.float32]:
+    """Rows of any type in f32, without loss."""
+    blocks: Any = rows
+    if blocks.dtype == Q8_0:
+        blocks = (blocks["values"] * blocks["scale"].astype(np.float32)[..., None]).reshape(len(rows), -1)
+    found: NDArray[np.float32] = blocks.astype(np.float32)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """K and V rows of one model layer, one row a token: `k` is [n_tokens, n_embd_k], `v` is [n_tokens, n_embd_v].
+    """K and V rows of one model layer, one row a token: `k` is [n_tokens, n_embd_k], `v` is [n_tokens, n_embd_v],
+    of numbers or of blocks of Q8_0, of which a row has n_embd / 32.
 
     `part` tells what they are: of `attention`, of the `indexer` of a sparse one (no V), or the `state` of a recurrent
     layer after the last token: one row each, `k` for its convolution and `v` for its recurrence.
@@ -38,6 +62,45 @@ class LayerRows:
     def cut(self, rows: slice) -> LayerRows:
         """Some of the rows; nothing is copied."""
         return replace(self, k=self.k[rows], v=self.v[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What the tokens of a segment do to the state S of one recurrent layer: S becomes A S + `b`.
+
+    `a` has the numbers of A: one for each element of the state, or for as many neighbours as go into it; where `head`
+    is given, a matrix of so many rows and columns for each head. The convolution does not depend on what was before:
+    it becomes `r`. A layer with a convolution alone has neither `a` nor `b`.
+    """
+
+    layer: int
+    r: NDArray[np.float32]
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]
+    head: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.r.nbytes + self.a.nbytes + self.b.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """How the state of recurrent layers goes on through a segment, whatever precedes it.
+
+    Its first `seam` tokens and its last `tail` ones must be decoded where it is placed; the transitions are those of
+    the tokens between them.
+    """
+
+    seam: int
+    tail: int
+    nbytes: int  # of all transitions
+    load: Callable[[], Sequence[Transition]]  # from where they are kept; may raise what reading the rows may
+
+    @classmethod
+    def of(cls, seam: int, tail: int, transitions: Sequence[Transition]) -> Carry:
+        """Of transitions in memory."""
+        return cls(seam, tail, sum(one.nbytes for one in transitions), lambda: transitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +189,26 @@ class FieldSpan:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image among the rows of a segment: rows [first, last), which are no tokens and are never decoded as such.
+
+    They take `positions` positions, fewer than there are rows where the model has rows and columns (M-RoPE). What
+    they show is known by the digest of the file's bytes alone.
+    """
+
+    first: int
+    last: int
+    positions: int
+    sha256: str
+    width: int  # pixels of the image, as it is seen
+    height: int
+
+    @property
+    def rows(self) -> int:
+        return self.last - self.first
+
+
 class _Referable:
     """May be held weakly, which dataclasses with slots cannot say of themselves before Python 3.11."""
 
@@ -152,6 +235,8 @@ class Segment(_Referable):
     # Rows that cannot be moved are kept with those of the left context, from position 0 on, and the state of recurrent
     # layers with them: the whole can be put back at the start of a prompt, and nowhere else.
     pinned: bool = False
+    # With the state, and where that has been captured: how another one goes on through the segment (Notebook.carry).
+    carry: Carry | None = None
     # By field: how much its value changes the rows of each token after it, [n_tokens]; empty if not measured.
     influence: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     # The first token of each block, from 0 on, where parts were compiled independently; empty: all of it is one block.
@@ -164,6 +249,14 @@ class Segment(_Referable):
     tools: bool = False
     # What of that file does not stay if it changes, as it was when the text was read; empty: it is not known.
     stamp: tuple[int, ...] = ()
+    # What its file keeps rows as, one of KEPT. Those of a segment that was not read from there may not be so yet.
+    kv: str = "f16"
+    # Images among its rows, in order, with `text` standing for them. `axes`: where rows are not one a position, time,
+    # row and column of each, [n_tokens, 3], from 0 on. `projector`: the digest of what made the rows, and its limits.
+    media: tuple[Media, ...] = ()
+    axes: NDArray[np.int32] | None = None
+    projector: str = ""
+    picture: bytes = b""  # the file of the image, to be looked at again
 
     @property
     def first(self) -> int:
@@ -172,6 +265,16 @@ class Segment(_Referable):
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def positions(self) -> int:
+        """How many positions its rows take."""
+        return len(self) + sum(one.positions - one.rows for one in self.media)
+
+    @property
+    def repairable(self) -> int:
+        """How many of its first tokens may be decoded again: those before an image."""
+        return self.media[0].first if self.media else len(self)
 
     @property
     def nbytes(self) -> int:
@@ -187,7 +290,7 @@ class Segment(_Referable):
 
     @property
     def row_type(self) -> str:
-        """What its rows are kept in: f16, which serves a cache of any type but f32."""
+        """What its rows are computed in: f16, which serves a cache of any type but f32."""
         return "f32" if "f32" in self.identity.kv_type else "f16"
 
     def slice(self, first: int, last: int) -> Segment:
@@ -200,6 +303,8 @@ class Segment(_Referable):
         if not 0 <= first <= last <= len(self):
             raise EngineError(f"{self.name} has {len(self)} tokens: [{first}, {last}) is not a part of them")
         part = last - first < len(self)
+        if part and self.media:
+            raise EngineError(f"{self.name} is an image, of which no part can be taken out")
         if part and ((self.pinned and first) or any(rows.part == "state" for rows in self.layers)):
             raise EngineError(f"the rows of {self.name} cannot be moved, so no part of them can be taken out")
         left = self.base - self.first  # rows of the left context, which stay before a first part
@@ -215,6 +320,7 @@ class Segment(_Referable):
             context=np.concatenate([self.context, self.tokens[:first]]),
             fields=(),
             layers=layers,
+            carry=None if part else self.carry,
             influence={},
             blocks=(),
             moves=(),

@@ -7,11 +7,14 @@ one at a time. So it is asked before.
 from __future__ import annotations
 
 import re
-import socket
 import struct
 import sys
+from typing import TYPE_CHECKING
 
 from notes_cli.errors import EngineError
+
+if TYPE_CHECKING:
+    import socket
 
 PATIENCE = 10.0  # seconds that a server has to answer
 PROTOCOL = 7, 0  # of ggml-rpc.h: a server's first number must be this one, its second at most
@@ -32,6 +35,8 @@ def address(server: str) -> tuple[str, int]:
 def check(server: str) -> tuple[str, int]:
     """Where it is: its number and port, whatever its name. Raise EngineError unless the server shakes hands, as
     llama.cpp will ask it to."""
+    import socket  # 3 ms, for those who name a server
+
     host, port = address(server)
     try:
         where = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]  # llama.cpp knows no other

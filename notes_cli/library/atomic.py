@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +60,8 @@ def sync_folder(folder: Path) -> None:
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """A new file, locked until the block is left."""
+    import tempfile  # 5 ms: most commands write nothing
+
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:

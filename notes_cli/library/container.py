@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,13 +23,38 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from notes_cli.engine.segment import LayerRows, Segment, Stored, StoredLayer, StoredTensor, Tokens
+from notes_cli.engine.segment import (
+    BLOCK,
+    Q8_0,
+    Carry,
+    LayerRows,
+    RowArray,
+    Segment,
+    Stored,
+    StoredLayer,
+    StoredTensor,
+    Tokens,
+    Transition,
+    columns,
+    quantized,
+)
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
 from notes_cli.library import held
 from notes_cli.library.atomic import replacing
 from notes_cli.library.gguf import Head, TensorEntry, padded, read_head
-from notes_cli.library.info import FORMAT, INFLUENCE, KIND, SegmentInfo, field_names, metadata, read_info
-from notes_cli.library.metadata import MAGIC, FormatError, ShortError
+from notes_cli.library.info import (
+    AXES,
+    FORMAT,
+    INFLUENCE,
+    KIND,
+    PICTURE,
+    PLAIN,
+    SegmentInfo,
+    field_names,
+    metadata,
+    read_info,
+)
+from notes_cli.library.metadata import MAGIC, Cursor, FormatError, ShortError, begin, read_metadata
 
 __all__ = ["SegmentInfo", "open_segment", "open_stored", "peek", "write_segment"]
 
@@ -38,6 +64,7 @@ LISTS = ("notes.tokens", "notes.context")
 FIRST = 1 << 18  # bytes in which most heads end, with the lists after them
 CHUNK = 8 << 20  # bytes that are read at once
 CHECKSUM = re.compile(r"[0-9a-f]{32}")
+CARRY_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.carry\.([rab])")
 ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
 # By part of a layer: the names of its K and its V, as llama.cpp has them.
 NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
@@ -47,7 +74,7 @@ def write_segment(path: Path, segment: Segment, *, writer: str = "notes", create
     """Write the segment to `path`, all or nothing, mode 0600. Raise UnwritableError if the disk refuses."""
     import gguf  # 0.2 s, and only a compile writes
 
-    tensors = _tensors(segment)
+    tensors = _tensors(small(segment))
     out = gguf.GGUFWriter(None, "notes")
     for key, value in metadata(segment, writer, created).items():
         # Not add_string, which leaves out an empty one.
@@ -55,7 +82,11 @@ def write_segment(path: Path, segment: Segment, *, writer: str = "notes", create
         out.add_key_value(f"notes.{key}", value, kind)
     for name, tensor in tensors.items():
         out.add_string(f"notes.checksum.{name}", _tensor_sum(tensor))
-        out.add_tensor(name, tensor)
+        if tensor.dtype == Q8_0:
+            kept = tensor.view(np.uint8).reshape(len(tensor), -1)
+            out.add_tensor(name, kept, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        else:
+            out.add_tensor(name, tensor)
     out.add_string(HEAD_SUM, NO_DIGEST)
     out.add_name(segment.name)
     try:
@@ -77,6 +108,22 @@ def write_segment(path: Path, segment: Segment, *, writer: str = "notes", create
         raise UnwritableError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
 
 
+def small(segment: Segment) -> Segment:
+    """The segment with its rows as its file keeps them: each that is to be quantized is rounded once."""
+    if not any(quantized(segment.kv)) or not segment.layers:
+        return segment
+
+    def kept(rows: LayerRows) -> LayerRows:
+        if rows.part != "attention":
+            return rows
+        both = zip((rows.k, rows.v), quantized(segment.kv), strict=True)
+        what = f"rows of layer {rows.layer} of {segment.name}"
+        k, v = (_quantized(values, what) if q8_0 else values for values, q8_0 in both)
+        return replace(rows, k=k, v=v)
+
+    return replace(segment, layers=tuple(map(kept, segment.layers)))
+
+
 def open_segment(path: Path) -> Segment:
     """Read a segment file; its rows are read-only views of what was read. Every byte is checked first.
 
@@ -85,7 +132,8 @@ def open_segment(path: Path) -> Segment:
     """
     segment = open_stored(path)
     assert isinstance(segment.layers, Stored)
-    return replace(segment, layers=segment.layers.rows)
+    carry = segment.carry and Carry.of(segment.carry.seam, segment.carry.tail, segment.carry.load())
+    return replace(segment, layers=segment.layers.rows, carry=carry)
 
 
 def open_stored(path: Path) -> Segment:
@@ -98,6 +146,8 @@ def open_stored(path: Path) -> Segment:
         info = _card(path, data, head)
         if info.states and not info.pinned:
             raise FormatError("it holds the state of recurrent layers, but not all rows before it")
+        if info.carried and not info.states:
+            raise FormatError("it says how a state is carried, and holds none")
         segment = Segment(
             name=info.name,
             description=info.description,
@@ -107,14 +157,20 @@ def open_stored(path: Path) -> Segment:
             context=info.context.copy(),
             fields=info.fields,
             identity=info.identity,
-            layers=_FileRows(path, _layers(head, len(info.tokens) + (info.base if info.pinned else 0)), file),
+            layers=_FileRows(path, _layers(head, len(info.tokens) + (info.base if info.pinned else 0), info.kv), file),
             pinned=info.pinned,
+            carry=_carry(path, file, head, info),
             influence=_influence(file, head, info),
             blocks=info.blocks,
             moves=info.moves,
             source=info.source,
             tools=info.tools,
             stamp=info.stamp,
+            kv=info.kv,
+            media=info.media,
+            axes=_axes(file, head, info),
+            projector=info.projector,
+            picture=_picture(file, head, info),
         )
         opened.pop_all()  # the file is its rows' now
         return segment
@@ -154,6 +210,47 @@ class _FileRows(Stored):
         return _damaged(self._path, why) if damaged else _unreadable(self._path, why)
 
 
+class _FileCarry:
+    """The transitions of a segment file: read, and checked, when they are first asked for."""
+
+    def __init__(
+        self, path: Path, tensors: dict[tuple[int, str], StoredTensor], heads: dict[int, int], file: int
+    ) -> None:
+        self._path, self._tensors, self._heads = path, tensors, heads
+        self._file: BinaryIO | None = os.fdopen(os.dup(file), "rb", buffering=0)  # the rows close theirs when read
+        self._read: tuple[Transition, ...] = ()
+
+    def __call__(self) -> tuple[Transition, ...]:
+        if self._file is not None:
+            with _saying(self._path):
+                self._read = tuple(
+                    self._transition(self._file, layer) for layer in sorted({at for at, _ in self._tensors})
+                )
+            self.close()
+        return self._read
+
+    def _transition(self, file: BinaryIO, layer: int) -> Transition:
+        found = {}
+        for kind in "rab":
+            tensor = self._tensors.get((layer, kind))
+            if tensor is None:
+                found[kind] = np.empty(0, np.float32)
+                continue
+            data = _bytes(file, tensor.offset, tensor.end)
+            _check(data, tensor.checksum, f"blk.{layer}.carry.{kind}")
+            found[kind] = _array(data, tensor, tensor.offset)
+        return Transition(layer, found["r"], found["a"], found["b"], self._heads.get(layer, 0))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
+
+
 # ---- writing
 
 
@@ -166,14 +263,40 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
     for rows in segment.layers:
         state = rows.part == "state"
         count = 1 if state else segment.base - segment.first + len(segment)
-        types = (np.float32,) if state else (np.float16, np.float32)
-        for kind, values in zip(NAMES[rows.part], (rows.k, rows.v), strict=True):
+        both = quantized(segment.kv) if rows.part == "attention" else (False, False)
+        for kind, values, q8_0 in zip(NAMES[rows.part], (rows.k, rows.v), both, strict=True):
+            types = (np.float32,) if state else (Q8_0,) if q8_0 else (np.float16, np.float32)
             if values.dtype not in types or values.shape[0] != count:
                 raise SegmentError(f"layer {rows.layer} of {segment.name} has {kind} rows that do not fit it")
             tensors[f"blk.{rows.layer}.{kind}"] = np.ascontiguousarray(values)
+    if segment.axes is not None:
+        tensors[AXES] = np.ascontiguousarray(segment.axes, "<i4")
+    if segment.picture:
+        # As numbers, because older versions of notes, which are to say that they are old, know no tensor of bytes.
+        tensors[PICTURE] = np.frombuffer(segment.picture + bytes(-len(segment.picture) % 4), "<i4")
+    for one in segment.carry.load() if segment.carry else ():
+        for kind, numbers in (("r", one.r), ("a", one.a), ("b", one.b)):
+            tensors[f"blk.{one.layer}.carry.{kind}"] = np.ascontiguousarray(numbers, "<f4")
     if segment.influence:
         tensors[INFLUENCE] = np.stack([segment.influence[name] for name in field_names(segment.fields)]).astype("<f4")
     return {name: tensor for name, tensor in tensors.items() if tensor.size}
+
+
+def _quantized(values: RowArray, what: str) -> NDArray[Any]:
+    """Rows in blocks of Q8_0, each rounded once."""
+    from gguf import GGMLQuantizationType, quants
+
+    if values.dtype == Q8_0:
+        return values
+    if columns(values) % BLOCK:
+        raise SegmentError(f"{what} have {columns(values)} numbers, which are no whole blocks of q8_0")
+    if not values.size:
+        return np.empty((len(values), 0), Q8_0)
+    with np.errstate(all="ignore"):
+        found: NDArray[Any] = quants.quantize(values.astype(np.float32), GGMLQuantizationType.Q8_0).view(Q8_0)
+    if not np.isfinite(found["scale"]).all():
+        raise SegmentError(f"{what} hold what is no number, or too large for q8_0")
+    return found
 
 
 def _tensor_sum(tensor: NDArray[Any]) -> str:
@@ -279,7 +402,10 @@ def _checked_head(data: memoryview, size: int) -> Head:
     try:
         head = read_head(data, size)
     except FormatError:
-        # Other GGUF files hold types that the reader does not know: say what such a file is.
+        # Other GGUF files hold types that the reader does not know, and so may later formats: say what such a file is.
+        later = _format(data)
+        if later > FORMAT:
+            raise _NewerError(later) from None
         if data[:4] == MAGIC and len(data) > 256 and b"notes." not in bytes(data[:256]):
             raise _OtherKindError from None
         raise
@@ -288,9 +414,19 @@ def _checked_head(data: memoryview, size: int) -> Head:
         raise _NewerError(version)
     if head.metadata.get(HEAD_SUM) != _head_sum(data, head):
         raise FormatError("the checksum of its head is wrong")
-    if version != FORMAT or head.metadata.get("notes.kind") != KIND:
+    if version not in range(PLAIN, FORMAT + 1) or head.metadata.get("notes.kind") != KIND:
         raise _OtherKindError
     return head
+
+
+def _format(data: memoryview) -> int:
+    """The format that a file says it has, whatever its tensors are like; 0 of what does not say."""
+    try:
+        cursor = Cursor(data)
+        version = read_metadata(cursor, begin(cursor)[1])[0].get("notes.format")
+    except FormatError:
+        return 0
+    return version if isinstance(version, int) else 0
 
 
 def _head_sum(data: memoryview, head: Head) -> str:
@@ -349,6 +485,64 @@ def _influence(file: BinaryIO, head: Head, info: SegmentInfo) -> dict[str, NDArr
     return dict(zip(names, _array(data, entry, entry.offset), strict=True))
 
 
+def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | None:
+    """Time, row and column of each row, where images have them. All must be as a compile makes it: a row of a text is
+    at one position, those of an image are within its own, and what follows it is after them."""
+    entry = head.tensors.get(AXES)
+    shared = sum(one.rows - one.positions for one in info.media)
+    if entry is None:
+        if shared:
+            raise FormatError("its images share positions, and it does not say how")
+        return None
+    if not info.media or entry.dtype != np.int32 or entry.shape != (len(info.tokens), 3):
+        raise FormatError(f"{AXES} does not have three numbers for each row of images and texts")
+    data = _bytes(file, entry.offset, entry.end)
+    _check(data, _checksum(head, AXES), AXES)
+    axes: NDArray[np.int32] = _array(data, entry, entry.offset).copy()
+    at = done = 0
+    for one in (*info.media, None):
+        count = (one.first if one else len(axes)) - done
+        if (axes[done : done + count] != at + np.arange(count)[:, None]).any():
+            raise FormatError(f"{AXES} does not fit its tokens")
+        at, done = at + count, done + count
+        if one:
+            inside = axes[one.first : one.last] - at
+            if (inside < 0).any() or (inside >= one.positions).any() or (inside[:, 0] != 0).any():
+                raise FormatError(f"{AXES} does not fit its images")
+            at, done = at + one.positions, one.last
+    return axes
+
+
+def _picture(file: BinaryIO, head: Head, info: SegmentInfo) -> bytes:
+    """The file of the image, which must be the one whose rows these are."""
+    entry = head.tensors.get(PICTURE)
+    if entry is None:
+        return b""
+    size = head.metadata.get(f"{PICTURE}.size")
+    if entry.dtype != np.int32 or not isinstance(size, int) or not 0 <= entry.nbytes - size < 4:
+        raise FormatError(f"{PICTURE} is not the bytes of a file")
+    data = _bytes(file, entry.offset, entry.end)
+    _check(data, _checksum(head, PICTURE), PICTURE)
+    found = bytes(data[:size])
+    if not info.media or any(one.sha256 != sha256(found).hexdigest() for one in info.media):
+        raise FormatError(f"{PICTURE} is not the image that its rows are of")
+    return found
+
+
+def _carry(path: Path, file: BinaryIO, head: Head, info: SegmentInfo) -> Carry | None:
+    """How a state is carried, if the file says so; what it is carried by stays there."""
+    tensors = {}
+    for name, entry in head.tensors.items():
+        if match := CARRY_NAME.fullmatch(name):
+            if len(entry.shape) != 1 or entry.dtype != np.float32:
+                raise FormatError(f"{name} is not a list of f32")
+            stored = StoredTensor(entry.dtype, entry.shape, entry.offset, entry.end, _checksum(head, name))
+            tensors[int(match[1]), match[2]] = stored
+    if not tensors:
+        return None
+    return Carry(info.seam, info.tail, info.carried, _FileCarry(path, tensors, info.heads, file.fileno()))
+
+
 def _array(data: memoryview, entry: TensorEntry | StoredTensor, start: int = 0) -> NDArray[Any]:
     """A view of what was read from byte `start` of the file on: nothing is copied, and it cannot be written to."""
     return np.frombuffer(data, entry.dtype, prod(entry.shape), entry.offset - start).reshape(entry.shape)
@@ -358,13 +552,14 @@ def _rows(data: memoryview, tensor: StoredTensor, start: int) -> NDArray[Any]:
     return _array(data, tensor, start) if tensor.end else np.empty(tensor.shape, tensor.dtype)
 
 
-def _layers(head: Head, n_rows: int) -> list[StoredLayer]:
+def _layers(head: Head, n_rows: int, kv: str) -> list[StoredLayer]:
     """Where the rows of each layer are, by layer and part. Without a V tensor, V has no columns."""
+    rounded = dict(zip(NAMES["attention"], quantized(kv), strict=True))
     parts = {name: (part, index) for part, names in NAMES.items() for index, name in enumerate(names)}
     found: dict[tuple[int, str], list[StoredTensor | None]] = {}
     for name, entry in head.tensors.items():
         checksum = _checksum(head, name)
-        if name in (*LISTS, INFLUENCE):
+        if name in (*LISTS, INFLUENCE, AXES, PICTURE) or CARRY_NAME.fullmatch(name):
             continue
         match = ROWS_NAME.fullmatch(name)
         if match is None:
@@ -373,8 +568,12 @@ def _layers(head: Head, n_rows: int) -> list[StoredLayer]:
         if part == "state":
             if len(entry.shape) != 2 or entry.shape[0] != 1 or entry.dtype != np.float32:
                 raise FormatError(f"{name} is not one row of f32")
-        elif len(entry.shape) != 2 or entry.shape[0] != n_rows or entry.dtype.kind != "f":
+        elif len(entry.shape) != 2 or entry.shape[0] != n_rows:
             raise FormatError(f"{name} does not have one row a token")
+        elif (entry.dtype == Q8_0) != rounded.get(match[2], False):
+            raise FormatError(f"{name} is not kept as notes.kv says")
+        elif entry.dtype != Q8_0 and entry.dtype.kind != "f":
+            raise FormatError(f"{name} is neither f16 nor f32")
         tensor = StoredTensor(entry.dtype, entry.shape, entry.offset, entry.end, checksum)
         found.setdefault((int(match[1]), part), [None, None])[index] = tensor
     order = list(NAMES)

@@ -2,7 +2,7 @@
 
 A reader of our own, because these files come from disk and are not to be trusted: every length and type is
 checked against the size of the file before anything is allocated, and whatever does not fit raises
-FormatError. It reads only what a segment holds (strings and unsigned integers; f16, f32 and i32 tensors
+FormatError. It reads only what a segment holds (strings and unsigned integers; f16, f32, q8_0 and i32 tensors
 without gaps) and knows nothing of what the keys mean.
 """
 
@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from notes_cli.engine.segment import BLOCK, Q8_0
 from notes_cli.library.metadata import Cursor, FormatError, ShortError, begin, read_metadata
 
 ALIGNMENT = 32  # of every tensor; also the default of the format
-DTYPES: Mapping[int, np.dtype[np.generic]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 26: np.dtype("<i4")}
+DTYPES: Mapping[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 8: Q8_0, 26: np.dtype("<i4")}
 MAX_DIMS = 4
 
 
@@ -26,7 +28,7 @@ class TensorEntry:
     """Where a tensor lies: bytes [offset, offset + nbytes) of the file, padded with zeros up to `end`."""
 
     dtype: np.dtype[np.generic]
-    shape: tuple[int, ...]  # as NumPy has it: the last dimension runs fastest
+    shape: tuple[int, ...]  # as NumPy has it: the last dimension runs fastest; of blocks where the type has these
     offset: int
     nbytes: int
     end: int
@@ -83,6 +85,10 @@ def _read_entries(cursor: Cursor, count: int) -> dict[str, TensorEntry]:
         kind, offset = cursor.uint32(), cursor.uint64()
         if kind not in DTYPES:
             raise FormatError(f"it holds a tensor of type {kind}, which segments do not have")
+        if DTYPES[kind] == Q8_0:
+            if shape[-1] % BLOCK:
+                raise FormatError(f"it holds rows of {shape[-1]} numbers, which are no whole blocks")
+            shape = (*shape[:-1], shape[-1] // BLOCK)
         nbytes = prod(shape) * DTYPES[kind].itemsize
         if offset != expected or nbytes == 0:
             raise FormatError("its tensors do not follow each other")

@@ -6,20 +6,27 @@ The keys are described in docs/format.md, under `notes.`. It knows neither rows 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import fields as fields_of
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import FieldSpan, Segment, Tokens
-from notes_cli.library.gguf import Head
+from notes_cli.engine.segment import BLOCK, KEPT, Q8_0, Carry, FieldSpan, Media, Segment, Tokens, quantized
+from notes_cli.library.gguf import Head, TensorEntry
 from notes_cli.library.metadata import FormatError
 
-FORMAT = 1  # changes when an older version would read a newer file wrongly
+FORMAT = 2  # the newest that is read; older versions of notes would read such a file wrongly
+PLAIN = 1  # of files in which nothing needs more, which older versions of notes read, too
 KIND = "segment"
 INFLUENCE = "notes.influence"
+AXES, PICTURE = "notes.axes", "notes.picture"  # tensors of files with images
 POSITIONS = (1 << 31) - 1  # of tokens, as llama.cpp counts them
 
 
@@ -41,21 +48,31 @@ class SegmentInfo:
     influence: bool  # whether the influence of the fields has been measured
     identity: Identity
     layers: int  # how many layers have rows
-    dtype: str  # of the rows: "f16" or "f32"; "" if no layer has any
+    dtype: str  # of the rows: "f16", "f32" or "q8_0", "f16/q8_0" where K and V differ; "" if no layer has any
     states: int  # how many layers have a recurrent state
+    carried: int  # bytes of what such states become through the segment; 0: they cannot be carried
+    seam: int  # first and last tokens that are decoded where they are
+    tail: int
+    heads: dict[int, int]  # of layers whose transition is a matrix for each head: how many rows it has
     nbytes: int  # size of the file
     created: str  # UTC, ISO 8601
     writer: str  # the program that wrote it, with its version
     source: str = ""  # where the text came from: a path, "-" for standard input; "" of a file that does not say
     tools: bool = False  # the text is what a chat template tells of tools
     stamp: tuple[int, ...] = ()  # size and times of that file when its text was read; empty: not known
+    kv: str = "f16"  # what its rows are kept as, as engine/segment.py has it
+    rows: int = 0  # bytes of all rows
+    computed: int = 0  # that they would take in the type in which they were computed
+    media: tuple[Media, ...] = ()  # the images among its rows
+    projector: str = ""  # what made their rows
+    picture: bool = False  # the file of the image is there, too
 
 
 def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
     """Keys (without `notes.`) and values of a segment's file, its checksums apart."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        "format": FORMAT,
+        "format": FORMAT if any(quantized(segment.kv)) or segment.media or segment.carry else PLAIN,
         "kind": KIND,
         "name": segment.name,
         "description": segment.description,
@@ -63,15 +80,25 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         "fields": json.dumps([asdict(span) for span in segment.fields], ensure_ascii=False),
         "base": segment.base,
         **({"first": 0} if segment.pinned else {}),
+        **(_carry(segment.carry) if segment.carry else {}),
         **({"blocks": json.dumps(segment.blocks)} if segment.blocks else {}),
         **({"moves": json.dumps(segment.moves)} if any(segment.moves) else {}),
         **({"source": segment.source} if segment.source else {}),
         **({"tools": 1} if segment.tools else {}),
+        **({"kv": segment.kv} if any(quantized(segment.kv)) else {}),
         **({"source.stamp": json.dumps(segment.stamp)} if segment.stamp else {}),
+        **({"media": json.dumps([asdict(one) for one in segment.media])} if segment.media else {}),
+        **({"projector": segment.projector} if segment.projector else {}),
+        **({"picture.size": len(segment.picture)} if segment.picture else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
     }
+
+
+def _carry(carry: Carry) -> dict[str, str | int]:
+    heads = {str(one.layer): one.head for one in carry.load() if one.head}
+    return {"carry.seam": carry.seam, "carry.tail": carry.tail, "carry.heads": json.dumps(heads)}
 
 
 def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: int) -> SegmentInfo:
@@ -93,9 +120,13 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
     if first is not None and (first != 0 or len(context) != base):
         raise FormatError("notes.first does not fit")
     layers = {name: place for name, place in head.tensors.items() if name.startswith("blk.")}
+    carries = [layers.pop(name) for name in list(layers) if ".carry." in name]
+    seam, tail, heads = _margins(head, len(tokens)) if carries else (0, 0, {})
     states = {name for name in layers if ".state." in name}
     blocks = _blocks(head.metadata.get("notes.blocks"), len(tokens), first is not None)
-    types = {f"f{8 * place.dtype.itemsize}" for name, place in layers.items() if name not in states}
+    kv = str(head.metadata.get("notes.kv", "f16"))
+    if kv not in KEPT:
+        raise FormatError(f"notes.kv is {kv[:40]!r}, which is not known")
     return SegmentInfo(
         path=path,
         name=text("name"),
@@ -111,15 +142,58 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         influence=INFLUENCE in head.tensors,
         identity=Identity(**{part.name: text(f"identity.{part.name}") for part in fields_of(Identity)}),
         layers=len({name.split(".")[1] for name in layers.keys() - states}),
-        dtype="mixed" if len(types) > 1 else "".join(types),
+        dtype=_dtype({name: place for name, place in layers.items() if name not in states}),
         states=len({name.split(".")[1] for name in states}),
+        carried=sum(place.nbytes for place in carries),
+        seam=seam,
+        tail=tail,
+        heads=heads,
         nbytes=nbytes,
         created=text("created"),
         writer=text("writer"),
         source=text("source") if "notes.source" in head.metadata else "",
         tools=bool(head.metadata.get("notes.tools")),
         stamp=_stamp(head.metadata.get("notes.source.stamp")),
+        kv=kv,
+        rows=sum(place.nbytes for place in layers.values()),
+        computed=_computed(layers.values(), np.dtype("<f4" if "f32" in text("identity.kv_type") else "<f2")),
+        media=_media(head.metadata.get("notes.media"), len(tokens)),
+        projector=text("projector") if "notes.projector" in head.metadata else "",
+        picture=PICTURE in head.tensors,
     )
+
+
+def _computed(tensors: Iterable[TensorEntry], dtype: np.dtype[Any]) -> int:
+    """Bytes of rows without what was saved by quantizing them, from numbers of that type."""
+    return sum(
+        place.nbytes // Q8_0.itemsize * BLOCK * dtype.itemsize if place.dtype == Q8_0 else place.nbytes
+        for place in tensors
+    )
+
+
+def _dtype(tensors: Mapping[str, TensorEntry]) -> str:
+    """The types of rows for people."""
+    named = {name: "q8_0" if place.dtype == Q8_0 else f"f{8 * place.dtype.itemsize}" for name, place in tensors.items()}
+    plain = {name: kind for name, kind in named.items() if ".indexer." not in name}
+    own = [{kind for name, kind in plain.items() if name.endswith(end)} for end in (".k", ".v")]
+    if any(len(kinds) > 1 for kinds in own):
+        return "mixed"
+    return "/".join(dict.fromkeys(kind for kinds in own for kind in kinds))
+
+
+def _margins(head: Head, n_tokens: int) -> tuple[int, int, dict[int, int]]:
+    """What is decoded at both ends where a state is carried, and the sizes of heads by layer."""
+    seam, tail = (head.metadata.get(f"notes.carry.{key}") for key in ("seam", "tail"))
+    if not isinstance(seam, int) or not isinstance(tail, int) or seam + tail >= n_tokens:
+        raise FormatError("notes.carry does not fit its tokens")
+    try:
+        heads = {int(layer): size for layer, size in json.loads(str(head.metadata.get("notes.carry.heads"))).items()}
+        sound = all(type(size) is int and 0 < size < POSITIONS for size in heads.values())
+    except (AttributeError, ValueError, RecursionError) as error:
+        raise FormatError("notes.carry.heads cannot be read") from error
+    if not sound:
+        raise FormatError("notes.carry.heads does not hold the sizes of heads")
+    return seam, tail, heads
 
 
 def field_names(fields: tuple[FieldSpan, ...]) -> list[str]:
@@ -165,6 +239,28 @@ def _moves(encoded: object, blocks: int) -> tuple[int, ...]:
     if not sound:
         raise FormatError("notes.moves does not fit its blocks")
     return tuple(counts)
+
+
+def _media(encoded: object, n_tokens: int) -> tuple[Media, ...]:
+    """The images among the rows, in order. None without the key."""
+    if encoded is None:
+        return ()
+    try:
+        entries: list[dict[str, Any]] = json.loads(str(encoded))
+        found = tuple(Media(**entry) for entry in entries)
+        sound = all(
+            all(type(number) is int for number in (one.first, one.last, one.positions, one.width, one.height))
+            and 0 <= one.first < one.last <= n_tokens
+            and 0 < one.positions <= one.rows
+            and re.fullmatch(r"[0-9a-f]{64}", one.sha256)
+            for one in found
+        )
+        sound = sound and bool(found) and all(one.last <= other.first for one, other in pairwise(found))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormatError("its images cannot be read") from error
+    if not sound:
+        raise FormatError("its images do not fit its tokens")
+    return found
 
 
 def _stamp(encoded: object) -> tuple[int, ...]:

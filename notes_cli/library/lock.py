@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import filelock
+from typing import TYPE_CHECKING
 
 from notes_cli.library import private
+
+if TYPE_CHECKING:
+    import filelock
 
 NOTICE = 1.0  # seconds of waiting after which it is said
 
@@ -27,6 +29,8 @@ def locked(path: Path, wait: float = -1, told: Callable[[str], None] | None = No
     `wait` is how long to wait for another process, in seconds; negative is for ever. `told` gets, once, who it is.
     Raise HeldError after that; OSError if the file cannot be written.
     """
+    import filelock  # 12 ms, of which a command that only reads needs none
+
     private.make(path.parent)
     lock = filelock.FileLock(path)
     try:
@@ -40,12 +44,14 @@ def locked(path: Path, wait: float = -1, told: Callable[[str], None] | None = No
 
 
 def _acquire(lock: filelock.BaseFileLock, path: Path, wait: float, told: Callable[[str], None] | None) -> None:
+    from filelock import Timeout
+
     if told is None or 0 <= wait <= NOTICE:
         lock.acquire(timeout=wait)
         return
     try:
         lock.acquire(timeout=NOTICE)
-    except filelock.Timeout:
+    except Timeout:
         told(_holder(path))
         lock.acquire(timeout=wait - NOTICE if wait > 0 else wait)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 
@@ -108,6 +107,8 @@ class Models:
         return list(once.values())
 
     def _unknown(self, word: str) -> ModelError:
+        from difflib import get_close_matches
+
         base, _ = parse(word)
         spelt = {alias: alias for alias in self._aliases}
         spelt |= {key: one.name for one in self.named for key in (one.bases[0], one.name)}

@@ -27,6 +27,8 @@ WAYS = ("direct", "reasoned")
 # Skills that were compiled apart answer as those that are read together, or do not; the model does not answer such
 # questions at all; neither is proven.
 VERDICTS = ("holds", "fails", "unable", "open")
+# Skills whose state is carried answer as those that are decoded, do not, or too few answers tell.
+CARRIED = ("holds", "fails", "open")
 REPAIR = re.compile(r"reversed|seam@[1-9][0-9]?|together|suffix|recompute")
 
 
@@ -63,6 +65,14 @@ class Composition:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """What came of skills through which a recurrent state was carried (measure/carrying.py)."""
+
+    verdict: str  # one of CARRIED
+    why: str  # for people, with counts and intervals
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """What to do on this model, and what was measured for that."""
 
@@ -78,6 +88,12 @@ class Profile:
     created: str = ""
     verdicts: dict[str, str] = field(default_factory=lambda: dict.fromkeys(WAYS, ""))  # by way: why that method
     composition: Composition | None = None  # None: not measured
+    carry: Carried | None = None  # None: not measured, or there is no recurrent state
+
+    @property
+    def carries(self) -> bool:
+        """Whether a recurrent state may be carried through skills."""
+        return self.carry is not None and self.carry.verdict == "holds"
 
     def as_dict(self) -> dict[str, Any]:
         """As files and JSON documents have it."""
@@ -216,6 +232,7 @@ def _profile(data: dict[str, Any]) -> Profile:
         created=_text(data, "created"),
         verdicts={way: _text(verdicts, way, under="verdicts.") for way in WAYS},
         composition=_composition(data),
+        carry=_carried(data),
     )
 
 
@@ -231,6 +248,14 @@ def _composition(data: dict[str, Any]) -> Composition | None:
     if (verdict == "fails") != bool(REPAIR.fullmatch(repair)) or (repair and verdict != "fails"):
         raise _BadError("composition.repair", repair, "a way of composing where it fails, else empty")
     return Composition(verdict, repair, why)
+
+
+def _carried(data: dict[str, Any]) -> Carried | None:
+    """None where it was not measured: earlier versions did not."""
+    if data.get("carry") is None:
+        return None
+    found = _dict(data, "carry")
+    return Carried(_text(found, "verdict", CARRIED, "carry."), _text(found, "why", under="carry."))
 
 
 def _measured(data: Any, number: int) -> Measured:

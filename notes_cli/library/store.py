@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -30,7 +29,7 @@ from notes_cli.errors import (
     UnwritableError,
     reason,
 )
-from notes_cli.library import begun, private, tidy, uses
+from notes_cli.library import private, uses
 from notes_cli.library.atomic import sweep
 from notes_cli.library.container import SegmentInfo, peek
 from notes_cli.library.files import segment_files, skill_named
@@ -151,6 +150,8 @@ class Library:
 
         Raise SegmentError if there are none.
         """
+        from notes_cli.library import begun
+
         wanted = None if identity is None else self.path(name, identity)
         files = [path for found, path in self._files() if found == name and wanted in (None, path)]
         if not files:
@@ -199,6 +200,8 @@ class Library:
         Raise SegmentError after that, or if the name is too like another one; UnwritableError if the folder cannot be
         written to.
         """
+        from notes_cli.library import tidy
+
         path = self.path(name, identity)
 
         def told(holder: str) -> None:
@@ -231,6 +234,8 @@ class Library:
         """Keep within `max_size`, and say what went. What was compiled is kept whatever happens here."""
         if self.max_size is None:
             return
+        from notes_cli.library import tidy
+
         most = human_size(self.max_size)
         try:
             done = tidy.shrink(self.folder, self.max_size, new=new)
@@ -250,6 +255,8 @@ class Library:
 
     def unknown(self, word: str) -> SegmentError:
         """What to raise for a word that is nothing, with names that are near."""
+        from difflib import get_close_matches
+
         near = get_close_matches(word, self.names(), n=3)
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
         remedy = Help.LIST_SKILLS() if near else Help.COMPILE_NAMED(name=word)
@@ -293,12 +300,13 @@ def changes(
     pinned: bool,
     influence: bool = False,
     blocks: tuple[int, ...] | None = None,
+    kv: str | None = None,
 ) -> list[str]:
     """What has changed since the segment was compiled, in words; empty if it is up to date.
 
     `tokens` are those of `text`, `fields` (name, value, start, end) of each occurrence (as Skill.fields), `context`
     the tokens that would precede it now, `pinned` whether their rows would be kept, too, `influence` whether that of
-    the fields is wanted, `blocks` where they would begin; None if any will do.
+    the fields is wanted, `blocks` where they would begin, `kv` what its rows would be kept as; None if any will do.
     """
     found = list(info.identity.differences(identity))
     if info.text != text:
@@ -315,6 +323,8 @@ def changes(
         found.append("its rows can be moved now" if info.pinned else "its rows cannot be moved any more")
     if blocks is not None and info.blocks != blocks and info.text == text:
         found.append(f"it was compiled in {len(info.blocks)} blocks" if info.blocks else "it was compiled in one block")
+    if kv not in (None, info.kv):
+        found.append(f"its rows are kept as {info.kv}, not as {kv}")
     if influence and info.fields and not info.influence:
         found.append("the influence of its fields has not been measured")
     return found

@@ -27,6 +27,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Progress, UnsupportedError
 from notes_cli.library.profiles import WAYS, Measured, Profile, Profiles
 from notes_cli.measure.battery import Case
+from notes_cli.measure.carrying import measure_carried
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.composition import measure_pairs
 from notes_cli.measure.pairs import Pair
@@ -141,12 +142,14 @@ def calibrate(
     workspace: Workspace, cases: Sequence[Case], progress: Progress | None = None, pairs: Sequence[Pair] = ()
 ) -> Profile:
     """Measure the model over the cases: wordings, seams and places first, then the methods in the wording that was
-    best; over the pairs, whether skills that were compiled apart compose. `progress` counts each case twice, and each
-    pair. Raise UnsupportedError where its rows cannot be kept at all."""
+    best; of recurrent layers, whether their state may be carried through skills; over the pairs, whether skills that
+    were compiled apart compose. `progress` counts each case twice, a third time for a state, and each pair. Raise
+    UnsupportedError where its rows cannot be kept at all."""
     tally, decisive = _Tally(), dict.fromkeys(WAYS, 0)
     cache = workspace.context.options.cache
     told = progress or (lambda done, of: None)
-    steps = 2 * len(cases) + len(pairs)
+    state = len(cases) if workspace.model.recurrent and workspace.context.supports("carry") is None else 0
+    steps = 2 * len(cases) + state + len(pairs)
     recomputed = []  # directly, of each case: the dearest part, so done once
     for number, case in enumerate(cases, 1):
         prompt = _prompt(case, compile_skill(workspace, case.skill))
@@ -164,6 +167,7 @@ def calibrate(
         decisive["reasoned"] += _methods(workspace, case, thinking, found, "reasoned", tally)
         told(number, steps)
     done = count(2 * len(cases) + 1)
+    carry, carried = measure_carried(workspace, cases, lambda: told(next(done), steps))
     composition, composed = measure_pairs(workspace, pairs, lambda: told(next(done), steps))
     chosen = {way: choose(tally.right("method", way), str(ERRATUM), CLASSES, SAFEST) for way in WAYS}
     return Profile(
@@ -175,9 +179,10 @@ def calibrate(
         wording=wording,
         seam=int(_one_of(tally, "seam", str(DEFAULT_SEAM))),
         place=_one_of(tally, "place", DEFAULT_PLACE),
-        measured=(*tally.measured(), *composed),
+        measured=(*tally.measured(), *carried, *composed),
         verdicts={way: choice.why for way, choice in chosen.items()},
         composition=composition,
+        carry=carry,
     )
 
 

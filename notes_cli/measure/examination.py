@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from notes_cli.engine.segment import Segment
 from notes_cli.measure.composition import compose
 from notes_cli.measure.edits import Edits, verify_edits
 from notes_cli.measure.session import SessionReport, verify_session
 from notes_cli.measure.verify import Report, field_questions, verify
 from notes_cli.measure.wording import verify_system
-from notes_cli.runtime.asking import SILENT, Listener, Request, opened, prompt_of, settle, tell_meant
+from notes_cli.runtime.asking import SILENT, Listener, Request, Wanted, opened, prompt_of, settle, tell_meant
 from notes_cli.runtime.assembling import Prompt
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
@@ -31,7 +30,7 @@ class Examination:
     they can. `choices`: None to compare greedy answers.
     """
 
-    splice: Sequence[str | Segment] = ()
+    splice: Sequence[Wanted] = ()
     questions: Sequence[str] = ()
     errata: Sequence[str] = ()
     values: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +90,8 @@ def _settled(workspace: Workspace, wanted: Examination, listener: Listener) -> _
     segments = opened(workspace, wanted.splice, listener)
     system = wanted.system
     if system is None:
-        system = "" if any(segment.pinned for segment in segments) else verify_system()
+        fixed = any(segment.pinned and not (segment.carry and workspace.context.carries) for segment in segments)
+        system = "" if fixed else verify_system()
     request = Request("", errata=wanted.errata, system=system, seam=wanted.seam, wording=wanted.wording)
     settings = settle(workspace, request, segments, listener)
     tell_meant(replace(request, values=wanted.values), segments, listener)

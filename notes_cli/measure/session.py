@@ -122,6 +122,8 @@ def verify_session(
     is told of each prefill."""
     if session.empty:
         raise NotesError(f"there is nothing to verify: session {session.stored.name} has no turn")
+    if session.state.images:
+        raise NotesError(f"session {session.stored.name} has images, which a prefill of its tokens cannot show")
     workspace, state = session.workspace, session.state
     follows = next_turn(workspace.template, [user_message("?")])
     ending = int(workspace.tokenize(follows[0])[0])  # what ends the last answer

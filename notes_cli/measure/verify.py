@@ -22,7 +22,7 @@ from notes_cli.editing.change import change
 from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.engine.segment import Segment
+from notes_cli.engine.segment import Segment, quantized
 from notes_cli.errors import Help, NotesError, Notice, Progress
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.composed import Composed
@@ -87,6 +87,7 @@ class Report:
 
     cases: tuple[Case, ...]
     composition: Composed | None = None  # where there are several skills
+    small: tuple[tuple[str, str, int], ...] = ()  # skills whose files keep quantized rows: name, as what, bytes
 
     @property
     def cosine(self) -> float:
@@ -167,7 +168,8 @@ def verify(
     check_questions(questions)
     corrections: list[Sequence[Erratum]] = [(), prompt.errata] if prompt.errata else [()]
     asked = [replace(prompt, question=question, errata=errata) for errata in corrections for question in questions]
-    return Report(tuple(_measure(workspace, one, choices, seam, progress) for one in asked))
+    small = [(one.name, one.kv, one.nbytes) for one in prompt.segments if any(quantized(one.kv))]
+    return Report(tuple(_measure(workspace, one, choices, seam, progress) for one in asked), small=tuple(small))
 
 
 def check_questions(questions: Sequence[str]) -> None:
@@ -237,10 +239,12 @@ def _keys(notebook: Notebook, places: Sequence[tuple[int, int]]) -> NDArray[np.f
     """Keys of the first layer of so many tokens from each position on, one after the other, [n, n_embd_k]; None where
     it does not rotate them, or there are none."""
     context = notebook.context
+    if context.model.recurrent:  # they follow from a state, too, if they are not those of the first layer
+        return None
     first = next(index for index, layer in enumerate(context.layers) if layer.part == "attention") if places else 0
     if not places or context.layers[first].rope < 0:
         return None
-    read = [context.read(notebook.sequence, start, n, base=start, dtype="f32")[first].k for start, n in places]
+    read = [notebook.read(start, start + n, "f32")[0][first].k for start, n in places]
     return np.concatenate(read)
 
 

@@ -5,8 +5,9 @@ A session assembles its own notebook (sessions/session.py) and is settled and an
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,7 @@ from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import GrammarError, Notice, SkillError
+from notes_cli.errors import GrammarError, NotesError, Notice, SkillError
 from notes_cli.runtime.assembling import (
     Fielded,
     Prompt,
@@ -38,12 +39,14 @@ from notes_cli.runtime.settings import UNMEASURED, composing, defaults
 from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Thought, deciding_after, replying, thinking
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
-from notes_cli.text.grammar import check_grammar
 from notes_cli.text.keys import listed
-from notes_cli.text.schema import schema_grammar
 
+PARALLEL = 16  # questions at once of many (bench/batch.py)
 ENDLESS = 2**31 - 1  # tokens: no limit but the context's
 ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer without a limit
+
+
+Wanted = str | os.PathLike[str] | Segment  # a name of a compiled skill, a segment file or a text, or a segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +54,17 @@ class Request:
     """One question and how it is to be answered. What is None goes by what was measured of the model.
 
     `splice`: names of compiled skills, segment files or texts, or segments. `errata`: `field=value` or free words.
+    `images`: files of images, or names and segments as of `splice`, which are shown with the question.
     `values`: new values of fields, brought in by `method`. `max_think`, `limit`: tokens. `recompute`: decode the very
     same tokens instead of splicing; `decode`: those of these skills alone, each of `splice`, so that they see what
     precedes them. `strict`: refuse a skill that cannot be spliced, instead of decoding it.
     `json_schema` (JSON, read), `grammar` (GBNF): what the answer is held to, one of them, and not with choices.
     `results`: in a session, in the place of a question: the name of each tool that the last answer called, and what the
-    tool has returned.
+    tool has returned. Raise NotesError where one text is given for a list of them.
     """
 
     question: str
-    splice: Sequence[str | Segment] = ()
+    splice: Sequence[Wanted] = ()
     errata: Sequence[str] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     method: Method | None = None
@@ -79,6 +83,12 @@ class Request:
     json_schema: Any = None
     grammar: str | None = None
     results: Sequence[tuple[str, str]] = ()
+    images: Sequence[Wanted] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("splice", "images", "errata", "decode"):
+            if isinstance(given := getattr(self, name), str):  # which is a list of its letters
+                raise NotesError(f"{name} is the text {given!r}, and not a list", f"Write [{given!r}]")
 
     @property
     def room(self) -> int:
@@ -213,6 +223,7 @@ def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: 
         dry=dry,
         room=room_for(workspace, request, draft.settings),
         strict=request.strict,
+        later=True,
     )
     return draft.planned(notebook)
 
@@ -234,17 +245,43 @@ class Draft:
 def settled(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Draft:
     """Open the skills and settle what holds."""
     grammar = held_to(workspace, request)
-    segments = opened(workspace, request.splice, listener, dry=dry)
+    segments = named_apart(opened(workspace, (*request.splice, *request.images), listener, dry=dry))
+    check_images(segments[len(segments) - len(request.images) :])
     at = time.perf_counter()
     settings = settle(workspace, request, segments, listener)
     tell_meant(request, segments, listener)
     return Draft(prompt_of(request, settings, segments), settings, at, grammar)
 
 
+def named_apart(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[Segment]:
+    """The segments, an image whose name is taken, or that another before it has, by another name: it may be shown
+    twice."""
+    seen = set(taken)
+    named: list[Segment] = []
+    for one in segments:
+        name, number = one.name, 1
+        while one.media and name in seen:
+            number += 1
+            name = f"{one.name}-{number}"
+        seen.add(name)
+        named.append(one if name == one.name else replace(one, name=name))
+    return named
+
+
+def check_images(segments: Sequence[Segment]) -> None:
+    """Raise SkillError for what is to be shown as an image and is none."""
+    for one in segments:
+        if not one.media:
+            raise SkillError(f"{one.name} is a text, and no image", "Splice it instead")
+
+
 def held_to(workspace: Workspace, request: Request) -> str | None:
     """The grammar that the answer is held to; None without one. Raise GrammarError for one that cannot be used."""
     if request.json_schema is None and request.grammar is None:
         return None
+    from notes_cli.text.grammar import check_grammar
+    from notes_cli.text.schema import schema_grammar
+
     given = [request.json_schema is not None, request.grammar is not None, request.choices is not None]
     if sum(given) > 1:
         raise GrammarError("an answer can be held to one of: a JSON schema, a grammar, choices", "Leave the others out")
@@ -260,17 +297,15 @@ def check_usable(workspace: Workspace, grammar: str) -> None:
     Grammar(workspace.model, grammar).close()
 
 
-def opened(
-    workspace: Workspace, wanted: Sequence[str | Segment], listener: Listener, *, dry: bool = False
-) -> list[Segment]:
+def opened(workspace: Workspace, wanted: Sequence[Wanted], listener: Listener, *, dry: bool = False) -> list[Segment]:
     """A segment for each, in order; texts are compiled now (`dry`: they are not), and those at hand checked."""
     segments: list[Segment] = []
     for one in wanted:
-        if isinstance(one, str):
-            segments += open_segments(workspace, [one], listener.notice, dry=dry, watch=listener.watch)
-        else:
+        if isinstance(one, Segment):
             workspace.check(one)
             segments.append(one)
+        else:
+            segments += open_segments(workspace, [os.fspath(one)], listener.notice, dry=dry, watch=listener.watch)
     _ = workspace.context
     return segments
 
@@ -331,6 +366,7 @@ def prompt_of(request: Request, settings: Settings, segments: Sequence[Segment])
         values=request.values,
         method=settings.method or Method(),
         place=settings.place,
+        shown=frozenset(one.name for one in segments[len(segments) - len(request.images) :]),
         decoded=_decoded(request, segments),
         think=settings.think,
     )
@@ -340,7 +376,7 @@ def _decoded(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
     """The names of the skills that are to be decoded. Raise SkillError for one that is not to be spliced."""
     names = {one.name: one.name for one in segments}
     words = zip(request.splice, segments, strict=False)
-    names |= {word: segment.name for word, segment in words if isinstance(word, str)}
+    names |= {os.fspath(word): segment.name for word, segment in words if not isinstance(word, Segment)}
     for one in request.decode:
         if one not in names:
             raise SkillError(

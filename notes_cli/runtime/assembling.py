@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from notes_cli.errors import (
     UnwritableError,
 )
 from notes_cli.library.info import SegmentInfo
-from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
 from notes_cli.runtime.settings import DEFAULT_SEAM, choose
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, read_errata, word
@@ -38,8 +37,9 @@ from notes_cli.text.keys import field_name, listed
 from notes_cli.text.messages import Conversation, SkillPart, asking
 from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.references import ALL, Known, Reference
-from notes_cli.text.skill import load_skill
-from notes_cli.text.toolset import with_splice
+
+if TYPE_CHECKING:
+    from notes_cli.engine.eye import Seen
 
 _OPENING = Chunk("text")  # BOS
 
@@ -58,6 +58,7 @@ class Prompt:
     values: Mapping[str, str] = field(default_factory=dict)
     method: Method = field(default_factory=Method)
     place: str = "early"  # skills and errata in the system message, or "late": right before the question
+    shown: frozenset[str] = frozenset()  # segments that are in the user's message, wherever skills are
     decoded: frozenset[str] = frozenset()  # skills whose tokens are decoded instead: they see what precedes them
     think: bool = False  # the prompt ends where a chain of thought begins (runtime/thinking.py goes on)
     # Instead of question, system text, turns, place and errata: messages made of parts, with tools, calls and results.
@@ -120,15 +121,21 @@ def open_segments(
 def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, dry: bool) -> Segment:
     """A text's segment: that of the library if it is up to date, else compiled now. It is kept where its name is free
     and the library can be written to; what came from elsewhere is never replaced."""
+    from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
+    from notes_cli.text.skill import load_skill
+
     if given == "-":
         raise NotesError("a skill cannot be spliced from standard input", Help.COMPILE())
     skill = load_skill(given)
     for warning in skill.warnings:
         say(Notice(f"warning: {warning}"))
+    why = taken(workspace, skill)
+    if why and skill.picture:  # pictures of one name are many: this one has a name of its own
+        skill = replace(skill, name=f"{skill.name[:40]}-{skill.picture.sha256[:16]}")
+        why = taken(workspace, skill)
     if dry and stale(workspace, skill, workspace.library.path(skill.name, workspace.identity)):
         say(Notice(f"{given} would be compiled first, as {skill.name}"))
         return plan(workspace, skill)
-    why = taken(workspace, skill)
     remedy: Remedy | None = Help.KEEP_AS_OTHER(source=given)
     if why is None:
         try:
@@ -228,7 +235,8 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
     conversation = asking(
         prompt.question,
         system=prompt.system,
-        skills=[segment.name for segment in prompt.segments],
+        skills=[segment.name for segment in prompt.segments if segment.name not in prompt.shown],
+        images=[segment.name for segment in prompt.segments if segment.name in prompt.shown],
         errata=prompt.sentences,
         turns=prompt.turns,
         place=prompt.place,
@@ -267,6 +275,8 @@ def with_tools(
     """The prompt with a compiled set of tools in the place where its template tells of the very same ones, token by
     token, and its chunks; both as they are where none is known. `opened` gives the one of `known` that is placed, None
     where it is not there any more."""
+    from notes_cli.text.toolset import with_splice  # for those whose conversation has tools
+
     chunks = chunks_of(workspace, prompt)
     taken = {segment.name for segment in prompt.segments}
     if prompt.conversation and prompt.conversation.tools:
@@ -292,17 +302,21 @@ def assemble(
     room: int = 0,
     strict: bool = False,
     parts: Parts | None = None,
+    later: bool = False,
 ) -> Notebook:
     """Put the prompt into a fresh notebook of the workspace, with room for `room` more tokens.
 
     `splice=False` decodes the very same tokens instead: the full recompute that everything is compared with.
     `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing. `strict`:
     raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`unspliced` tells).
-    `parts`: these of the prompt's, if not all.
+    `parts`: these of the prompt's, if not all. `later`: what is asked is decoded next, and with it the few tokens that
+    precede a skill.
     """
     parts = parts_of(workspace, prompt) if parts is None else parts
     workspace.make_room(parts.count + cells_meanwhile(prompt, parts), room)
-    going = assembling(workspace, prompt, parts, seam=seam, splice=splice, rotate=rotate, dry=dry, strict=strict)
+    going = assembling(
+        workspace, prompt, parts, seam=seam, splice=splice, rotate=rotate, dry=dry, strict=strict, later=later
+    )
     return run(going)
 
 
@@ -317,6 +331,7 @@ def assembling(
     dry: bool = False,
     strict: bool = False,
     begun: Notebook | None = None,
+    later: bool = False,
 ) -> Task[Notebook]:
     """`assemble` as a task of a loop, in the room that there is: what precedes a splice is decoded with what others
     decode. `begun`: a notebook with the first tokens of it already, up to the beginning or the end of a skill or to
@@ -346,14 +361,21 @@ def assembling(
                 notebook.append(ids, chunk.kind, chunk.name)
                 continue
             segment, changed = by_name[chunk.name], parts.changes.get(chunk.name)
-            if not splice or chunk.name in prompt.decoded:
+            if segment.media and (not splice or chunk.name in prompt.decoded):
+                if len(ids) < len(segment):  # a notebook that begins within it
+                    raise NotesError(f"{chunk.name} is an image, which is there as a whole or not")
+                if notebook.pending and not dry:
+                    yield [notebook]
+                seen = workspace.look(segment, dry=dry)
+                notebook.show(seen, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
+            elif not splice or chunk.name in prompt.decoded:
                 text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
                 notebook.append(text, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif changed:
                 place = partial(place_segment, seam=seam, rotate=rotate, strict=strict)
                 amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
-                yield from placing(notebook, segment, seam, rotate, strict)
+                yield from placing(notebook, segment, seam, rotate, strict, partial(workspace.look, dry=dry), later)
     except BaseException:
         notebook.close()
         raise
@@ -392,38 +414,81 @@ def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
     return changed.tokens if changed and len(changed.tokens) > len(segment) else segment.tokens
 
 
-def place_segment(notebook: Notebook, segment: Segment, seam: int, rotate: bool = True, strict: bool = False) -> None:
+def place_segment(
+    notebook: Notebook,
+    segment: Segment,
+    seam: int,
+    rotate: bool = True,
+    strict: bool = False,
+    look: Callable[[Segment], Seen] | None = None,
+) -> None:
     """The best that is right: restored, spliced, or decoded where its rows cannot be placed, and why.
 
     `strict`: raise UnsupportedError instead of decoding it.
     """
-    run(placing(notebook, segment, seam, rotate, strict))
+    run(placing(notebook, segment, seam, rotate, strict, look))
 
 
-def placing(notebook: Notebook, segment: Segment, seam: int, rotate: bool = True, strict: bool = False) -> Task[None]:
-    """`place_segment` as a task of a loop."""
+def placing(
+    notebook: Notebook,
+    segment: Segment,
+    seam: int,
+    rotate: bool = True,
+    strict: bool = False,
+    look: Callable[[Segment], Seen] | None = None,
+    later: bool = False,
+) -> Task[None]:
+    """`place_segment` as a task of a loop. `look` at the image of a segment, where its rows cannot be placed. `later`:
+    as Notebook.splice has it."""
     same_left = np.array_equal(notebook.tokens, segment.context)
     if segment.pinned and same_left:
         notebook.restore(segment)
         return
     context = notebook.context
     if segment.pinned:
-        reason = context.supports("splice") or "its rows can be moved if it is compiled again"
-        refusal: str | None = f"preceded by a different context than at compile time; {reason}"
+        reason = _uncarried(notebook, segment)
+        refusal: str | None = f"preceded by a different context than at compile time; {reason}" if reason else None
     else:
-        refusal = context.can_move(segment.base, len(notebook), len(segment))
-    if refusal is None:
-        seam = 0 if same_left else seam
-        notebook.open_splice(segment, seam)
+        refusal = context.can_move(segment.base, notebook.position(len(notebook)), segment.positions)
+    if refusal is None and segment.carry:
+        notebook.open_carry(segment)
         if notebook.pending and not notebook.dry:
             yield [notebook]
-        notebook.splice(segment, seam=seam, rotate=rotate, opened=True)
+        notebook.carry(segment, rotate=rotate)
+    elif refusal is None:
+        seam = 0 if same_left else seam
+        notebook.open_splice(segment, seam)
+        if notebook.pending and not notebook.dry and not later:
+            yield [notebook]
+        notebook.splice(segment, seam=seam, rotate=rotate, opened=True, later=later)
     elif strict:
         raise UnsupportedError(
             f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))
         )
+    elif segment.media:
+        if look is None:
+            raise UnsupportedError(f"{segment.name} is an image, and cannot be spliced here: {refusal}")
+        if notebook.pending and not notebook.dry:
+            yield [notebook]
+        notebook.show(look(segment), "splice", segment.name, Reason.REFUSED, refusal)
     else:
         notebook.append(segment.tokens, "splice", segment.name, reason=Reason.REFUSED, detail=refusal)
+
+
+def _uncarried(notebook: Notebook, segment: Segment) -> str | None:
+    """None if the state of recurrent layers can be carried through this segment here, else the reason it cannot."""
+    from notes_cli.runtime.compiling import UNCAPTURED, UNTRUSTED  # what most prompts never say
+
+    context = notebook.context
+    if not context.model.recurrent or context.supports("carry") is not None:
+        return context.supports("splice") or "its rows can be moved if it is compiled again"
+    if not context.carries:
+        return UNTRUSTED
+    if segment.carry is None:
+        return UNCAPTURED
+    seam = segment.carry.seam
+    position = notebook.position(len(notebook)) + seam
+    return context.can_carry(segment.base + seam, position, len(segment) - seam - segment.carry.tail)
 
 
 def unspliced(notebook: Notebook) -> list[Notice]:
@@ -442,7 +507,7 @@ def unspliced(notebook: Notebook) -> list[Notice]:
 def check_seam(seam: int, segments: Sequence[Segment]) -> None:
     """Raise NotesError for a seam that leaves nothing of a skill to splice."""
     for segment in segments:
-        if seam >= len(segment):
+        if seam >= len(segment) and not segment.media:  # of an image what precedes its rows, whatever is asked
             raise NotesError(
                 f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}",
                 Help.SHORTER_SEAM(),

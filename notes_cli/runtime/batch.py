@@ -19,6 +19,7 @@ from notes_cli.errors import EngineError, NotesError, Notice
 from notes_cli.errors import reason as reason_of
 from notes_cli.runtime.asking import (
     ENDLESS,
+    PARALLEL,
     SILENT,
     Answer,
     Counts,
@@ -26,8 +27,11 @@ from notes_cli.runtime.asking import (
     Plan,
     Request,
     Settings,
+    Wanted,
     answering,
+    check_images,
     held_to,
+    named_apart,
     opened,
     prompt_of,
     room_for,
@@ -38,7 +42,6 @@ from notes_cli.runtime.assembling import Parts, Prompt, assemble, cells_meanwhil
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk, at_question
 
-PARALLEL = 16  # questions at once (bench/batch.py)
 AT_MOST = 64
 STEMS = 4  # that are kept
 WAITING = 16  # answers for each of the parallel ones that may wait for an earlier one
@@ -58,7 +61,7 @@ _OWN = {
 class _Stem:
     """What some requests have in common, and the notebook of it, once one of them is asked."""
 
-    splice: Sequence[str | Segment]
+    wanted: Sequence[Wanted]  # skills and images, as they were called
     segments: Sequence[Segment]
     settings: Settings
     prompt: Prompt  # of the first of them
@@ -120,7 +123,7 @@ class _Place:
     def cells(self) -> int:
         """Cells that it is still going to take at most."""
         assert self.notebook is not None
-        return max(0, self.bound - self.notebook.context.length(self.notebook.sequence)) + self.looks
+        return max(0, self.bound - self.notebook.rows) + self.looks
 
 
 def ask_many(
@@ -294,19 +297,21 @@ class _Batch:
         if key in self._stems:
             self._stems[key] = self._stems.pop(key)
             return self._stems[key]
-        segments = [segment for word in request.splice for segment in self._opened(word)]
+        wanted = (*request.splice, *request.images)
+        segments = named_apart(segment for word in wanted for segment in self._opened(word))
+        check_images(segments[len(segments) - len(request.images) :])
         settings = settle(self._workspace, request, segments, self._listener)
         tell_meant(request, segments, self._listener)
-        stem = _Stem(request.splice, segments, settings, prompt_of(request, settings, segments))
+        stem = _Stem(wanted, segments, settings, prompt_of(request, settings, segments))
         busy = [place.stem for place in self._places]
         for other in [one for one, found in self._stems.items() if found not in busy][: 1 - STEMS or None]:
             self._stems.pop(other).close()
         self._stems[key] = stem
-        words = {word for one in self._stems.values() for word in one.splice if isinstance(word, str)}
+        words = {word for one in self._stems.values() for word in one.wanted if isinstance(word, str)}
         self._segments = {word: found for word, found in self._segments.items() if word in words}
         return stem
 
-    def _opened(self, word: str | Segment) -> list[Segment]:
+    def _opened(self, word: Wanted) -> list[Segment]:
         """The segment, which another stem may have opened already."""
         if not isinstance(word, str):
             return opened(self._workspace, [word], self._listener)

@@ -4,7 +4,8 @@ Only the skill's own rows are kept: its first token is then no attention sink, a
 cannot be moved, those of the left context are kept with them, and the segment fits the start of a prompt.
 
 Tokens that were compiled before, after the same ones, are taken from the file that is there, rows unchanged: a change
-near the end of a text is a prefill of its end, and a compile that was interrupted or killed goes on.
+near the end of a text is a prefill of its end, and a compile that was interrupted or killed goes on. Rows that a file
+keeps quantized are no source: what comes after them would be computed from what was rounded.
 
 In blocks, each part is prefilled after the left context alone and moved to its place. It has not seen the parts before
 it; in return, a change of the text is a prefill of the parts that it is in: the others are taken from the file that is
@@ -28,10 +29,12 @@ from notes_cli.editing.change import field_spans
 from notes_cli.editing.influence import influence
 from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
+from notes_cli.engine.eye import Seen
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.segment import BLOCK, Carry, LayerRows, Segment, quantized
 from notes_cli.errors import (
     DamagedError,
+    EngineError,
     Help,
     Progress,
     Say,
@@ -42,7 +45,7 @@ from notes_cli.errors import (
     UnwritableError,
 )
 from notes_cli.library import begun
-from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
+from notes_cli.library.container import SegmentInfo, open_segment, peek, small, write_segment
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
@@ -53,6 +56,15 @@ from notes_cli.text.toolset import ToolSet, tools_skill
 KEEP = 20.0  # seconds of a prefill after which what is there is kept, for a compile that is interrupted
 COST = 50.0  # times as long as that takes must have passed since
 NEW = "it has not been compiled yet"
+PROBE = 8  # tokens after rows that were rounded, whose logits tell whether those are as good
+NEAR = 0.99  # their cosine to those after the rows as they were computed, at least (docs/LOG.md)
+# Tokens that are decoded where a recurrent state is carried through a skill: the more, the less of what follows depends
+# on what preceded it when it was compiled. At least what a convolution reaches back over; of a short skill a quarter.
+SEAM = 16
+UNTRUSTED = (
+    "this model has recurrent layers, whose state is carried through skills only where that was measured to hold"
+)
+UNCAPTURED = "what carrying the state of recurrent layers through it takes was not captured when it was compiled"
 MOVES = 8  # times that the rows of a block are moved, each a rounding, before it is computed again (docs/LOG.md)
 
 
@@ -67,6 +79,7 @@ class Compiled:
     fresh: int = 0  # blocks that were prefilled; the others were there already
     decoded: int = 0  # tokens that were prefilled
     warnings: tuple[str, ...] = ()  # of blocks that refer to each other
+    kv: str = "f16"  # what its rows are kept as
 
 
 def compile_skill(
@@ -76,16 +89,18 @@ def compile_skill(
     *,
     measure: Progress | None = None,
     blocks: Blocks | None = None,
+    kv: str = "f16",
     known: Segment | None = None,
     keep: Callable[[Segment], object] | None = None,
 ) -> Segment:
     """Prefill the skill and read its rows.
 
     `progress` is told tokens done and in all. `measure`: also measure the influence of each field, a prefill a field;
-    it is told how many are done. `blocks`: in so many parts, or one a heading, each on its own. What `known` has,
-    blocks or the first tokens, is taken from there. `keep` is given what there is now and then, where it takes long: a
-    segment of the first tokens, to be `known` if this is interrupted. Raise UnsupportedError where this model's rows
-    cannot be kept, EngineError for more tokens than it was trained for.
+    it is told how many are done. `blocks`: in so many parts, or one a heading, each on its own. `kv`: what its file is
+    to keep the rows as. What `known` has, blocks or the first tokens, is taken from there, unless it is quantized.
+    `keep` is given what there is now and then, where it takes long: a segment of the first tokens, to be `known` if
+    this is interrupted. Raise UnsupportedError where this model's rows cannot be kept, or not so, EngineError for more
+    tokens than it was trained for.
     """
     workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     if workspace.context.supports("read") is None:
@@ -93,17 +108,44 @@ def compile_skill(
     if measure is not None:  # another value may be longer
         tokens = len(workspace.left_context) + len(workspace.tokens_of(skill))
         workspace.make_room(tokens + 8 * len(skill.fields))
-    segment = plan(workspace, skill, blocks)
+    segment = plan(workspace, skill, blocks, kv)
     longest = len(segment.context) + len(segment) + 8 * len(skill.fields)  # another value may be longer
-    with workspace.scratch(longest) as notebook:
+    with workspace.scratch_after(segment.context, longest) as notebook:
         if segment.blocks:
             reused, moves = _reused(notebook.context, segment, known)
             segment = replace(segment, layers=_in_blocks(notebook, segment, reused, progress), moves=moves)
         else:
-            segment = replace(segment, layers=_in_one(notebook, segment, known, progress, keep))
+            segment = _in_one(notebook, segment, known, progress, keep, workspace.look)
+        kept = small(segment)
+        if kept is not segment:
+            _check_near(notebook, kept)
         if measure is not None:
             segment = replace(segment, influence=_influence(notebook, segment, measure))
-    return segment
+    return replace(segment, layers=kept.layers)
+
+
+def _check_near(notebook: Notebook, kept: Segment) -> None:
+    """Raise UnsupportedError where rounding the rows of the segment that the notebook ends with changes much of what
+    comes after it: of some models a few numbers of K are so large that those beside them are lost."""
+    again = [int(token) for token in kept.tokens[-PROBE:]][: notebook.room]
+    if not again:
+        return
+    exact = notebook.lookahead(again)
+    notebook.truncate(0)
+    notebook.append(kept.context)
+    if kept.pinned:
+        notebook.restore(kept)
+    else:
+        notebook.splice(kept)
+    found = notebook.lookahead(again)
+    lengths = np.linalg.norm(exact, axis=1) * np.linalg.norm(found, axis=1)
+    near = float(((exact * found).sum(axis=1) / lengths).mean())
+    if not near >= NEAR:  # NaN is not
+        raise UnsupportedError(
+            f"{kept.name} cannot be kept as {kept.kv}: the logits after it would have a cosine of {near:.3f} to those "
+            f"after its rows as they were computed, less than {NEAR:g}",
+            Help.KEEP_AS_COMPUTED(),
+        )
 
 
 def _in_one(
@@ -112,15 +154,52 @@ def _in_one(
     known: Segment | None,
     progress: Progress | None,
     keep: Callable[[Segment], object] | None,
-) -> tuple[LayerRows, ...]:
-    notebook.append(segment.context)
-    notebook.flush()
+    look: Callable[[Segment], Seen],
+) -> Segment:
+    if segment.picture:
+        notebook.show(look(segment))
+        notebook.flush(progress)
+        return replace(segment, layers=_read(notebook, segment))
+    if segment.pinned and captured(notebook.context, len(segment)):
+        return _carried(notebook, segment, progress)
     there = _shared(segment, known)
     if there and known:
         notebook.splice(known.slice(0, there))
     notebook.append(segment.tokens[there:])
     notebook.flush(_keeping(notebook, segment, keep, progress) if keep and not segment.pinned else progress)
-    return _read(notebook, segment)
+    return replace(segment, layers=_read(notebook, segment))
+
+
+def _carried(notebook: Notebook, segment: Segment, progress: Progress | None) -> Segment:
+    """The rows of a segment whose model has recurrent layers, and how their state goes on through it, where its graph
+    can be captured."""
+    seam, end = _ends(notebook.context, len(segment))
+    notebook.append(segment.tokens[:seam])
+    notebook.flush()
+    carry = None
+    with notebook.context.capturing(notebook.sequence) as found:
+        notebook.append(segment.tokens[seam:end])
+        notebook.flush(progress)
+        with suppress(EngineError):  # then it can be restored, as without it
+            carry = Carry.of(seam, len(segment) - end, found())
+    notebook.append(segment.tokens[end:])
+    notebook.flush()
+    return replace(segment, layers=_read(notebook, segment), carry=carry)
+
+
+def _ends(context: Context, tokens: int) -> tuple[int, int]:
+    """Between which of a segment's tokens a state is carried; the others are decoded wherever it is."""
+    first, last = context.margins
+    return max(first, min(SEAM, tokens // 4)), tokens - last
+
+
+def captured(context: Context, tokens: int) -> bool:
+    """Whether a compile of so many tokens captures how they change the state of recurrent layers: where it is going to
+    be carried through them. It takes a part of the time and bytes that nobody else should have to spend."""
+    if not context.model.recurrent or not context.carries or context.supports("carry") is not None:
+        return False
+    seam, end = _ends(context, tokens)
+    return seam < end
 
 
 def _keeping(
@@ -137,7 +216,7 @@ def _keeping(
         if done < total and now - kept > max(KEEP, COST * cost):
             count = len(notebook) - len(notebook.pending) - segment.base
             rows = _read(notebook, segment, count)
-            keep(replace(segment, text="", tokens=segment.tokens[:count], fields=(), layers=rows))
+            keep(replace(segment, text="", tokens=segment.tokens[:count], fields=(), layers=rows, kv="f16"))
             kept = time.monotonic()
             cost = kept - now
 
@@ -148,12 +227,19 @@ def _read(notebook: Notebook, segment: Segment, count: int | None = None) -> tup
     """The rows of the segment, which the notebook ends with, or of its first `count` tokens."""
     first, sequence = segment.first, notebook.sequence
     end = len(notebook) if count is None else segment.base + count
+    if segment.axes is not None:  # rows share positions
+        rows, axes = notebook.context.read_axes(sequence, first, end - first, base=first, dtype=segment.row_type)
+        if (axes[segment.base - first :] != segment.axes + segment.base).any():
+            raise EngineError(f"the rows of {segment.name} are not where they were to be")
+        return rows
     return notebook.context.read(sequence, first, end - first, base=first, dtype=segment.row_type)
 
 
 def _shared(segment: Segment, known: Segment | None) -> int:
     """How many first tokens of the segment have the rows that they would get in `known`."""
     if known is None or known.blocks or segment.blocks or segment.pinned or not _alike(known, segment):
+        return 0
+    if known.media or segment.media:
         return 0
     same = min(len(known), len(segment))
     differ = np.flatnonzero(known.tokens[:same] != segment.tokens[:same])
@@ -203,7 +289,7 @@ def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[
 
 def _alike(known: Segment, segment: Segment) -> bool:
     same_left = np.array_equal(known.context, segment.context)
-    same = same_left and known.base == segment.base and not known.pinned
+    same = same_left and known.base == segment.base and not known.pinned and not any(quantized(known.kv))
     return same and not known.identity.differences(segment.identity)
 
 
@@ -216,12 +302,22 @@ def _influence(notebook: Notebook, segment: Segment, measure: Progress) -> dict[
     return found
 
 
-def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Segment:
-    """What compiling the skill would give, without its rows: enough for a dry run."""
+def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: str = "f16") -> Segment:
+    """What compiling the skill would give, without its rows: enough for a dry run. Raise UnsupportedError where this
+    model's rows cannot be kept so."""
     tokens, left = workspace.tokens_of(skill), workspace.left_context
     workspace.make_room(len(left) + len(tokens))
     check_support(workspace, skill.name)
-    fields = field_spans(workspace.model, skill, tokens)
+    if skill.picture and blocks not in (None, 1):
+        raise SkillError(f"{skill.name} is an image, which has no blocks")
+    if skill.picture and any(quantized(kv)):  # what rounding does to its rows, the check of compile_skill cannot tell
+        raise UnsupportedError(
+            f"{skill.name} is an image and cannot be kept as {kv}: how near its rows stay has not been measured",
+            Help.KEEP_IMAGE_AS_COMPUTED(),
+        )
+    _check_kept(workspace, skill.name, kv)
+    fields = () if skill.picture else field_spans(workspace.model, skill, tokens)
+    seen = workspace.eye.plan(skill.picture) if skill.picture else None
     segment = Segment(
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
@@ -229,7 +325,15 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None) -> Se
         source=origin(skill),
         tools=bool(skill.runs),
         stamp=skill.stamp,
+        kv=kv,
+        media=seen.media if seen else (),
+        axes=seen.axes if seen else None,
+        projector=workspace.projector if seen else "",
+        picture=skill.picture.data if skill.picture else b"",
     )
+    if segment.pinned and segment.axes is not None:
+        why = workspace.context.supports("splice")
+        raise UnsupportedError(f"{skill.name} is an image, whose rows cannot be put back on this model: {why}")
     return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
 
 
@@ -271,10 +375,16 @@ def pinned(workspace: Workspace) -> bool:
     return workspace.context.supports("splice") is not None
 
 
-def allowed(workspace: Workspace, tokens: int) -> str:
-    """Where a skill of so many tokens can be placed on this model, in a sentence."""
+def allowed(workspace: Workspace, tokens: int, *, carried: bool = False) -> str:
+    """Where a skill of so many tokens can be placed on this model, in a sentence. `carried`: how it changes the state
+    of recurrent layers has been captured."""
     context, base = workspace.context, len(workspace.left_context)
     reason = context.supports("splice")
+    if reason and context.model.recurrent and context.supports("carry") is None:
+        _ = workspace.identity  # and with it whether a state may be carried
+        if context.carries and carried:
+            return "It can be restored at the start of a prompt, and the state of recurrent layers carried through it"
+        reason = UNCAPTURED if context.carries else UNTRUSTED
     if reason:
         return f"It can be restored at the start of a prompt, and is decoded elsewhere: {reason}"
     reach = max(context.n_ctx, workspace.longest or 0)
@@ -296,6 +406,23 @@ def check_support(workspace: Workspace, name: str) -> None:
             raise UnsupportedError(f"{name} cannot be compiled for {workspace.model.name}: {reason}")
 
 
+def _check_kept(workspace: Workspace, name: str, kv: str) -> None:
+    """Raise UnsupportedError where this model's rows cannot be kept in that type."""
+    if not any(quantized(kv)):
+        return
+    layers = [layer for layer in workspace.context.layers if layer.part == "attention"]
+    found = [(layer.layer, (layer.n_embd_k, layer.n_embd_v)) for layer in layers]
+    sizes = [(number, size) for number, both in found for size, q8_0 in zip(both, quantized(kv), strict=True) if q8_0]
+    odd = next(((number, size) for number, size in sizes if size % BLOCK), None)
+    if odd:
+        why = f"those of layer {odd[0]} have {odd[1]} numbers, and q8_0 takes {BLOCK} at a time"
+    elif not any(size for _, size in sizes):
+        why = "it keeps no V, which is part of K" if found else "it has none"
+    else:
+        return
+    raise UnsupportedError(f"{name}: rows of {workspace.model.name} cannot be kept as {kv}: {why}")
+
+
 def skill_of(workspace: Workspace, found: Skill | ToolSet) -> Skill:
     """A skill as it is; of tools what this model is told of them, as a text to be compiled."""
     return tools_skill(workspace.template, found) if isinstance(found, ToolSet) else found
@@ -310,31 +437,33 @@ def compile_to_library(
     output: Path | None = None,
     measure: Progress | None = None,
     blocks: Blocks | None = None,
+    kv: str | None = None,
     say: Say | None = None,
     wait: float = -1,
 ) -> Compiled:
     """Compile the skill into the library (or to `output`) unless what is there is up to date.
 
-    `blocks`: 1 for one block; None for as many as there are, or one. `say` is told when another process is waited for,
-    for `wait` seconds, negative: for ever. Raise CompilingError where that takes longer, SegmentError if `output` is a
-    file that is no segment, TakenError if what is there holds the text of another source, unless `force` says to write
-    over it; UnwritableError if the disk refuses.
+    `blocks`: 1 for one block; None for as many as there are, or one. `kv`: what its file keeps rows as; None for as it
+    does now, or f16. `say` is told when another process is waited for, for `wait` seconds, negative: for ever. Raise
+    CompilingError where that takes longer, SegmentError if `output` is a file that is no segment, TakenError if what is
+    there holds the text of another source, unless `force` says to write over it; UnwritableError if the disk refuses.
     """
-    workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
+    if skill.picture is None or workspace.sees:
+        workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     if output is not None:
         if output.exists() and not force:
             _check_output(skill, output)
-        return _compile_to(workspace, skill, output, force, progress, measure, blocks, begins=False)
+        return _compile_to(workspace, skill, output, force, progress, measure, blocks, kv, begins=False)
     check_support(workspace, skill.name)
     path = workspace.library.path(skill.name, workspace.identity)
-    if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks):
+    if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks, kv=kv):
         _move_along(workspace, skill, path)  # else nothing is written: the library may be read-only
         return _up_to_date(path)
     with workspace.library.compiling(skill.name, workspace.identity, wait, say):
         why = None if force else taken(workspace, skill)
         if why:
             raise TakenError(why, Help.OTHER_NAME_OR_FORCE())
-        return _compile_to(workspace, skill, path, force, progress, measure, blocks, begins=not force)
+        return _compile_to(workspace, skill, path, force, progress, measure, blocks, kv, begins=not force)
 
 
 def _compile_to(
@@ -345,20 +474,22 @@ def _compile_to(
     progress: Progress | None,
     measure: Progress | None,
     blocks: Blocks | None,
+    kv: str | None,
     *,
     begins: bool,
 ) -> Compiled:
     """`begins`: goes on with what an interrupted compile has left, and leaves that itself. Not beside a file of the
     user's, where nobody would remove it, and another user may have put it."""
     measured = measure is not None
-    reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measured, blocks=blocks)
+    reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measured, blocks=blocks, kv=kv)
     if not reasons:
         return _up_to_date(path)
     known = None if force else _known(path)
+    kv = kv or ("f16" if skill.picture else _kept(path))
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
     if begins and (part := begun.kept(path)) is not None:
-        planned = plan(workspace, skill, blocks)
+        planned = plan(workspace, skill, blocks, kv)
         known = max(known, part, key=lambda one: _shared(planned, one))  # the first of equals
     writer = f"notes {notes_cli.__version__}"
 
@@ -367,7 +498,12 @@ def _compile_to(
             write_segment(begun.beside(path), part, writer=writer)
 
     segment = compile_skill(
-        workspace, skill, progress, measure=measure, blocks=blocks, known=known, keep=keep if begins else None
+        *(workspace, skill, progress),
+        measure=measure,
+        blocks=blocks,
+        kv=kv,
+        known=known,
+        keep=keep if begins else None,
     )
     write_segment(path, segment, writer=writer)
     begun.forget(path)
@@ -377,15 +513,17 @@ def _compile_to(
 def _made(context: Context, path: Path, segment: Segment, known: Segment | None, reasons: tuple[str, ...]) -> Compiled:
     """What was done for a segment of which `known` was there."""
     if not segment.blocks:
-        return Compiled(path, len(segment), reasons, fresh=1, decoded=len(segment) - _shared(segment, known))
+        return Compiled(
+            path, len(segment), reasons, fresh=1, decoded=len(segment) - _shared(segment, known), kv=segment.kv
+        )
     parts = zip(segment.spans, _reused(context, segment, known)[0], strict=True)
     fresh = [last - first for (first, last), part in parts if part is None]
-    return Compiled(path, len(segment), reasons, len(segment.blocks), len(fresh), sum(fresh))
+    return Compiled(path, len(segment), reasons, len(segment.blocks), len(fresh), sum(fresh), kv=segment.kv)
 
 
 def _up_to_date(path: Path) -> Compiled:
     info = peek(path)
-    return Compiled(path, len(info.tokens), (), max(1, len(info.blocks)))
+    return Compiled(path, len(info.tokens), (), max(1, len(info.blocks)), kv=info.kv)
 
 
 def _known(path: Path) -> Segment | None:
@@ -394,6 +532,14 @@ def _known(path: Path) -> Segment | None:
         return open_segment(path) if path.exists() else None
     except DamagedError:
         return None
+
+
+def _kept(path: Path) -> str:
+    """What the rows that are there are kept as."""
+    try:
+        return peek(path).kv if path.exists() else "f16"
+    except DamagedError:
+        return "f16"
 
 
 def origin(skill: Skill) -> str:
@@ -450,11 +596,18 @@ def _check_output(skill: Skill, path: Path) -> None:
 
 
 def stale(
-    workspace: Workspace, skill: Skill, path: Path, *, measured: bool = False, blocks: Blocks | None = None
+    workspace: Workspace,
+    skill: Skill,
+    path: Path,
+    *,
+    measured: bool = False,
+    blocks: Blocks | None = None,
+    kv: str | None = None,
 ) -> list[str]:
     """Why the file at `path` is not this skill compiled for this workspace, in words; empty if it is.
 
     `measured`: the influence of its fields must be there, too. `blocks`: it must be compiled in these; None: in any.
+    `kv` likewise of what its rows are kept as.
     """
     if not path.exists():
         return [NEW]
@@ -462,10 +615,17 @@ def stale(
         info = peek(path)
     except DamagedError as error:
         return [error.what]
-    return changes(
+    here = skill.picture is not None and workspace.sees
+    # Without a projector an image is what it was, if its bytes are.
+    tokens = info.tokens if skill.picture and not here and info.text == skill.text else workspace.tokens_of(skill)
+    found = ["the projector, or its limits, have changed"] if here and info.projector != workspace.projector else []
+    _ = workspace.identity  # and with it whether a state is carried
+    if info.pinned and not info.carried and not skill.picture and captured(workspace.context, len(tokens)):
+        found.append(UNCAPTURED)
+    return found + changes(
         info,
         text=skill.text,
-        tokens=workspace.tokens_of(skill),
+        tokens=tokens,
         description=skill.description,
         fields=skill.fields,
         identity=workspace.identity,
@@ -473,4 +633,5 @@ def stale(
         pinned=pinned(workspace),
         influence=measured,
         blocks=None if blocks is None else plan(workspace, skill, blocks).blocks,
+        kv=kv,
     )

@@ -14,13 +14,16 @@ from pathlib import Path
 
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import DamagedError, NewerError, NotesError, SkillError, reason
-from notes_cli.library.container import SegmentInfo
+from notes_cli.images import read_picture
+from notes_cli.library.container import SegmentInfo, open_stored
 from notes_cli.library.digest import known_sha256
-from notes_cli.library.profiles import Profiles
+from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.library.store import Entry, Library, source_text
 from notes_cli.text.names import files_of
 from notes_cli.text.skill import Field, Skill, load_source
 from notes_cli.text.toolset import ToolSet, load_tools
+
+CARRIED = 16  # tokens of a skill from which on some are always left between those that are decoded anyway
 
 
 class Stale(str, Enum):
@@ -61,6 +64,10 @@ def reasons(
         found.append(Reason(Stale.MODEL, f"it was compiled for {made}, not for the model in use"))
     if profiles is not None and info.fields and not info.influence and wants_influence(profiles, info.identity):
         what = "the profile of its model edits fields by their influence, which has not been measured"
+        found.append(Reason(Stale.PROFILE, what))
+    uncaptured = info.states and not info.carried and len(info.tokens) >= CARRIED
+    if profiles is not None and uncaptured and any(one.carries for one in _profiles(profiles, info.identity)):
+        what = "the profile of its model carries recurrent states through skills, which has not been captured"
         found.append(Reason(Stale.PROFILE, what))
     return found
 
@@ -105,17 +112,23 @@ def known_weights(model: Path, memory: Path) -> str | None:
 
 def wants_influence(profiles: Profiles, identity: Identity) -> bool:
     """Whether what was measured of this model edits fields by their influence."""
-    try:
-        names = [name for name in profiles.names() if name.startswith(f"{identity.key}-")]
-        if not names:
-            return False
-        from notes_cli.editing.methods import record_of  # with it comes the engine, which takes long to load
-
-        methods = {method for name in names for method in profiles.read(profiles.named(name)).methods.values()}
-    except NotesError:  # it is not followed, either
+    found = _profiles(profiles, identity)
+    if not found:
         return False
+    from notes_cli.editing.methods import record_of  # with it comes the engine, which takes long to load
+
+    methods = {method for profile in found for method in profile.methods.values()}
     records = map(record_of, methods)
     return any(record is not None and record.selects is not None and record.selects.influence for record in records)
+
+
+def _profiles(profiles: Profiles, identity: Identity) -> list[Profile]:
+    """What was measured of this model; nothing where a profile cannot be followed."""
+    try:
+        names = [name for name in profiles.names() if name.startswith(f"{identity.key}-")]
+        return [profiles.read(profiles.named(name)) for name in names]
+    except NotesError:
+        return []
 
 
 def again(info: SegmentInfo, name: str | None = None) -> Skill:
@@ -123,8 +136,9 @@ def again(info: SegmentInfo, name: str | None = None) -> Skill:
     another model's template tells of them in another way."""
     if info.tools:
         raise SkillError(f"{info.name} holds tools as one model's template tells of them", "Compile their file again")
+    picture = read_picture(open_stored(info.path).picture, source_text(info.source)) if info.media else None
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
-    return Skill(name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp)
+    return Skill(name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp, picture=picture)
 
 
 @dataclass(frozen=True, slots=True)

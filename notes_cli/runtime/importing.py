@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 import notes_cli
 from notes_cli.editing.change import field_spans
-from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.segment import LayerRows, Segment, floats
 from notes_cli.errors import EngineError, Help, Progress, Say, SegmentError, TakenError
+from notes_cli.images import read_picture
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.runtime.compiling import compile_to_library, pinned, taken
 from notes_cli.runtime.workspace import Workspace
@@ -66,14 +67,16 @@ def import_segment(
     if segment.tools:
         raise SegmentError(f"{source} holds tools as one model's template tells of them", "Compile their file")
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
-    skill = Skill(name or segment.name, segment.description, segment.text, fields, "")
-    workspace.make_room(len(workspace.left_context) + len(workspace.model.tokenize(skill.text)))
+    picture = read_picture(segment.picture, str(source)) if segment.media else None
+    skill = Skill(name or segment.name, segment.description, segment.text, fields, "", picture=picture)
+    if picture is None or workspace.sees:
+        workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     why = differences(workspace, segment)
     if not why and not trust:
-        why = _uncheckable(workspace)
+        why = ["rows of an image cannot be checked one by one"] if picture else _uncheckable(workspace)
     if why:
         made = compile_to_library(
-            workspace, skill, force=force, progress=progress, blocks=len(segment.blocks) or 1, say=say
+            workspace, skill, force=force, progress=progress, blocks=len(segment.blocks) or 1, kv=segment.kv, say=say
         )
         return Imported(skill.name, made.path, made.tokens, "text" if made.reasons else "kept", tuple(why))
     workspace.measure_rotation()
@@ -95,7 +98,7 @@ def import_segment(
             raise TakenError(taken_by, Help.OTHER_NAME_OR_FORCE())
         if not force and _there(path, segment):
             return Imported(skill.name, path, len(segment), "kept")
-        spans = field_spans(workspace.model, skill, segment.tokens)
+        spans = () if picture else field_spans(workspace.model, skill, segment.tokens)
         influence = segment.influence if trust else {}
         own = replace(segment, name=skill.name, fields=spans, influence=influence, source="", stamp=())
         write_segment(path, own, writer=f"notes {notes_cli.__version__}")
@@ -108,7 +111,7 @@ def differences(workspace: Workspace, segment: Segment) -> list[str]:
     found = segment.identity.differences(workspace.identity)
     if found:
         return found
-    if not np.array_equal(segment.tokens, workspace.model.tokenize(segment.text)):
+    if not segment.media and not np.array_equal(segment.tokens, workspace.model.tokenize(segment.text)):
         found.append("its text gives other tokens here")
     if not np.array_equal(segment.context, workspace.left_context):
         found.append("it was compiled after a different left context")
@@ -148,7 +151,7 @@ def _farthest(there: Sequence[LayerRows], here: Sequence[LayerRows], places: Seq
     worst = np.zeros(len(places), np.float32)
     for old, new in zip(there, here, strict=True):
         for before, now in ((old.k, new.k), (old.v, new.v)):
-            a, b = before[places].astype(np.float32), now[places].astype(np.float32)
+            a, b = floats(before[places]), floats(now[places])
             if not a.size:
                 continue
             length = np.maximum(np.linalg.norm(b, axis=1), 1e-6)

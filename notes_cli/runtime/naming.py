@@ -23,9 +23,17 @@ def models() -> Models:
 
 
 def model_file(word: str) -> Path:
-    """The file of a model that is named by its path, an alias, or a name in a store. Raise ModelError."""
+    """The file of a model that is named by its path, an alias, or a name in a store; that of the small one that sees by
+    its own. Raise ModelError."""
     path = Path(os.path.expanduser(word))
+    if word == config.SHIPPED_EYE and not os.path.lexists(path):
+        return config.shipped_eye()[0]
     return path if os.path.isfile(path) else models().find(word)  # a file needs no settings
+
+
+def projector_of(model: Path) -> Path | None:
+    """The projector of a model where notes knows it: of the small one that sees."""
+    return model.with_name(config.EYE_FILES[1]) if model.name == config.EYE_FILES[0] else None
 
 
 def max_size(settings: Mapping[str, Any]) -> int | None:

@@ -65,8 +65,10 @@ class Prefixes:
         splices, pinned, place = [], 0, len(parts.opening)
         for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
             spliced = splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
-            origins.append(np.full(len(ids), self._number(by_name[chunk.name], seam) if spliced else 0, np.int32))
-            if spliced:
+            image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens tell nothing of it
+            number = self._number(by_name[chunk.name], seam if spliced else -1) if spliced or image else 0
+            origins.append(np.full(len(ids), number, np.int32))
+            if spliced or image:
                 splices.append((place, place + len(ids)))
                 pinned = place + len(ids) if by_name[chunk.name].pinned else pinned
             place += len(ids)

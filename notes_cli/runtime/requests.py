@@ -19,6 +19,7 @@ class Words(TypedDict):
     question: str
     results: Sequence[tuple[str, str]]  # in the place of a question: name of a tool, and what it returned
     splice: Sequence[str]
+    images: Sequence[str]
     errata: Sequence[str]
     fields: Sequence[str]  # NAME=VALUE
     method: str | None
@@ -46,6 +47,7 @@ def read_request(words: Words) -> Request:
         question=words["question"],
         results=words["results"],
         splice=words["splice"],
+        images=words.get("images", ()),  # another process may be older
         errata=words["errata"],
         values=values,
         method=_method(words["method"]) if values else None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from notes_cli.engine.decision import Decision, deciding
 from notes_cli.engine.grammar import Grammar
@@ -21,7 +22,9 @@ from notes_cli.engine.writing import Writer
 from notes_cli.errors import EngineError, Help, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Begins, Reasoning, Until
-from notes_cli.text.tools import Calls
+
+if TYPE_CHECKING:
+    from notes_cli.text.tools import Calls
 
 THINK = 512  # tokens of a chain, if nothing else is said
 ROOM = 64  # tokens that are kept free after a chain, for its end and an answer

@@ -45,10 +45,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a skill is to be compiled. `blocks`: None for as many as it has."""
+    """How a skill is to be compiled. `blocks`: None for as many as it has, `kv` likewise."""
 
     blocks: Blocks | None = 1
     influence: bool = False
+    kv: str | None = "f16"
 
 
 class Words:
@@ -128,4 +129,4 @@ def shape(wanted: Wanted, library: Library, identity: Identity, profiles: Profil
     info = mine or wanted.latest
     influence = info.influence or wants_influence(profiles, identity)
     fields = wanted.skill.fields if isinstance(wanted.skill, Skill) else ()
-    return Shape(None if mine else len(info.blocks) or 1, bool(influence and fields))
+    return Shape(None if mine else len(info.blocks) or 1, bool(influence and fields), None if mine else info.kv)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,8 +26,11 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import EngineError, Help, ModelError, NotesError, Remedy, SegmentError
+from notes_cli.images import read_picture
 from notes_cli.library.container import open_stored
 from notes_cli.library.digest import file_sha256
+from notes_cli.library.profiles import Profiles
+from notes_cli.library.renderings import Renderings
 from notes_cli.library.rotations import keep_check, load_checks
 from notes_cli.library.store import Store
 from notes_cli.runtime.naming import library as own_library
@@ -35,6 +39,9 @@ from notes_cli.text.reasoning import Reasoning, reasoning_of
 from notes_cli.text.rendering import start_rendering
 from notes_cli.text.skill import Skill
 from notes_cli.text.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from notes_cli.engine.eye import Eye, Seen
 
 DEFAULT_CONTEXT = 4096
 # Options that a segment goes by: LongRoPE by the size of the context, the keys of some sparse attention by flash
@@ -61,6 +68,9 @@ class Workspace:
         beyond_trained: bool = False,
         gpu_layers: int = -1,
         rpc: Sequence[str] = (),
+        projector: Path | None = None,
+        image_tokens: tuple[int | None, int | None] = (None, None),
+        carry: bool | None = None,
         hashing: Callable[[int, int], None] | None = None,
         loading: Callable[[float], object] | None = None,
         log: Callable[[str], None] | None = None,
@@ -68,9 +78,12 @@ class Workspace:
         """`model`: a GGUF file. `paths`: the folders of one user, by default those that NOTES_HOME or the system names.
         `library`: where compiled skills are, by default the folder in `paths`. `fixed_size`: the user chose n_ctx (0:
         what the model was trained for), a prompt that does not fit is an error. `beyond_trained`: more tokens than the
-        model was trained for are allowed. `gpu_layers`, `rpc`: as in Model. `hashing` gets the progress of
-        reading the model's file for its digest (bytes done, bytes in all), which happens once a file, `loading` the
-        part of it that is loaded, 0 to 1. `log` is told what each context takes.
+        model was trained for are allowed. `gpu_layers`, `rpc`: as in Model. `projector`: the file that makes rows of
+        images (mmproj); `image_tokens`: how many of one at least and at most, where it leaves that open. `carry`: the
+        state of recurrent layers goes through skills that are not at the start of a prompt; None: where this model was
+        measured to answer right then. `hashing` gets the progress of reading the model's file for its digest (bytes
+        done, bytes in all), which happens once a file, `loading` the part of it that is loaded, 0 to 1. `log` is told
+        what each context takes.
 
         Raise ModelError for a model that cannot be loaded, EngineError for an n_ctx that was chosen beyond what it was
         trained for."""
@@ -81,11 +94,19 @@ class Workspace:
         self._hashing = hashing
         self._log = log
         self._context: Context | None = None
+        self._left: Notebook | None = None  # what compiles begin with, while several are made (`compiling`)
+        self._shares = False
         self._weights: str | None = None
+        self._projector, self._image_tokens = projector, image_tokens
+        self._eye: Eye | None = None
         self._beyond_trained = beyond_trained
+        self._carry = carry
+        self._measured: dict[str, bool] = {}  # whether a profile says that a state may be carried, by what it is of
         self._files: dict[str, Path] = {}  # of the segments that were opened, by their names
         self._words: dict[str, str] = {}  # what the user calls the segments that were opened, by their names
-        start_rendering()  # it gets ready while the model is loaded
+        self._renderings = Renderings(self.paths.models / "renderings.json")
+        if self._renderings.empty:
+            start_rendering()  # it gets ready while the model is loaded
         self.model = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
         try:
             trained = limits.trained(self.model, self.options)
@@ -102,9 +123,14 @@ class Workspace:
             raise
 
     def close(self) -> None:
+        self._forget_left()
         if self._context is not None:
             self._context.close()
             self._context = None
+        if self._eye is not None:
+            self._eye.close()
+            self._eye = None
+        self._renderings.save()
         self.model.close()
 
     def __enter__(self) -> Workspace:
@@ -140,7 +166,7 @@ class Workspace:
         """An empty notebook to compute `tokens` rows in, beside those that are in use: in f16 or f32, also where the
         cache is quantized. It is given back afterwards."""
         context = self.context
-        if context.compile_options == context.options and context.room() >= tokens:
+        if self._beside(tokens):
             with Notebook(context) as notebook:
                 yield notebook
         else:
@@ -149,8 +175,53 @@ class Workspace:
                 size = max(size, -(-tokens // 256) * 256)
             options = replace(context.compile_options, n_ctx=size, n_sequences=1, unified=False)
             with Context(self.model, options) as other:
-                other.unmovable = context.unmovable
+                other.unmovable, other.carries = context.unmovable, context.carries
                 yield Notebook(other)
+
+    def _beside(self, tokens: int, shared: int = 0) -> bool:
+        """Whether so many rows can be computed in the context itself, beside those that are in use, of which it is to
+        share some."""
+        context = self.context
+        room = context.room() >= tokens - shared and context.n_ctx >= tokens
+        return context.compile_options == context.options and room
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Within the block what compiles begin with is decoded once, and stays for the next one: rows are those of a
+        compile by itself."""
+        before, self._shares = self._shares, True
+        try:
+            yield
+        finally:
+            self._shares = before
+            if not before:
+                self._forget_left()
+
+    def _forget_left(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left.close()
+
+    @contextmanager
+    def scratch_after(self, left: Tokens, tokens: int) -> Iterator[Notebook]:
+        """A scratch notebook that begins with these tokens, for `tokens` rows in all. Within `compiling` it shares them
+        with others before and after it."""
+        there = len(self._left) if self._left and np.array_equal(self._left.tokens, left) else 0
+        shares = self._shares and not self.model.recurrent and self.context.options.unified
+        if not shares or not self._beside(tokens, there):
+            self._forget_left()
+            with self.scratch(tokens) as notebook:
+                notebook.append(left)
+                notebook.flush()
+                yield notebook
+            return
+        if self._left is None or not self._left.intact or not there:
+            self._forget_left()
+            self._left = self.notebook()
+            self._left.append(left)
+            self._left.flush()
+        with self._left.share() as notebook:
+            yield notebook
 
     def make_room(self, tokens: int, spare: int = 0, held: int = 0) -> None:
         """See to room for a sequence of so many tokens, of which it has `held` already. The context is made larger
@@ -162,6 +233,7 @@ class Workspace:
         self.check_length(tokens + min(spare, 1))
         wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
         beside = self._context.used if self._context else 0  # cells that are in use
+        beside -= min(beside, len(self._left) if self._left else 0)  # what is kept for compiles asks for no more room
         size = max(wanted, beside + wanted - held)
         if size <= self.options.n_ctx or self._fixed_size:
             return
@@ -169,6 +241,7 @@ class Workspace:
         if self.longest is not None and not beside:
             size = min(size, self.longest)
         if self._context:
+            self._forget_left()  # nobody needs it enough to have rows come along
             self._context.resize(n_ctx=size)
             self._told()
         else:
@@ -244,12 +317,50 @@ class Workspace:
                     source.settle()
                 found = []
         if found:
-            raise ModelError(
-                f"{found[0].path} was changed after it was loaded: what was computed belongs to no file",
-                "Run this again",
-            )
+            raise _changed(found[0].path)
         self._weights = digest
         return digest
+
+    # Images.
+
+    @property
+    def sees(self) -> bool:
+        """Whether a projector was named."""
+        return self._projector is not None
+
+    @property
+    def eye(self) -> Eye:
+        """The projector, loaded when it is first used. Raise ModelError without one, or for another model's."""
+        if self._eye is None:
+            from notes_cli.engine.eye import Eye
+
+            if self._projector is None:
+                what = f"{self.model.name} is to look at an image, which takes its projector (mmproj)"
+                raise ModelError(what, Help.NAME_PROJECTOR(model=self.model.name))
+            low, high = self._image_tokens
+            threads = self.context.threads
+            self._eye = Eye(self.model, self._projector, min_tokens=low, max_tokens=high, threads=threads)
+        return self._eye
+
+    @cached_property
+    def projector(self) -> str:
+        """What decides, beside the model, which rows an image gets: the digest of the projector, and its
+        settings."""
+        source = self.eye.source
+        digest = file_sha256(source.path, source.file, self.paths.models / "digests.json", self._hashing)
+        if source.changed:
+            raise _changed(source.path)
+        return f"{digest} {self.eye.settings}"
+
+    def look(self, segment: Segment, *, dry: bool = False) -> Seen:
+        """The image of a segment, looked at again. `dry`: how many rows it would take."""
+        if not segment.picture:
+            raise SegmentError(f"{segment.name} holds no image to look at again", self.compile_again(segment.name))
+        picture = read_picture(segment.picture, segment.name)
+        if segment.projector != self.projector or not np.array_equal(self.eye.plan(picture).tokens, segment.tokens):
+            what = f"{segment.name} was compiled with another projector than {self.eye.path}, or with other limits"
+            raise SegmentError(what, self.compile_again(segment.name))
+        return self.eye.plan(picture) if dry else self.eye.see(picture)
 
     def _hash(self) -> str:
         memory = self.paths.models / "digests.json"
@@ -262,7 +373,33 @@ class Workspace:
         identity = self.context.identity(self.weights)
         turned = self._rotations.get(self._rotation_key(identity))
         self.context.unmovable = None if turned is None or turned.right else turned.reason
+        if self.model.recurrent:
+            self.context.carries = self._carries(identity)
         return identity
+
+    def _carries(self, identity: Identity) -> bool:
+        """Whether a state may be carried through skills: as was chosen, else as was measured."""
+        if self._carry is not None:
+            return self._carry
+        cache = self.context.options.cache
+        key = f"{identity.key} {cache}"
+        if key not in self._measured:
+            self._measured[key] = False
+            with suppress(NotesError):  # a profile that cannot be followed; who asks for it is told
+                profile = Profiles(self.paths.profiles).find(identity, cache)
+                self._measured[key] = profile is not None and profile.carries
+        return self._measured[key]
+
+    @contextmanager
+    def carrying(self, carry: bool) -> Iterator[None]:
+        """A state is carried through skills in this block, or is not, whatever was chosen: to measure it."""
+        before, self._carry = self._carry, carry
+        try:
+            _ = self.identity
+            yield
+        finally:
+            self._carry = before
+            _ = self.identity
 
     def measure_rotation(self) -> None:
         """See, once an identity, whether keys turn as we think; if not, rows of it will not be moved."""
@@ -313,7 +450,8 @@ class Workspace:
     def _template(self, *, now: datetime | None = None, think: bool = False) -> ChatTemplate:
         bos, eos = self.model.special_text("bos"), self.model.special_text("eos")
         name = f"the chat template of {self.model.path.name}"
-        template = ChatTemplate(self.model.chat_template or "", bos, eos, now=now, name=name)
+        source = self.model.chat_template or ""
+        template = ChatTemplate(source, bos, eos, now=now, name=name, memory=self._renderings)
         return self.reasoning.template(template, think)
 
     def tokenize(self, chunk: Chunk) -> Tokens:
@@ -321,7 +459,9 @@ class Workspace:
         return self.model.tokenize_runs(chunk.runs)
 
     def tokens_of(self, skill: Skill) -> Tokens:
-        """Tokens of a skill that is to be compiled."""
+        """Tokens of a skill that is to be compiled; of an image those that mark it, and one for each row."""
+        if skill.picture:
+            return self.eye.plan(skill.picture).tokens
         return self.model.tokenize_runs(skill.runs) if skill.runs else self.model.tokenize(skill.text)
 
     def opened(self, tokens: Tokens) -> Tokens:
@@ -379,3 +519,7 @@ class Workspace:
         if error.remedy and error.remedy.help is Help.COMPILE_OTHERWISE:
             values = error.remedy.values
             error.remedy = self.compile_again(values["name"], values["options"])
+
+
+def _changed(path: Path) -> ModelError:
+    return ModelError(f"{path} was changed after it was loaded: what was computed belongs to no file", "Run this again")

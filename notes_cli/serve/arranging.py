@@ -21,7 +21,7 @@ from notes_cli.serve.conversations import Conversations, Talk, told
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.shelf import Shelf, matched
-from notes_cli.text.messages import Conversation, ErratumPart, Message, Part, SkillPart
+from notes_cli.text.messages import Conversation, ErratumPart, ImagePart, Message, Part, SkillPart
 from notes_cli.text.tools import form_of
 
 MATCHED = ("system", "user", "tool")  # messages in which texts of skills are looked for
@@ -106,6 +106,7 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         limit=most if wanted.limit is None else min(wanted.limit, most),
         sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
         grammar=wanted.grammar,
+        images=[shelf.image(part.picture) for part in messages[0].parts if isinstance(part, ImagePart)],
     )
 
 
@@ -121,6 +122,7 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
             replace(one, parts=matched(one.parts, found, texts, opened)) if one.role in MATCHED else one
             for one in messages
         ]
+    messages = [_with_images(desk, asked, one, found) for one in messages]
     settings = defaults(workspace, think=think) if found else UNMEASURED
     question = _question(messages)
     standing = desk.errata.all() if desk.errata and found else ()
@@ -145,6 +147,22 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
         return _arranged(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, named)
     layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
     return replace(_finished(desk, asked, layout, think), talk=now)
+
+
+def _with_images(desk: Desk, asked: Asked, message: Message, found: dict[str, Segment]) -> Message:
+    """The message with a compiled image in the place of each that was sent, which `found` has then, too."""
+    parts: list[Part] = []
+    for part in message.parts:
+        if isinstance(part, ImagePart):
+            segment = desk.shelf.image(part.picture, private=bool(asked.notes.cache_salt) or not asked.notes.match)
+            name, number = segment.name, 1
+            while segment.name in found:  # it was sent before, or something else is called so
+                number += 1
+                segment = replace(segment, name=f"{name}-{number}")
+            found[segment.name] = segment
+            part = SkillPart(segment.name)
+        parts.append(part)
+    return replace(message, parts=tuple(parts))
 
 
 def _question(messages: Sequence[Message]) -> int:

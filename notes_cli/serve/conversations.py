@@ -19,7 +19,7 @@ from notes_cli.library.standing import Standing
 from notes_cli.runtime.assembling import known_fields, parse_errata
 from notes_cli.serve.parsing import Asked
 from notes_cli.text.erratum import Erratum, word
-from notes_cli.text.messages import Message
+from notes_cli.text.messages import ImagePart, Message
 
 MOST = 4096  # conversations that are remembered, the latest
 
@@ -110,7 +110,8 @@ def _keys(asked: Asked) -> list[bytes]:
 
 def _plain(message: Message) -> list[object]:
     calls = [[call.id, call.name, dict(call.arguments)] for call in message.tool_calls]
-    return [message.role, [asdict(part) for part in message.parts], calls, message.tool_call_id]
+    parts = [part.picture.text if isinstance(part, ImagePart) else asdict(part) for part in message.parts]
+    return [message.role, parts, calls, message.tool_call_id]
 
 
 def told(

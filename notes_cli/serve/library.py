@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from notes_cli.engine.segment import KEPT
 from notes_cli.errors import CompilingError, Help, Progress, SegmentError
 from notes_cli.explaining import entry_as_json
 from notes_cli.library.standing import holding
@@ -76,7 +77,7 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
     given = Reader(data)
     name, text = given.text("name"), given.text("text")
     force, influence = given.flag("force"), given.flag("influence")
-    blocks = given.any("blocks")
+    blocks, kv = given.any("blocks"), given.any("kv")
     if given.any("path") is not None:
         raise Refused(400, "path is not supported: send the text", param="path")
     given.end()
@@ -84,6 +85,8 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
         raise Refused(400, "name is missing: what the skill is to be called", param="name")
     if blocks not in (None, "headings") and (not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1):
         raise given.wrong("blocks", "a whole number, or headings", blocks)
+    if kv not in (None, *KEPT):
+        raise given.wrong("kv", f"one of {', '.join(KEPT)}", kv)
     skill = parse_skill(text, source="-", default=name, name=name)
     wanted: Blocks = blocks or 1
 
@@ -108,6 +111,7 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
                         progress=step("compiling"),
                         measure=step("measuring influence") if influence else None,
                         blocks=wanted,
+                        kv=kv or "f16",
                         say=lambda notice: notices.append(str(notice)),
                         wait=0,
                     )

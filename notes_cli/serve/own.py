@@ -15,6 +15,7 @@ from notes_cli.engine.decision import variants_of
 from notes_cli.engine.loop import Task, one_by_one
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Reason
+from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, reason
 from notes_cli.explaining import Room as Cut
 from notes_cli.explaining import plan_as_json, turn_as_json
@@ -306,7 +307,7 @@ def _length(workspace: Workspace, stored: SessionFolder, request: Request) -> in
     words = (request.question, request.system or "", *request.errata, *request.values.values())
     told = len(stored.state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in words)
     told += SENTENCE * (len(request.errata) + len(request.values) + len(stored.state.pending))
-    return told + sum(len(one) for one in request.splice if not isinstance(one, str))
+    return told + sum(len(one) for one in request.splice if isinstance(one, Segment))
 
 
 def _nothing() -> Task[None]:

@@ -6,16 +6,18 @@ An unknown key is refused, as OpenAI's API does; keys of that API which change n
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from notes_cli.engine.sampler import SamplerOptions
-from notes_cli.errors import GrammarError
+from notes_cli.errors import GrammarError, ImageError
+from notes_cli.images import read_picture
 from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
 from notes_cli.text.grammar import check_grammar
-from notes_cli.text.messages import Message, TextPart, ToolCall
+from notes_cli.text.messages import ImagePart, Message, TextPart, ToolCall
 from notes_cli.text.schema import ANY_OBJECT, schema_grammar
 from notes_cli.text.tools import call_schema
 from notes_cli.text.toolset import in_order
@@ -405,7 +407,7 @@ def _message(data: Any, where: str) -> Message:
     role = given.text("role")
     if role not in _ROLES:
         raise given.wrong("role", f"one of {', '.join(_ROLES)}", role)
-    parts = _parts(given.any("content"), where)
+    parts = _parts(given.any("content"), where, images=role in ("user", "system", "developer"))
     calls = _calls(given.any("tool_calls"), where)
     if given.any("function_call"):
         raise Refused(400, f"{where}.function_call is not supported: use tool_calls", param=f"{where}.function_call")
@@ -417,7 +419,7 @@ def _message(data: Any, where: str) -> Message:
     return Message(_ROLES[role], parts, calls, call)
 
 
-def _parts(content: Any, where: str) -> tuple[TextPart, ...]:
+def _parts(content: Any, where: str, images: bool = False) -> tuple[TextPart | ImagePart, ...]:
     where += ".content"
     if content is None:
         return ()
@@ -425,16 +427,39 @@ def _parts(content: Any, where: str) -> tuple[TextPart, ...]:
         return (TextPart(content),)
     if not isinstance(content, list):
         raise Refused(400, f"{where} must be a string or a list of parts", param=where, code="invalid_value")
-    found = []
+    found: list[TextPart | ImagePart] = []
     for number, part in enumerate(content):
         given = Reader(part, f"{where}[{number}]")
         kind = given.text("type")
+        if kind == "image_url" and images:
+            found.append(_image(given))
+            continue
         if kind not in ("text", "refusal"):
             raise Refused(400, f"{where}[{number}] is {kind[:40] or 'of no type'}: only text is supported", param=where)
         found.append(TextPart(given.text(kind)))
         given.ignore({"cache_control"})
         given.end()
     return tuple(found)
+
+
+def _image(given: Reader) -> ImagePart:
+    """An image as OpenAI's interface has it, which must bring its bytes: nothing is fetched."""
+    inner = Reader(given.any("image_url"), given.name("image_url"))
+    url, name = inner.text("url"), inner.name("url")
+    inner.ignore({"detail"})
+    inner.end()
+    given.ignore({"cache_control"})
+    given.end()
+    head, _, data = url.partition(",")
+    if not head.startswith("data:") or not head.endswith(";base64"):
+        what = f"{name} must be data:image/...;base64,...: no image is fetched from elsewhere"
+        raise Refused(400, what, param=name, code="invalid_value")
+    try:
+        return ImagePart(read_picture(b64decode(data, validate=True), name))
+    except ValueError as error:
+        raise Refused(400, f"{name} is not base64: {error}", param=name, code="invalid_value") from error
+    except ImageError as error:
+        raise Refused(400, str(error), param=name, code="invalid_value") from error
 
 
 def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:

@@ -8,6 +8,7 @@ from notes_cli.errors import (
     EngineError,
     HeldSessionError,
     Help,
+    ImageError,
     ModelError,
     NotesError,
     SegmentError,
@@ -65,6 +66,8 @@ def refused(error: NotesError) -> Refused:
     if isinstance(error, SessionError):
         held = isinstance(error, HeldSessionError)
         return Refused(409 if held else 400, what, param="notes.session", code="session_in_use" if held else None)
+    if isinstance(error, ImageError):
+        return Refused(400, what, param="messages", code="invalid_image")
     if isinstance(error, SkillError):
         return Refused(400, what, param="notes")
     if isinstance(error, (ServerError, EngineError)) and not isinstance(error, UnsupportedError):

@@ -20,6 +20,7 @@ from typing import TypeVar
 from notes_cli import output
 from notes_cli.engine.loop import Loop, Task
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.library.standing import StandingErrata
 from notes_cli.library.store import Library
@@ -357,7 +358,7 @@ class Scheduler:
         request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=stored.header is not None)
         check_bias(self.workspace, job.asked)
         told = len(stored.state.tokens) + SPARE
-        told += sum(len(one) for one in request.splice if not isinstance(one, str))
+        told += sum(len(one) for one in (*request.splice, *request.images) if isinstance(one, Segment))
         words = (request.question, request.system or "", *request.errata)
         told += sum(len(self.workspace.model.tokenize(text)) for text in words)
         if not self.room.could(told + 1):

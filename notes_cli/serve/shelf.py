@@ -15,12 +15,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, NotesError, SegmentError, UnsupportedError
+from notes_cli.errors import Help, NotesError, SegmentError, TakenError, UnsupportedError, UnwritableError
+from notes_cli.images import Picture
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
+from notes_cli.runtime.compiling import compile_skill, compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
+from notes_cli.text.skill import Skill
 
 SHORTEST = 64  # characters of a text that is looked for in messages: others cost less than looking
 OPEN = 32  # segments that are kept open beside those that somebody has: each takes a file descriptor
@@ -70,6 +73,26 @@ class Shelf:
         except (NotesError, OSError):
             return None
         return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
+
+    def image(self, picture: Picture, *, private: bool = False) -> Segment:
+        """A compiled image with these very bytes, whatever it is called; compiled now, and kept, where there is none.
+        `private`: it is neither looked for nor kept. Raise ModelError without a projector, ImageError for one that
+        cannot be decoded."""
+        workspace = self._workspace
+        if not private:
+            projector = workspace.projector if workspace.sees else None
+            for info in self.known():
+                same = info.media and info.text == picture.text and projector in (None, info.projector)
+                if same and (segment := self.opened(info)) is not None:
+                    return segment
+        name = f"image-{picture.sha256[:16]}"
+        skill = Skill(name, "", picture.text, (), "", picture=picture)
+        if private:
+            return compile_skill(workspace, skill)
+        try:
+            return self._at(compile_to_library(workspace, skill).path, name)
+        except (UnwritableError, TakenError):
+            return compile_skill(workspace, skill)
 
     def _at(self, path: Path, name: str) -> Segment:
         """The skill in a file; whoever places it checks again that it fits."""
@@ -121,7 +144,7 @@ def matched(
     skills the longest counts, and of those of one name the first. `opened` gives one that is not open yet.
     """
     for one in sorted(known, key=lambda one: -len(one.text)):
-        if one.name in skills or one.tools or len(one.text) < SHORTEST:
+        if one.name in skills or one.tools or one.media or len(one.text) < SHORTEST:
             continue
         for number, part in enumerate(parts):
             if isinstance(part, TextPart) and (cut := _cut(part.text, one.text)):

@@ -178,6 +178,10 @@ class Editor:
     def _amend(self, changed: _Changed, method: Method) -> tuple[Sequence[Range], Prepared]:
         """Bring the change into the notebook; the positions of rows that are others now, and what it took to know."""
         segment, found, selects = changed.segment, changed.change, method.record.selects
+        if self._state.images:
+            raise UnsupportedError(
+                "the session has images, and rows beside them are not edited yet", instead(session=True)
+            )
         check(self._workspace.context, method, session=True)
         if method.record.in_place and any(patch.grows for patch in found.patches):
             check_moves(self._live, f"the edit method {method} is not possible", instead(session=True))
@@ -195,7 +199,7 @@ class Editor:
     def _with_rows(self, segment: Segment) -> Segment:
         """The segment with its rows as they are in the notebook."""
         book, first = self._live.notebook, segment.base
-        rows = book.context.read(book.sequence, first, len(segment), base=first, dtype=book.context.lossless_type)
+        rows, _ = book.read(first, first + len(segment), book.context.lossless_type)
         return replace(segment, layers=rows)
 
     def compact(self) -> Compacted:

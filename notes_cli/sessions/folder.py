@@ -20,7 +20,18 @@ from notes_cli.errors import HeldSessionError, Help, SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.library.lock import HeldError, locked
-from notes_cli.sessions.ledger import FORMAT, Header, Ledger, LedgerError, NewerError, as_bytes, line_bytes, read_ledger
+from notes_cli.sessions.ledger import (
+    FORGOTTEN,
+    FORMAT,
+    IMAGES,
+    Header,
+    Ledger,
+    LedgerError,
+    NewerError,
+    as_bytes,
+    line_bytes,
+    read_ledger,
+)
 from notes_cli.sessions.lines import ROWS, Line
 from notes_cli.sessions.listing import LEDGER, session_names
 from notes_cli.sessions.state import State
@@ -80,7 +91,8 @@ class SessionFolder:
     def rewrite(self, lines: Sequence[Line]) -> None:
         """Replace all lines after the first by these, the last of which is new: all of it, or nothing."""
         assert lines
-        kept = [{**self.lines[0], "format": FORMAT}, *lines[:-1]]
+        images = self.lines[0]["format"] >= IMAGES or any(line.get("images") for line in lines)
+        kept = [{**self.lines[0], "format": IMAGES if images else FORGOTTEN}, *lines[:-1]]
         try:
             with replacing(self.ledger) as temporary:
                 temporary.write_bytes(b"".join(map(line_bytes, kept)) + as_bytes(lines[-1]))

@@ -77,6 +77,8 @@ class Forgetter:
 
         Raise NotesError where that cannot be; then nothing is changed.
         """
+        if self._state.images:
+            raise SessionError(f"session {self._name} has images, and nothing of such a session can be taken out yet")
         if method not in METHODS:
             raise NotesError(f"no method {method!r} of forgetting", f"Choose {' or '.join(METHODS)}")
         if not names and (method == CUT or not self._state.traces):

@@ -15,8 +15,9 @@ from notes_cli.engine.identity import Identity
 from notes_cli.sessions.lines import Line, text_of
 from notes_cli.sessions.state import State, fold
 
-FORMAT = 3  # changes when an older version would read a newer ledger wrongly
+FORMAT = 4  # changes when an older version would read a newer ledger wrongly
 BEGUN = 2  # the format until something is forgotten, which older versions do not know
+FORGOTTEN, IMAGES = 3, 4  # the formats from then on, and with an image
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 
 
@@ -79,7 +80,9 @@ def as_bytes(line: Line, header: Header | None = None) -> bytes:
     now = datetime.now(timezone.utc).strftime(TIME)
     lines: list[Line] = [{**line, "time": now}]
     if header is not None:
-        lines.insert(0, {"op": "open", "format": BEGUN, **_as_line(header), "time": now})
+        lines.insert(
+            0, {"op": "open", "format": IMAGES if line.get("images") else BEGUN, **_as_line(header), "time": now}
+        )
     return b"".join(map(line_bytes, lines))
 
 

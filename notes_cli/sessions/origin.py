@@ -24,6 +24,8 @@ class Origin:
     blocks: int = 0
     passed: int = 0
     selected: str = ""
+    kept: str = ""
+    nbytes: int = 0
     erratum: bool = False  # of an edit: an erratum is to be said before the next question
     contradicted: bool = False  # of an edit of the text: an erratum that was said earlier comes after it
     sentence: str = ""  # in the words of an earlier version
@@ -33,7 +35,7 @@ class Origin:
         return cls(**{key: getattr(piece, key) for key in ("reason", *_TEXTS, *_NUMBERS)})
 
 
-_TEXTS, _NUMBERS = ("detail", "selected"), ("moved", "rewritten", "blocks", "passed")
+_TEXTS, _NUMBERS = ("detail", "selected", "kept"), ("moved", "rewritten", "blocks", "passed", "nbytes")
 
 
 def as_line(origin: Origin) -> Line:

@@ -5,7 +5,7 @@ Where rows cannot be moved, those of the whole notebook are kept and put back at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,8 @@ import notes_cli
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Range
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.segment import LayerRows, Segment, Tokens
+from notes_cli.engine.places import axes_of, position
+from notes_cli.engine.segment import LayerRows, Media, Segment, Tokens
 from notes_cli.errors import DamagedError, EngineError, Help, SegmentError, SessionError
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.runtime.workspace import Workspace
@@ -72,8 +73,8 @@ class RowFiles:
                 self._restore_pinned(notebook)
             else:
                 opened: dict[str, Segment] = {}
-                for first in range(0, count, CHUNK):
-                    notebook.splice(self._chunk(first, min(count, first + CHUNK), opened))
+                for first, last in self._chunks(count):
+                    notebook.splice(self._chunk(first, last, opened))
         except BaseException:
             notebook.close()
             raise
@@ -100,6 +101,15 @@ class RowFiles:
             notebook.append(self._stored.state.tokens)
             notebook.flush()
 
+    def _chunks(self, count: int) -> Iterator[Range]:
+        """Where to cut what is put back: not inside of an image."""
+        first = 0
+        while first < count:
+            last = min(count, first + CHUNK)
+            last = next((one.last for one in self._stored.state.images if one.first < last < one.last), last)
+            yield first, last
+            first = last
+
     def _chunk(self, first: int, last: int, opened: dict[str, Segment]) -> Segment:
         """Rows of the positions [first, last), gathered from the files that have the latest of each."""
         runs = _runs(self._stored.state.rows[first:last])
@@ -112,7 +122,16 @@ class RowFiles:
                 del opened[next(iter(opened))]  # the one that was wanted longest ago
         tokens = np.concatenate([part.tokens for part in parts])
         self._check_rows(tokens, first)
-        return replace(parts[0], tokens=tokens, base=first, layers=_joined([part.layers for part in parts]))
+        images = self._stored.state.images
+        media = [one for one in images if first <= one.first < last]
+        return replace(
+            parts[0],
+            tokens=tokens,
+            base=position(images, first),
+            layers=_joined([part.layers for part in parts]),
+            media=tuple(Media(one.first - first, one.last - first, one.positions, "", 0, 0) for one in media),
+            axes=axes_of(images, first, last),
+        )
 
     def _part(self, segment: Segment, row: int, count: int) -> Segment:
         """Some rows of a file."""
@@ -144,7 +163,8 @@ class RowFiles:
         Rows first, then the line that names them: if the process is killed in between, it has not happened.
         """
         line = self._written(line, places, notebook)
-        if line["op"] == "forget" or any(piece["kind"] == "result" for piece in line.get("pieces", ())):
+        results = any(piece["kind"] == "result" for piece in line.get("pieces", ()))
+        if line["op"] == "forget" or results or (line.get("images") and self._stored.header):
             self._stored.rewrite([*self._stored.lines[1:], line])  # with a format that keeps older versions out
         else:
             self._stored.commit(line, None if self._stored.header else self._header)
@@ -168,10 +188,7 @@ class RowFiles:
         context, header = notebook.context, self._header
         if header.pinned:
             places = [(0, len(notebook))]
-        read = [
-            context.read(notebook.sequence, first, last - first, base=first, dtype=context.lossless_type)
-            for first, last in places
-        ]
+        read = [notebook.read(first, last, context.lossless_type)[0] for first, last in places]
         tokens = np.concatenate([notebook.tokens[first:last] for first, last in places])
         return Segment(
             *(self._stored.name, "rows of a session", "", tokens, places[0][0], np.zeros(0, np.int32), ()),

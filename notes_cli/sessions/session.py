@@ -14,6 +14,7 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.loop import Task
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.engine.places import images_of
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, Notice, SessionError
 from notes_cli.library.standing import StandingErrata, holding
@@ -29,6 +30,7 @@ from notes_cli.runtime.asking import (
     answer,
     answering,
     held_to,
+    named_apart,
     opened,
     prompt_of,
     room_for,
@@ -122,7 +124,9 @@ class Session:
         if request.results:
             self._check_results(request)
         grammar = held_to(self.workspace, request)
-        segments = opened(self.workspace, request.splice, listener)
+        segments = opened(self.workspace, (*request.splice, *request.images), listener)
+        self._check_images(segments)
+        segments = named_apart(segments, [skill.name for skill in self.state.skills])
         at = perf_counter()
         request = self._corrected(request, segments, listener)
         settings = settle(self.workspace, request, segments, listener, session=True, goes_on=goes_on)
@@ -234,7 +238,7 @@ class Session:
         notebook = self.notebook
         for chunk, ids in zip(chunks, tokens, strict=True):
             if chunk.kind == "splice":
-                place_segment(notebook, skills[chunk.name], seam, strict=strict)
+                place_segment(notebook, skills[chunk.name], seam, strict=strict, look=self.workspace.look)
             else:
                 notebook.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
         for segment in segments:
@@ -254,11 +258,20 @@ class Session:
             notebook.append(ids, chunk.kind, next(names) if chunk.kind == "result" else "")
         return notebook
 
+    def _check_images(self, segments: Sequence[Segment]) -> None:
+        """Raise SessionError for an image whose rows could not be put back."""
+        for one in segments:
+            why = self.workspace.context.supports("splice")
+            if one.media and why:
+                raise SessionError(f"{one.name} is an image, which a session cannot keep for this model: {why}")
+            if any(not image.grid[0] for image in images_of(one.media, 0, one.axes) if image.grid is not None):
+                raise SessionError(f"{one.name} is an image whose rows are in no grid, which a session cannot keep")
+
     def _check_results(self, request: Request) -> None:
         """Raise SessionError where the last answer called no such tool, or something belongs to a question."""
         name = self.stored.name
-        if request.question or request.splice or request.errata:
-            raise SessionError("a question, skills and errata do not go with the results of tools")
+        if request.question or request.splice or request.images or request.errata:
+            raise SessionError("a question, skills, images and errata do not go with the results of tools")
         said = "".join(one.text for one in self.state.entries if one.turn == self.state.turns and one.kind == "answer")
         for tool, _ in request.results:
             if tool not in said:
@@ -306,11 +319,17 @@ class Session:
         pieces = [self._told(piece, notebook) for piece in notebook.pieces if piece.position >= start]
         skills = [asdict(skill) for skill in self._skills]
         line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._said}
+        if images := [asdict(image) for image in notebook.images if image.first >= start]:
+            line["images"] = images
         self._live.commit(line, [(start, len(notebook))])
 
     def _told(self, piece: Piece, notebook: Notebook) -> Line:
         ids = [int(token) for token in notebook.tokens[piece.position : piece.position + piece.tokens]]
-        text = b"".join(self.workspace.model.token_bytes(token, special=True) for token in ids).decode(errors="replace")
+        inside = {row - piece.position for image in notebook.images for row in range(image.first, image.last)}
+        words = [token for index, token in enumerate(ids) if index not in inside]
+        text = b"".join(self.workspace.model.token_bytes(token, special=True) for token in words).decode(
+            errors="replace"
+        )
         return {
             "kind": piece.kind,
             "name": piece.name,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from notes_cli.engine.patches import patched, shifted
 from notes_cli.engine.pieces import Reason
+from notes_cli.engine.places import Image
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.sessions.lines import ROWS, Line, ids_of, number_of, patches_of, ranges_of, text_of
 from notes_cli.sessions.origin import Origin, as_line, origin_of
@@ -90,6 +91,7 @@ class State:
     questions: list[str] = field(default_factory=list)  # of each turn, as asked
     tokens: list[int] = field(default_factory=list)
     rows: list[tuple[str, int]] = field(default_factory=list)  # of each position: the file of its row, and which
+    images: list[Image] = field(default_factory=list)  # whose rows are no tokens
     entries: list[Entry] = field(default_factory=list)  # in the order in which they came
     skills: list[SkillText] = field(default_factory=list)
     # Fields are called by their keys (text/references.py), as they are among the skills that there are now.
@@ -161,6 +163,8 @@ class State:
             self.entries.append(Entry(kind, name, text, len(self.tokens), len(ids), how, origin, self.turns))
             self.tokens += ids
         self.rows += [(line["rows"], row) for row in range(len(self.tokens) - start)]
+        for image in line.get("images", ()):
+            self.images.append(_image(image, max([start, *(one.last for one in self.images)]), len(self.tokens)))
         fields = self.known
         said = {key: text_of(line["said"], name) for name in line["said"] for key in keys_of(fields, name)}
         self.values |= said
@@ -249,8 +253,33 @@ class State:
         for row, place in enumerate(changed):
             self.rows[place] = line["rows"], row
         self.entries = [_shifted(entry, shift) for entry in self.entries]
+        if any(patch.first < image.last and image.first < patch.last for patch in patches for image in self.images):
+            raise ValueError("images")
+        moved = [(image, shift(image.first) - image.first) for image in self.images]
+        self.images = [replace(image, first=image.first + by, last=image.last + by) for image, by in moved]
         self.skills = [replace(skill, position=shift(skill.position)) for skill in self.skills]
         return changed[0] if changed else len(self.tokens)
+
+
+def _image(data: Line, start: int, end: int) -> Image:
+    """An image among the rows [start, end). Raise KeyError, TypeError or ValueError where the data is none."""
+    first, last, positions = (number_of(data, key) for key in ("first", "last", "positions"))
+    grid = data["grid"]
+    if grid is not None:
+        rows, columns = grid
+        if (
+            type(rows) is not int
+            or type(columns) is not int
+            or min(rows, columns) < 1
+            or rows * columns != last - first
+        ):
+            raise ValueError("grid")
+        grid = rows, columns
+    if not (start <= first < last <= end and 0 < positions <= last - first):
+        raise ValueError("images")
+    if positions != (last - first if grid is None else max(grid)):
+        raise ValueError("positions")
+    return Image(first, last, positions, grid)
 
 
 def _shifted(entry: Entry, shift: Callable[[int], int]) -> Entry:

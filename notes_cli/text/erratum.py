@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 from notes_cli.config import resource
-from notes_cli.documents import read_yaml
 from notes_cli.errors import NotesError, SkillError
+from notes_cli.shipped import read_shipped
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name, is_name, known
 from notes_cli.text.references import ALL, Known
@@ -63,6 +62,8 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     if not equals or not (name in known_fields or is_name(name) or _qualifies(name, known_fields)):
         return Erratum(None, None, text)
     if name not in known_fields:
+        from difflib import get_close_matches
+
         if " " in name and not get_close_matches(name, known_fields, n=1, cutoff=0.8):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
         raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields))
@@ -108,7 +109,7 @@ def word(erratum: Erratum, wording: str | None = None, wordings: Wordings | None
 
 def load_wordings(path: Path) -> Wordings:
     """Read a file of wordings. Raise NotesError if a part is missing or a form leaves out the value."""
-    data = read_yaml(path)
+    data = read_shipped(path)
     try:
         wordings = Wordings(
             str(data["default"]),

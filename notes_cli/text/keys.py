@@ -19,7 +19,6 @@ from functools import cache
 from typing import NamedTuple
 
 from notes_cli.config import resource
-from notes_cli.documents import read_yaml
 
 FIELD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
@@ -128,6 +127,8 @@ def _reads_as_name(key: str) -> bool:
 @cache
 def _words(kind: str) -> frozenset[str]:
     """Words that no name begins or ends with (leads), and words that no name has (verbs), from prompts/keys.yaml."""
+    from notes_cli.documents import read_yaml  # needed where a text is read, not where it is spliced
+
     table = read_yaml(resource("prompts") / "keys.yaml")
     return frozenset(word for words in table[kind].values() for word in words.split())
 

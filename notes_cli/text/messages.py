@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from notes_cli.errors import NotesError
+from notes_cli.images import Picture
 from notes_cli.text.untrusted import check_unicode
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -41,7 +42,14 @@ class ErratumPart:
     sentence: str
 
 
-Part = TextPart | SkillPart | ErratumPart
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image that somebody sent. Whoever has a model puts a compiled one in its place, a SkillPart."""
+
+    picture: Picture
+
+
+Part = TextPart | SkillPart | ErratumPart | ImagePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +122,23 @@ def asking(
     errata: Sequence[str] = (),
     turns: Sequence[tuple[str, str]] = (),
     place: str = "early",
+    images: Sequence[str] = (),
     tools: Iterable[Mapping[str, Any]] = (),
 ) -> Conversation:
     """The usual conversation: a system message, earlier (question, answer) pairs, and a question.
 
     `skills` are names and `errata` sentences after all of them: in the system message, or, at the place "late", in the
-    user message of `question`. Raise NotesError for another place.
+    user message of `question`. `images` are names, too, of what is shown with the question: in its message, errata
+    after them. Raise NotesError for another place.
     """
     if place not in PLACES:
         raise NotesError(f"no place {place!r}", f"Choose {' or '.join(PLACES)}")
-    given: tuple[Part, ...] = (*map(SkillPart, skills), *map(ErratumPart, errata))
-    none: tuple[Part, ...] = ()
-    early, late = (none, given) if place == "late" else (given, none)
-    said = [TextPart(system)] if system and system.strip() else []
-    head = Message("system", (*said, *early))
+    given: tuple[Part, ...] = tuple(map(SkillPart, skills))
+    shown, said = tuple(map(SkillPart, images)), tuple(map(ErratumPart, errata))
+    early: tuple[Part, ...] = () if place == "late" else given if images else (*given, *said)
+    late: tuple[Part, ...] = (*given, *shown, *said) if place == "late" else (*shown, *said) if images else ()
+    words = [TextPart(system)] if system and system.strip() else []
+    head = Message("system", (*words, *early))
     earlier = [
         message
         for asked, answer in turns
@@ -160,6 +171,8 @@ def checked(messages: Iterable[Message]) -> tuple[Message, ...]:
             raise NotesError(f"the call of {', '.join(waiting.values())} has no result before message {number}")
         waiting |= {call.id: call.name for call in _calls(number, message)}
         for part in message.parts:
+            if isinstance(part, ImagePart):
+                raise NotesError(f"message {number} has an image that was not compiled: {part.picture.source}")
             if not isinstance(part, SkillPart):
                 check_unicode(part.text if isinstance(part, TextPart) else part.sentence)
             else:

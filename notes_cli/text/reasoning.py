@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli.config import resource
-from notes_cli.documents import Typed, read_yaml
 from notes_cli.errors import NotesError
+from notes_cli.shipped import read_shipped
 from notes_cli.text.prompt import generation_prompt
 from notes_cli.text.template import ChatTemplate
 
@@ -158,7 +158,7 @@ def shipped_table() -> Table:
 
 def load_table(path: Path) -> Table:
     """Read a file of that form. Raise NotesError if it is not."""
-    data = read_yaml(path, Typed)
+    data = read_shipped(path, typed=True)
     try:
         switches = data["switches"]
         marks = [_entry(entry, switches, ("open", "close")) for entry in data["marks"]]

@@ -20,8 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import jinja2
@@ -31,6 +31,7 @@ PATIENCE = 120  # seconds of the clock for one text, however busy the machine is
 MEMORY = 512 << 20  # bytes of address space that the child may have
 MAX_SOURCE = 1 << 20  # characters of a template
 MAX_TEXT = 4 << 20  # characters of what it renders
+MAX_FORM, MAX_FORMS = 40, 8  # characters of a form of the time that is known again, and how many of them
 _CHILD = "import sys; sys.path[:] = {!r}; from notes_cli.text.rendering import serve; serve()"
 
 
@@ -38,19 +39,45 @@ class RenderError(Exception):
     """A template that cannot be read, fails, or exceeds the limits; the message is a clause of one line."""
 
 
-def render(source: str, variables: Mapping[str, Any], now: datetime | None = None) -> str:
-    """The text that a template renders. `variables` are values that JSON has; `now` is the date to print, else today.
+class Rendering(NamedTuple):
+    """What came of a template: a text, or what is wrong with it."""
 
-    Raise RenderError.
+    text: str = ""
+    error: str = ""
+    times: Mapping[str, str] = {}  # what it printed of today's time, by the form of strftime
+    steady: bool = False  # whether all else will be the same another time
+
+    @property
+    def result(self) -> str:
+        """The text. Raise RenderError where there is none."""
+        if self.error:
+            raise RenderError(self.error)
+        return self.text
+
+
+def render(source: str, variables: Mapping[str, Any], now: datetime | None = None) -> Rendering:
+    """What a template renders. `variables` are values that JSON has; `now` is the date to print, else today.
+
+    Raise RenderError where nothing can be rendered here.
     """
     if len(source) > MAX_SOURCE:
-        raise RenderError(f"cannot be read: it is longer than {MAX_SOURCE:,} characters")
+        return Rendering(error=f"cannot be read: it is longer than {MAX_SOURCE:,} characters")
     request = {"source": source, "variables": variables, "now": now.isoformat() if now else None}
     with _lock:
-        reply = _ask(json.dumps(request).encode() + b"\n")
-    if "error" in reply:
-        raise RenderError(reply["error"])
-    return str(reply["text"])
+        return Rendering(**_ask(json.dumps(request).encode() + b"\n"))
+
+
+@cache
+def code_stamp() -> str:
+    """What changes when Jinja or this module is replaced by another version; "" where that cannot be told. Importing
+    Jinja for its version would take longer than most templates."""
+    from importlib.util import find_spec
+
+    try:
+        found = find_spec("jinja2")
+        return repr([(os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in (found.origin, __file__)])  # type: ignore[union-attr, arg-type]
+    except (OSError, AttributeError, TypeError, ValueError):  # a package without files
+        return ""
 
 
 # ---- the parent's side
@@ -82,7 +109,7 @@ def _started() -> subprocess.Popen[bytes]:
     return _child
 
 
-def _ask(request: bytes) -> dict[str, str]:
+def _ask(request: bytes) -> dict[str, Any]:
     child = _started()
     assert child.stdin is not None and child.stdout is not None
     late = threading.Timer(PATIENCE, child.kill)
@@ -99,7 +126,7 @@ def _ask(request: bytes) -> dict[str, str]:
     finally:
         late.cancel()
     if line.endswith(b"\n"):
-        reply: dict[str, str] = json.loads(line)
+        reply: dict[str, Any] = json.loads(line)
         return reply
     return {"error": f"failed: {_why(_end(child))}"}
 
@@ -169,22 +196,47 @@ def _bounds() -> Callable[[], None]:
     return grant
 
 
-def _reply(request: dict[str, Any]) -> dict[str, str]:
+class _Today:
+    """What the text at hand tells of the present time."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, str] = {}
+        self.odd = False  # in a form that nobody writes: with a number it may ask for a gigabyte of blanks
+
+    def tell(self, form: str) -> str:
+        told = datetime.now().strftime(form)
+        self.odd |= len(form) > MAX_FORM or any(map(str.isdigit, form)) or len(self.times) == MAX_FORMS
+        self.times[form] = told
+        return told
+
+
+_today = _Today()
+
+
+def _reply(request: dict[str, Any]) -> dict[str, Any]:
+    """A Rendering, as JSON has it."""
+    global _today
+    _today = _Today()
+    source = request["source"]
     try:
-        template = _template(request["source"], request["now"])
+        template = _template(source, request["now"])
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # of jinja2, or of Python about the code that jinja2 made
         return {"error": f"cannot be read: {_line(error)}"}
+    steady = not any(word in source for word in ("random", "lipsum"))
     try:
-        text = template.render(request["variables"])
+        found = {"text": template.render(request["variables"])}
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # the template is a program of others: whatever it raises is its own error
-        return {"error": f"failed: {_line(error)}"}
-    if len(text) > MAX_TEXT:
+        found = {"error": f"failed: {_line(error)}"}
+        import jinja2  # it is there already
+
+        steady &= isinstance(error, jinja2.TemplateError)  # any other may be one of this installation
+    if len(found.get("text", "")) > MAX_TEXT:
         return {"error": f"failed: it renders more than {MAX_TEXT:,} characters"}
-    return {"text": text}
+    return {**found, "times": _today.times, "steady": steady and not _today.odd}
 
 
 @lru_cache(maxsize=8)
@@ -209,7 +261,7 @@ def _template(source: str, now: str | None) -> jinja2.Template:
         raise jinja2.TemplateError(message)
 
     def strftime_now(form: str) -> str:
-        return (datetime.fromisoformat(now) if now else datetime.now()).strftime(form)
+        return datetime.fromisoformat(now).strftime(form) if now else _today.tell(form)
 
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]

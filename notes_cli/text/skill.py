@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from notes_cli.documents import parse_yaml
 from notes_cli.errors import Help, SkillError, reason
+from notes_cli.images import SUFFIXES, Picture, looks_like_image, read_picture
 from notes_cli.text import names
 from notes_cli.text.fields import Field, Hole, clean_value, fences, fill, find_fields, within
 from notes_cli.text.keys import FIELD_NAME, field_name, is_name, listed
@@ -64,6 +64,7 @@ class Skill:
     runs: tuple[tuple[str, bool], ...] = ()
     # What of the file does not stay if it changes (stamp_of), as it was when the text was read; empty: not known.
     stamp: tuple[int, ...] = field(default=(), compare=False)
+    picture: Picture | None = None  # an image, for which `text` stands: equal texts are equal bytes
 
     @property
     def values(self) -> dict[str, str]:
@@ -81,7 +82,10 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     if str(source) == "-":
         if stdin is None:
             raise SkillError("nothing to read on standard input", "Pipe the text in, or name a file")
-        return parse_skill(_decode(stdin.read(MAX_BYTES + 1), "-"), source="-", default="stdin", name=name)
+        data = stdin.read(MAX_BYTES + 1)
+        if looks_like_image(data):
+            return _of_image(data, "-", name or "stdin")
+        return parse_skill(_decode(data, "-"), source="-", default="stdin", name=name)
     path = skill_file(source)
     try:
         with path.open("rb") as file:
@@ -91,6 +95,8 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
         raise SkillError(f"no such skill file: {path}") from None
     except OSError as error:
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
+    if looks_like_image(data) or path.suffix.lower() in SUFFIXES:
+        return replace(_of_image(data, str(path), name or path.stem), stamp=stamp)
     folder = path.absolute().parent.name if path.name.lower() == "skill.md" else ""
     skill = parse_skill(_decode(data, str(path)), source=str(path), default=folder or path.stem, name=name)
     skill = replace(skill, stamp=stamp)
@@ -104,6 +110,12 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     return skill
 
 
+def _of_image(data: bytes, source: str, name: str) -> Skill:
+    """A skill that is an image."""
+    picture = read_picture(data, source)
+    return Skill(_called(name, source), "", picture.text, (), source, picture=picture)
+
+
 def joined(skills: Sequence[Skill], name: str) -> Skill:
     """One skill of several: their texts in this order, so that what comes later is read after what comes before.
 
@@ -112,6 +124,8 @@ def joined(skills: Sequence[Skill], name: str) -> Skill:
     """
     values: dict[str, set[str]] = {}
     for skill in skills:
+        if skill.picture:
+            raise SkillError(f"{skill.source} is an image, and texts are joined", "Compile it on its own")
         for key, value in skill.values.items():
             values.setdefault(key, set()).add(value)
     several = sorted(one for one, found in values.items() if len(found) > 1)
@@ -174,7 +188,7 @@ def skill_file(source: str | Path) -> Path:
 
 
 def skill_sources(word: str) -> list[str]:
-    """The sources that a word of the user means: itself, or each skill in a folder of skills, sorted by name.
+    """The sources that a word of the user means: itself, or each skill and each image in a folder, sorted by name.
 
     Raise SkillError for a folder that is no skill and contains none.
     """
@@ -182,11 +196,13 @@ def skill_sources(word: str) -> list[str]:
     if word == "-" or not folder.is_dir() or _file_in(folder):
         return [word]
     try:
-        found = sorted(str(inside) for inside in folder.iterdir() if inside.is_dir() and _file_in(inside))
+        entries = list(folder.iterdir())
+        found = sorted(str(inside) for inside in entries if inside.is_dir() and _file_in(inside))
+        found += sorted(str(inside) for inside in entries if inside.is_file() and inside.suffix.lower() in SUFFIXES)
     except OSError as error:
         raise SkillError(f"cannot read {folder}: {reason(error)}") from error
     if not found:
-        raise SkillError(f"the folder {folder} has no SKILL.md, and no folder with one")
+        raise SkillError(f"the folder {folder} has no SKILL.md, no folder with one, and no image")
     return found
 
 
@@ -280,6 +296,8 @@ def _split(text: str, source: str) -> tuple[dict[str, Any], str]:
     if len(match["yaml"]) > MAX_HEADER:
         raise SkillError(f"{source}: the front matter is longer than {MAX_HEADER >> 10} KiB", "Move text below it")
     try:
+        from notes_cli.documents import parse_yaml  # needed where a text is read, not where it is spliced
+
         header = parse_yaml("\n" + match["yaml"])  # the line of --- counts in line numbers
     except ValueError as error:
         raise SkillError(f"{source}: the front matter is not valid YAML: {error}") from error

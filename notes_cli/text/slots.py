@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from notes_cli.errors import ModelError
-from notes_cli.text.messages import BETWEEN, Message, SkillPart, TextPart, ToolCall
+from notes_cli.text.messages import BETWEEN, ErratumPart, Message, TextPart, ToolCall
 from notes_cli.text.template import ChatTemplate, Rendered
 from notes_cli.text.untrusted import Way, as_given, between, marked, marker, without_marks
 
@@ -143,7 +143,7 @@ def _content(number: int, message: Message, way: Way = marked) -> tuple[str, lis
     mark = marker(number)
     if message.role != "tool":
         return mark, [mark]
-    parts = [part for part in message.parts if not isinstance(part, SkillPart)]
+    parts = [part for part in message.parts if isinstance(part, TextPart | ErratumPart)]
     if len(parts) < len(message.parts):
         mark += '"'  # a template that encodes results changes this marker: no skill can be put there
         return mark, [mark]

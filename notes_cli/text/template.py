@@ -8,17 +8,29 @@ through it, between marks: untrusted.py.) It knows no tokens and no skills.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from notes_cli.errors import ModelError
 from notes_cli.text.messages import checked_tools
-from notes_cli.text.rendering import RenderError, render
-from notes_cli.text.untrusted import Way, as_given, marked, marker, neutral, stretches, without_marks
+from notes_cli.text.rendering import RenderError, Rendering, code_stamp, render
+from notes_cli.text.untrusted import (
+    Way,
+    as_given,
+    marked,
+    marker,
+    neutral,
+    no_text,
+    sealed,
+    stretches,
+    unsealed,
+    without_marks,
+)
 
 Rendered = Mapping[str, Any]  # a message as templates take it: role, content, and what tools need
 
@@ -31,6 +43,17 @@ PLAIN = (
     "{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"
 )
 JOIN = "\n\n"  # between system content and question if a template has no system role
+_PLAIN = {"role", "content"}  # of a message without calls and results
+
+
+class Memory(Hashable, Protocol):
+    """What templates have rendered, from one process to the next (library/renderings.py)."""
+
+    def find(self, key: str) -> Rendering | None:
+        """What is known by that key, and would be the same now."""
+
+    def keep(self, key: str, rendering: Rendering) -> None:
+        """Remember one more."""
 
 
 class ChatTemplate:
@@ -38,7 +61,7 @@ class ChatTemplate:
 
     `source` is the Jinja text, empty for a model without one (then PLAIN); `bos` and `eos` are the texts of
     those tokens; `options` are variables a template may know (such as enable_thinking); `now` fixes the
-    date that some templates print; `name` is used in errors.
+    date that some templates print; `name` is used in errors; `memory` saves rendering the same again.
 
     Methods that render raise ModelError, in one line, if the source is not valid Jinja, fails, or takes more than
     rendering.py allows.
@@ -53,8 +76,10 @@ class ChatTemplate:
         options: Mapping[str, object] | None = None,
         now: datetime | None = None,
         name: str = "the model's chat template",
+        memory: Memory | None = None,
     ) -> None:
         self.name = name
+        self._memory = memory
         self.eos = eos
         self._source, self._now = source or PLAIN, now
         self._known = {
@@ -174,8 +199,11 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Rendered], add_generation_prompt: bool) -> str:
         talk = {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
+        # Markers alone are remembered: tools, calls and results are texts of somebody.
+        plain = self._known["tools"] is None and all(m.keys() == _PLAIN and no_text(m["content"]) for m in messages)
+        memory = self._memory if plain else None
         try:
-            return _rendered(self._source, json.dumps(self._known | talk), self._now, int(time.time()))
+            return _rendered(self._source, json.dumps(self._known | talk), self._now, int(time.time()), memory)
         except RenderError as error:
             raise ModelError(f"{self.name} {error}") from error
 
@@ -195,10 +223,20 @@ class ChatTemplate:
 
 
 @lru_cache(maxsize=32)
-def _rendered(source: str, variables: str, now: datetime | None, _second: int) -> str:
+def _rendered(source: str, variables: str, now: datetime | None, _second: int, memory: Memory | None) -> str:
     """What a template renders of variables in JSON. As markers stand for texts, it is the same for many questions;
     after a second it is rendered again, as some templates tell the time."""
-    return render(source, json.loads(variables), now)
+    seal = sealed(variables) if memory and code_stamp() else None
+    if memory is None or seal is None:
+        return render(source, json.loads(variables), now).result
+    key = hashlib.sha256(repr((code_stamp(), source, seal, now)).encode(errors="replace")).hexdigest()
+    if found := memory.find(key):
+        return found._replace(text=unsealed(found.text), error=unsealed(found.error)).result
+    found = render(source, json.loads(variables), now)
+    text, error = sealed(found.text), sealed(found.error)
+    if found.steady and text is not None and error is not None:
+        memory.keep(key, found._replace(text=text, error=error))
+    return found.result
 
 
 def _folded(messages: Sequence[Rendered]) -> Sequence[Rendered]:

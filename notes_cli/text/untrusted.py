@@ -24,6 +24,8 @@ MAX_DEPTH = 64
 _DOUBTFUL = re.compile(r"[^\w\s!-/:;=?@\\^_`~]")
 _MARKED = re.compile(f"({OPEN}|{CLOSE})")
 _AROUND = re.compile(rf"NOTES{_SECRET}(?:open|shut|(?:begin|end)\d+x)")
+_NO_TEXT = re.compile(rf"(?:NOTES{_SECRET}text\d+x|\s)*")
+_SEAL = "\ue000"  # what is kept in the place of the secret, in private use: nothing else may be that
 
 
 def marker(number: int, kind: str = "text") -> str:
@@ -107,3 +109,18 @@ def stretches(text: str) -> list[tuple[str, bool]] | None:
 def is_left(text: str) -> bool:
     """Whether a part of a mark or of a marker is left in a text without them."""
     return _SECRET in text
+
+
+def no_text(content: object) -> bool:
+    """Whether this is nothing but markers of texts."""
+    return isinstance(content, str) and _NO_TEXT.fullmatch(content) is not None
+
+
+def sealed(text: str) -> str | None:
+    """The text with its marks as any process would know them; None where they could not be told from the rest."""
+    return None if _SEAL in text else text.replace(_SECRET, _SEAL)
+
+
+def unsealed(text: str) -> str:
+    """What was sealed, with marks of this process."""
+    return text.replace(_SEAL, _SECRET)

@@ -1,0 +1,131 @@
+"""`notes bench`: how fast a splice is on a model and a machine, beside the limit and beside what it saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.listening import listening
+from notes_cli.commands.options import Number, model_options, open_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from notes_cli.measure.speed import Length, Speed, Times
+
+
+class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """Numbers of tokens, separated by commas."""
+
+    name = "n,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        each = Number(1)
+        return tuple(int(each.convert(one.strip(), param, ctx)) for one in str(value).split(","))
+
+
+@click.command()
+@click.option(
+    "--tokens",
+    type=Lengths(),
+    default="1024,4096",
+    show_default=True,
+    metavar="N,...",
+    help="Lengths of the skills. One that there is no memory for is left out.",
+)
+@click.option("--runs", type=Number(2, 1000), default=5, show_default=True, help="How often each is measured.")
+@click.option("--question", type=Number(1), default=16, show_default=True, help="Tokens of the question.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw a picture: .png or .svg.")
+@model_options
+def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot: Path | None, **model: Any) -> None:
+    """Measure how fast a splice is here, beside a memcpy and a prefill.
+
+    For each length: a splice, from the file to the cache with every byte checked, beside a memcpy of the bytes that it
+    puts there, which is the limit; a question after it, to its first token, beside the same on a cache that is hot; a
+    prefill of the same tokens; the tokens of an answer. They take turns, so that a busy machine slows them alike.
+    Figures are medians, with the shortest and the longest; ratios are medians of those of each turn. The file is in the
+    page cache. Prefills of a length that take more than a minute in all are not repeated as often.
+
+    \b
+    Examples:
+      notes bench
+      notes bench -m model.gguf --tokens 1024,4096,16384 --plot speed.svg
+      notes bench -m model.gguf -fa off --json
+    """
+    from notes_cli.commands.plot import check_plot, write_speed
+    from notes_cli.measure.speed import Benching
+
+    if plot:
+        check_plot(plot)
+    with open_model(quiet=json_, **model) as opened:
+        speed = opened.bench(Benching(tokens, runs, question), listener=listening(json_))
+    try:
+        if plot:
+            write_speed(plot, speed)
+    finally:  # what was measured is not lost with the picture
+        if json_:
+            output.as_json({"version": 1, **_as_json(speed)})
+        else:
+            _print(speed)
+
+
+def _print(speed: Speed) -> None:
+    threads = "1 thread" if speed.threads == 1 else f"{speed.threads} threads"
+    output.result(f"{speed.model}: {threads}, K/V {speed.cache}, flash attention {speed.flash_attention}\n")
+    lines: list[tuple[str, Callable[[Length], str]]] = [
+        ("K/V in the cache", lambda one: output.human_size(one.cached)),
+        ("memcpy of as many bytes", lambda one: _times(one.memcpy)),
+        ("splice from the file", lambda one: _times(one.splice)),
+        ("  times the memcpy", lambda one: f"{one.splice.over(one.memcpy):.2f}"),
+        (f"question of {speed.wanted.question} tokens after it", lambda one: _times(one.question)),
+        ("  times that on a hot cache", lambda one: f"{one.question.over(one.hot):.2f}"),
+        ("prefill of the same tokens", lambda one: _times(one.prefill)),
+        ("  times the splice", lambda one: f"{one.prefill.over(one.splice):,.0f}"),
+        ("answer, tokens a second", lambda one: f"{1 / one.token.median:.1f}"),
+    ]
+    columns = ("", *(f"{one.tokens:,} tokens" for one in speed.lengths))
+    output.table(columns, [(what, *map(cell, speed.lengths)) for what, cell in lines], right=columns[1:])
+
+
+def _times(times: Times) -> str:
+    """The median, and the shortest and longest, in one unit."""
+    if times.median < 1:
+        return f"{1000 * times.median:.1f} ms ({1000 * times.low:.1f} to {1000 * times.high:.1f})"
+    return f"{times.median:.1f} s ({times.low:.1f} to {times.high:.1f})"
+
+
+def _as_json(speed: Speed) -> dict[str, Any]:
+    return {
+        "model": speed.model,
+        "threads": speed.threads,
+        "flash_attention": speed.flash_attention,
+        "cache": speed.cache,
+        "question": speed.wanted.question,
+        "written": speed.wanted.written,
+        "lengths": [_length(one) for one in speed.lengths],
+        "left_out": [{"tokens": one.tokens, "why": one.why} for one in speed.left_out],
+    }
+
+
+def _length(one: Length) -> dict[str, Any]:
+    work = ("memcpy", "splice", "question", "hot", "prefill", "token")
+    return {
+        "tokens": one.tokens,
+        "cache_bytes": one.cached,
+        "file_bytes": one.stored,
+        **{name: _spread(getattr(one, name)) for name in work},
+        "splice_over_memcpy": one.splice.over(one.memcpy),
+        "question_over_hot": one.question.over(one.hot),
+        "prefill_over_splice": one.prefill.over(one.splice),
+        "tokens_per_second": 1 / one.token.median,
+    }
+
+
+def _spread(times: Times) -> dict[str, Any]:
+    return {"median": times.median, "low": times.low, "high": times.high, "runs": len(times.seconds)}
