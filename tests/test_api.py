@@ -93,6 +93,18 @@ def test_ask_is_that_of_the_runtime(model: notes.Model, skill: Skill) -> None:
     assert plan.counts == replace(wanted.counts, total=plan.counts.total, decoded=plan.counts.decoded, erratum=0)
 
 
+def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
+    """A path is as good as its words, alone and in a batch; one that is no list of them is said to be none."""
+    path = tmp_path / "note.txt"
+    path.write_text("Answer in one word, and be brief about it.")
+    answers = [str(model.ask(QUESTION, splice=[given], decode=[str(path)], limit=3)) for given in (path, str(path))]
+    assert answers[0] == answers[1]
+    assert [str(one) for one in model.ask_many([QUESTION], splice=[path], limit=3)]
+    for how in ({"splice": str(path)}, {"images": str(path)}, {"errata": "date=2026-07-01"}):
+        with pytest.raises(NotesError, match="and not a list"):
+            model.ask(QUESTION, **how)  # type: ignore[arg-type]
+
+
 def test_methods_by_name(model: notes.Model, skill: Skill) -> None:
     """A method is a text, a Method, or "auto"; one that there is not is refused."""
     segment, values = model.compile(skill), {"date": "2026-07-01"}

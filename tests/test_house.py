@@ -25,6 +25,7 @@ PAGES = [
     "devices",
     "first-ten-minutes",
     "format",
+    "images",
     "index",
     "json",
     "limits",
@@ -32,7 +33,7 @@ PAGES = [
     "python",
     "recipes",
 ]
-PAGES += ["serving", "sessions", "skills", "trust", "your-model"]
+PAGES += ["race", "serving", "sessions", "skills", "trust", "your-model"]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in PAGES))
 
 # Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
@@ -49,7 +50,7 @@ LEVELS = (
     "sessions",
     "runtime",
 )
-LEVELS += ("editing library", "text engine", "config", "documents", "errors lib")
+LEVELS += ("editing library", "text engine", "config", "shipped", "documents images", "errors lib")
 
 # Who alone may import these: paths are handed in below `runtime`, and bindings stay in the engine.
 ONLY = {
@@ -61,6 +62,7 @@ ONLY = {
     "jinja2": {"text"},
     "matplotlib": {"commands"},
     "yaml": {"documents"},
+    "PIL": {"images"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},

@@ -94,6 +94,8 @@ def test_what_is_typed_prints_what_is_shown(page: Path, user: Path, make_model: 
         stores.ollama(root, "registry.ollama.ai/library/qwen3/0.6b", stores.manifest(root, model))
     if page.name == "README.md":
         shutil.copytree(ROOT / "skills", user / "work" / "skills")
+    if page.name == "images.md":
+        shutil.copytree(ROOT / "docs" / "images", user / "work" / "photos")
     todo = [step for block in blocks(page, "console") for step in steps(block)]
     found = played([command for command, _ in todo], user)
     assert len(found) == len(todo)

@@ -6,6 +6,7 @@ does not show. A copy with other metadata, or with more layers, shows it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,18 @@ def zoo_model(name: str) -> Path:
 
 
 def variant(
-    name: str, path: Path, overrides: dict[str, Any], layers: int = 0, shapes: dict[str, tuple[int, ...]] | None = None
+    name: str,
+    path: Path,
+    overrides: dict[str, Any],
+    layers: int = 0,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    fill: Mapping[str, float] | None = None,
 ) -> Path:
     """Write a copy of a zoo model whose metadata is as `overrides` say, keys without the architecture's name.
 
     With `layers` it has as many: those it has, then its last one again and again. Lists of one value a layer go round.
     `shapes`: what tensors must be like to go with it, by the end of their names; their numbers are repeated or cut.
+    `fill`: tensors, by their names without `.weight` and the like, all of whose numbers are this one.
     """
     source = gguf.GGUFReader(zoo_model(name))
     architecture = source.fields["general.architecture"].contents()
@@ -54,11 +61,13 @@ def variant(
     last = f"blk.{had - 1}."
     for tensor in source.tensors:
         shape = next((shape for end, shape in (shapes or {}).items() if tensor.name.endswith(end)), tensor.data.shape)
+        number = (fill or {}).get(tensor.name, (fill or {}).get(tensor.name.rpartition(".")[0]))
+        data = tensor.data if number is None else np.full_like(tensor.data, number)
         names = [tensor.name]
         if tensor.name.startswith(last):
             names += [f"blk.{layer}.{tensor.name.removeprefix(last)}" for layer in range(had, layers)]
         for each in names:
-            writer.add_tensor(each, np.resize(tensor.data, shape), raw_dtype=tensor.tensor_type)
+            writer.add_tensor(each, np.resize(data, shape), raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -11,9 +11,9 @@ from bench import wheel
 
 LIB = "notes_cli/lib/"
 WHOLE = [
-    *(f"{LIB}lib{name}.so" for name in ("notes-llama", "notes-ggml", "notes-ggml-base")),
+    *(f"{LIB}lib{name}.so" for name in ("notes-llama", "notes-mtmd", "notes-ggml", "notes-ggml-base")),
     *(f"{LIB}libggml-cpu-{name}.so" for name in ("x64", "haswell", "zen4")),
-    *(f"{LIB}{name}.py" for name in ("__init__", "llama_cpp", "_ctypes_extensions")),
+    *(f"{LIB}{name}.py" for name in ("__init__", "llama_cpp", "mtmd_cpp", "_ctypes_extensions")),
     *(f"{LIB}LICENSE.{name}" for name in ("llama.cpp", "llama-cpp-python", "xxhash")),
     *(f"notes_cli/engine/part{number}.py" for number in range(50)),
     *("notes_cli/models/notes-tiny-q8_0.gguf", "notes_cli/prompts/errata.yaml", "notes_cli/skills/returns/SKILL.md"),

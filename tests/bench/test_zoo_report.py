@@ -40,8 +40,8 @@ def test_what_fails(change: zoo.Line, fails: bool) -> None:
 def test_the_page_marks_what_was_amplified() -> None:
     """In the row of the model, by operation; controls that cannot show anything have a column of their own."""
     text = zoo.report([LINE, {**LINE, "model": "n", "amplified": ["splice"], "blind": ["no rotation"]}])
-    assert "| m | exact | exact | exact | 1e-06 | 1e-06 |  |" in text
-    assert "| n | exact* | exact | exact | 1e-06 | 1e-06 |  |" in text
+    assert "| m | exact | exact | exact | exact | 1e-06 | 1e-06 |  |" in text
+    assert "| n | exact* | exact | exact | exact | 1e-06 | 1e-06 |  |" in text
     assert "| no rotation | f16 | 1 | 1: n | 0 |" in text
 
 

@@ -212,26 +212,31 @@ def test_choices(notes: Notes, compiled: Path, choices: str) -> None:
 
 def test_no_splice_prefills_the_same_tokens(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--no-splice decodes all, the very token ids of the spliced prompt, and decides alike."""
-    seen: list[list[int]] = []
-    splice, append = Context.splice, Context.append
+    seen: list[dict[int, int]] = []  # by position
+    splice, append, rewrite = Context.splice, Context.append, Context.rewrite
 
     def spliced(self: Context, sequence: int, position: int, tokens: Any, *rest: Any, **more: Any) -> None:
-        seen[-1] += list(map(int, tokens))
+        seen[-1] |= {position + number: int(token) for number, token in enumerate(tokens)}
         splice(self, sequence, position, tokens, *rest, **more)
 
     def appended(self: Context, tokens: dict[int, Any], *rest: Any) -> None:
-        seen[-1] += list(map(int, tokens[0]))
+        seen[-1] |= {self.length(0) + number: int(token) for number, token in enumerate(tokens[0])}
         append(self, tokens, *rest)
+
+    def rewritten(self: Context, sequence: int, positions: list[int], tokens: Any, *rest: Any) -> None:
+        seen[-1] |= {position: int(token) for position, token in zip(positions, tokens, strict=True)}
+        rewrite(self, sequence, positions, tokens, *rest)
 
     monkeypatch.setattr(Context, "splice", spliced)
     monkeypatch.setattr(Context, "append", appended)
+    monkeypatch.setattr(Context, "rewrite", rewritten)
     ask = ("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--json", "-n", 1)
     results = []
     for extra in ((), ("--no-splice",)):
-        seen.append([])
+        seen.append({})
         results.append(notes(*ask, *extra).json)
     total = results[0]["tokens"]["total"]
-    assert seen[0][:total] == seen[1][:total] and len(seen[0]) >= total
+    assert [seen[0][place] for place in range(total)] == [seen[1][place] for place in range(total)]
     assert results[1]["tokens"]["spliced"] == results[1]["tokens"]["seam"] == 0
     assert results[1]["tokens"]["decoded"] == total
     assert results[0]["answer"] == results[1]["answer"]

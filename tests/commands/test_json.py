@@ -26,6 +26,7 @@ TYPES = {
     "null": (type(None),),
     "object": (dict,),
     "array of strings": (list,),
+    "array of objects": (list,),
     "array of 2 integers": (list,),
     "array of integers": (list,),
 }
@@ -63,6 +64,7 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("ask --json", ["ask", "Why?", "--session", "mine", "-n", "2", "--json"]),
         ("calibrate --json", ["calibrate", "-n", "2", "--json"]),
         ("probe --json", ["probe", RETURNS, "-m", str(shipped_model()), "--field", "tier=silver", *ASKED, "--json"]),
+        ("bench --json", ["bench", "-m", str(shipped_model()), "--tokens", "8", "--runs", "2", "--json"]),
         ("session ls --json", ["session", "ls", "--json"]),
         ("session show --json", ["session", "show", "mine", "--json"]),
         ("verify --field --json", ["verify", "returns", "--field", "tier=b", "--method", "all", "--json"]),

@@ -40,13 +40,19 @@ def cases(tmp_path: Path, manual: Path) -> Path:
     return path
 
 
+def kept(home: Path) -> dict[str, bytes]:
+    """What a user has there: neither locks nor what chat templates have rendered, which may be lost."""
+    passing = (".lock", "renderings.json")
+    return {name: data for name, data in snapshot(home).items() if not name.endswith(passing)}
+
+
 def test_beyond_the_trained_context(
     notes: Notes, short: Path, skill: Path, manual: Path, cases: Path, home: Path
 ) -> None:
     """Compiled, asked, continued, verified, calibrated, probed: each says how long it is and what can be done."""
     assert notes("compile", skill).code == 0
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
-    before = {name: data for name, data in snapshot(home).items() if not name.endswith(".lock")}
+    before = kept(home)
     long = "Why? " * 120
     for arguments in (
         ("compile", manual),
@@ -70,7 +76,7 @@ def test_beyond_the_trained_context(
         outcome = notes(*arguments)
         assert outcome.code == 1 and outcome.err.count("\n") == 1, (arguments, outcome)
         assert "but tiny llama was trained for 512" in outcome.err and "--beyond-trained" in outcome.err
-    assert {name: data for name, data in snapshot(home).items() if not name.endswith(".lock")} == before
+    assert kept(home) == before
 
 
 def test_what_the_line_suggests_works(notes: Notes, short: Path, manual: Path, home: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from notes_cli.runtime.compiling import UNCAPTURED, UNTRUSTED
 
 from .conftest import TEXT, Notes, run_here
 
 SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
 LEFT = len("system\n") + 1
 REASONS = {
-    "lfm2": "this model has recurrent layers, and their state cannot be moved",
-    "mamba": "this model has recurrent layers, and their state cannot be moved",
+    "lfm2": UNTRUSTED,
+    "mamba": UNTRUSTED,
     "gpt2": "this model learned a vector for every absolute position, so its rows belong where they were computed",
 }
 ASK = ("ask", "Why?", "--splice", "returns")
@@ -136,5 +139,30 @@ def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
 def test_doctor_says_what_the_model_cannot(notes: Notes, kind: str) -> None:
     """What it can, restore among it, and why not splice."""
     found = notes("doctor", "--json").json
-    assert found["no splice"] == REASONS[kind]
+    recurrent = kind != "gpt2"
+    assert found["no splice"] == (
+        "this model has recurrent layers, and their state cannot be moved" if recurrent else REASONS[kind]
+    )
     assert "restore" in found["model can"] and "splice" not in found["model can"]
+    assert ("carry" in found["model can"]) == recurrent
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "mamba"], indirect=True)
+def test_a_state_is_carried_where_that_is_asked_for(notes: Notes, compiled: Path, skill: Path) -> None:
+    """Captured by a compile that is told so, told by inspect and --explain, and taken back by --no-carry."""
+    ask = (*ASK, "-s", "Be kind.", "--explain", "--json")
+    (piece,) = [one for one in notes(*ask, "--carry").json["pieces"] if one["name"] == "returns"]
+    assert piece["how"] == "decoded" and piece["why"].endswith(UNCAPTURED)
+    told = notes("compile", skill, "--carry").err
+    assert UNCAPTURED in told and "the state of recurrent layers carried through it" in told
+    assert "up to date" in notes("compile", skill, "--carry").err
+    assert "up to date" in notes("compile", skill).err  # what is there more is no reason
+    (shown,) = notes("inspect", "returns", "--json").json
+    assert re.search(r"; [0-9.]+ kB to carry it elsewhere, after a seam of 16 tokens$", shown["rows"])
+    assert shown["compiled_at"] == f"position {LEFT}, after {LEFT} tokens"
+    seam, rest = [one for one in notes(*ask, "--carry").json["pieces"] if one["name"] == "returns"]
+    assert (seam["how"], seam["tokens"], rest["how"]) == ("seam", 16, "spliced")
+    assert rest["why"].endswith("recurrent state carried through")
+    for extra in ((), ("--no-carry",)):
+        (piece,) = [one for one in notes(*ask, *extra).json["pieces"] if one["name"] == "returns"]
+        assert piece["how"] == "decoded" and piece["why"].endswith(UNTRUSTED)

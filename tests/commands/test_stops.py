@@ -145,6 +145,56 @@ notebook.Notebook.flush = dying
     assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
 
 
+# Raises a signal in Python that C calls, which then forgets what was raised there, as much of C does.
+FORGOTTEN = """
+import ctypes, os, signal
+import notes_cli.engine.notebook as notebook
+class Deaf:
+    def __getattr__(self, name):
+        os.kill(os.getpid(), signal.{signal})
+flush = notebook.Notebook.flush
+def forgetting(self, *given):
+    notebook.Notebook.flush = flush
+    assert not ctypes.pythonapi.PyObject_HasAttrString(ctypes.py_object(Deaf()), b"any")
+    return flush(self, *given)
+notebook.Notebook.flush = forgetting
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_where_c_forgets_it(model: Path, number: signal.Signals) -> None:
+    """Nobody is told that it was lost there: it comes again."""
+    done = told(FORGOTTEN.format(signal=number.name), *ENDLESS)
+    right = {signal.SIGINT: (130, "notes: interrupted\n"), signal.SIGTERM: (-number, "notes: terminated\n")}
+    assert (done.returncode, done.stderr) == right[number]
+
+
+def test_what_is_put_away_is_not_interrupted_again(model: Path) -> None:
+    """An interrupt that is on its way does not come again, however long a cleanup takes, in a generator's too."""
+    code = """
+import os, signal, sys, time
+import notes_cli.runtime.workspace as workspace
+def cleanup():
+    try:
+        yield
+    finally:
+        time.sleep(0.2)
+        sys.stderr.write("cleaned\\n")
+closed = []
+def close(self):
+    if not closed:
+        closed.append(self)
+        going = cleanup()
+        next(going)
+        going.close()
+workspace.Workspace.close = close
+import notes_cli.engine.notebook as notebook
+notebook.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.SIGINT)
+"""
+    done = told(code, "ask", "Why?")
+    assert (done.returncode, done.stderr) == (130, "cleaned\nnotes: interrupted\n")
+
+
 # llama.cpp computes without end, and no signal wakes it: a mutex that is locked already, waited for outside of Python.
 ENDLESS_COMPUTATION = """
 import ctypes, os, signal, threading
@@ -268,6 +318,7 @@ def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Pa
 
 def test_a_closed_stream_is_no_file_of_ours(model: Path, skill: Path, home: Path) -> None:
     """With stdout and stderr closed, nothing that is printed ends up in a file that was opened in their place."""
+    os.utime(skill, (2**32, 2**32))  # of a file that may still change no stamp is kept, now and later
     whole = run_apart("compile", skill, "-v")
     assert whole.code == 0
     before = snapshot(home / "library")

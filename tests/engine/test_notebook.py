@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from reference import nmse
 
+from notes_cli.engine import native
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.notebook import WAITING, Notebook
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
@@ -97,6 +99,142 @@ def test_a_splice_where_it_was_compiled_is_exact(notebook: Notebook, segment: Se
     prefilled.append([*LEFT, *SKILL, *ASK])
     np.testing.assert_allclose(spliced, prefilled.logits(), atol=0.05 * float(np.abs(spliced).max()))
     assert notebook.pieces[1].reason is Reason.UNMOVED
+
+
+def rows_of(notebook: Notebook) -> list[np.ndarray]:
+    """K and V of all layers."""
+    found = notebook.context.read(notebook.sequence, 0, len(notebook), base=0)
+    return [part for layer in found for part in (layer.k, layer.v)]
+
+
+def close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
+    return max(nmse(one, other) for one, other in zip(found, expected, strict=True)) < 1e-5
+
+
+def assembled(context: Context, segment: Segment, *, later: bool, seam: int = 2) -> Notebook:
+    """A text and the segment twice, each behind other tokens than it was compiled after."""
+    notebook = Notebook(context)
+    notebook.append([1, 2, 3])
+    notebook.splice(segment, seam=seam, later=later)
+    notebook.append([4, 5])
+    notebook.splice(segment, seam=seam, later=later)
+    return notebook
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The hooks that computed."""
+    calls: list[str] = []
+    hook = native._hook
+
+    def counting(name: str, arguments: tuple[Any, ...]) -> Any:
+        if name in ("notes_append", "notes_rewrite"):
+            calls.append(name)
+        return hook(name, arguments)
+
+    monkeypatch.setattr(native, "_hook", counting)
+    return calls
+
+
+@pytest.mark.parametrize("asked", [ASK, np.arange(20, 80, dtype=np.int32)])
+def test_what_precedes_a_splice_is_decoded_with_what_follows(
+    context: Context, segment: Segment, counted: list[str], asked: np.ndarray
+) -> None:
+    """In one pass: rows and logits are those of decoding it first, and so is what can be told of the pieces."""
+    first, waiting = (assembled(context, segment, later=later) for later in (False, True))
+    for notebook in (first, waiting):
+        counted.clear()
+        notebook.append(asked, "question")
+        notebook.logits()
+    assert counted == ["notes_rewrite"]
+    assert waiting.pieces == first.pieces and len(waiting) == len(first) == context.length(waiting.sequence)
+    assert close(rows_of(waiting), rows_of(first))
+    assert close([waiting.logits()], [first.logits()])
+    wrong = Notebook(context)  # the control: what precedes the skill is seen
+    wrong.append([3, 2, 1])
+    wrong.splice(segment, seam=2)
+    wrong.append([5, 4])
+    wrong.splice(segment, seam=2)
+    wrong.append(asked)
+    assert not close([wrong.logits()], [first.logits()])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda book: book.flush(),
+        lambda book: book.share().close(),
+        lambda book: book.read(0, 2, "f16"),
+        lambda book: book.set_aside(len(book) - 1),
+        lambda book: book.truncate(len(book) - 1),
+        lambda book: book.lookahead([7, 8]),
+        lambda book: book.rewrite([20], np.array([9], np.int32)),
+    ],
+)
+def test_rows_that_wait_are_there_for_whoever_needs_them(
+    context: Context, segment: Segment, use: Callable[[Notebook], object]
+) -> None:
+    """Nothing that looks at rows finds vacant ones."""
+    first, waiting = (assembled(context, segment, later=later) for later in (False, True))
+    for notebook in (first, waiting):
+        use(notebook)
+        notebook.append(ASK)
+        notebook.logits()
+    assert waiting.tokens.tolist() == first.tokens.tolist()
+    assert close(rows_of(waiting), rows_of(first))
+    assert close([waiting.logits()], [first.logits()])
+
+
+def test_cut_off_before_it_was_decoded(context: Context, segment: Segment) -> None:
+    """What waited and is cut off is never decoded, and other tokens take its place."""
+    notebook = assembled(context, segment, later=True)
+    notebook.truncate(0)
+    notebook.append([*LEFT, *ASK])
+    plain = Notebook(context)
+    plain.append([*LEFT, *ASK])
+    assert close([notebook.logits()], [plain.logits()])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, EngineError])
+def test_stopped_while_all_of_it_is_decoded(
+    context: Context, segment: Segment, monkeypatch: pytest.MonkeyPatch, when: str, error: type[BaseException]
+) -> None:
+    """No row that is none stays, what was to be decoded still is, and the next time it is right."""
+    first, waiting = (assembled(context, segment, later=later) for later in (False, True))
+    for notebook in (first, waiting):
+        notebook.append(ASK)
+    rewrite = context.rewrite
+
+    def stopped(*given: Any) -> None:
+        if when == "after":
+            rewrite(*given)
+        raise error("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "rewrite", stopped)
+        with pytest.raises(error):
+            waiting.logits()
+    assert waiting.pending == list(ASK) and waiting.intact
+    assert context.length(waiting.sequence) == len(waiting) - len(ASK)
+    assert close([waiting.logits()], [first.logits()])
+    assert close(rows_of(waiting), rows_of(first))
+
+
+def test_many_tokens_do_not_wait(notebook: Notebook, segment: Segment, counted: list[str]) -> None:
+    """They take as long by themselves, and a text after the skill may be shorter than they are."""
+    notebook.append(np.arange(100, 101 + WAITING))
+    notebook.splice(segment, later=True)
+    assert counted == ["notes_append"] and not notebook.vacant
+
+
+def test_without_room_they_are_decoded_by_themselves(context: Context, segment: Segment, counted: list[str]) -> None:
+    """One pass takes one cell more than the tokens do."""
+    waiting = assembled(context, segment, later=True)
+    waiting.append(np.arange(context.room(waiting.sequence) - len(waiting.vacant)) % 200)
+    waiting.logits()
+    assert counted[0] == "notes_rewrite" and set(counted[1:]) == {"notes_append"}
+    assert context.length(waiting.sequence) == len(waiting)
 
 
 def test_a_spliced_row_has_no_logits(notebook: Notebook, segment: Segment) -> None:

@@ -325,10 +325,9 @@ def test_a_failed_move(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     book = written(load())
     splice = Context.splice
 
-    def broken(self: Context, sequence: int, position: int, tokens: Any, layers: Any, base: int) -> None:
-        splice(
-            self, sequence, position, tokens, [replace(rows, v=np.full_like(rows.v, np.nan)) for rows in layers], base
-        )
+    def broken(self: Context, sequence: int, position: int, tokens: Any, layers: Any, base: int, **how: Any) -> None:
+        rows = [replace(one, v=np.full_like(one.v, np.nan)) for one in layers]
+        splice(self, sequence, position, tokens, rows, base, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(Context, "splice", broken)

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError, NotesError
+from notes_cli.library.container import open_stored, write_segment
 
-from ..conftest import MakeModel
+from ..conftest import MakeModel, MakeSegment
 from ..zoo import MODELS
 
 PROGRAM = MODELS.parent / "bin" / "ggml-rpc-server"
@@ -186,6 +188,40 @@ def test_messages_are_counted(make_model: MakeModel, server: Server, flash: str)
         assert spliced == {"set_tensor": 2 * each, "get_tensor": 2 * each}
         assert same(context.read(2, 0, length, base=0, dtype="f32"), other)
         assert same(context.read(0, 0, length, base=0), rows)
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_rows_of_several_buffers_from_a_file(
+    make_model: MakeModel, make_segment: MakeSegment, server: Server, tmp_path: Path, flash: str
+) -> None:
+    """An odd number of rows, by two threads whose buffers take turns: what is there is what is here, in one message a
+    buffer."""
+    length, width, buffer, line = 4133, 1024, 4 << 20, 32
+    random = np.random.default_rng(9)
+
+    def rows() -> np.ndarray:
+        return random.standard_normal((length, width), np.float32).astype("f2")
+
+    layers = tuple(LayerRows(number, rows(), rows()) for number in range(2))
+    tokens = np.zeros(length, np.int32)
+    write_segment(tmp_path / "a.gguf", replace(make_segment(), tokens=tokens, fields=(), layers=layers))
+    found = []
+    for rpc in ((), [server.address]):
+        path = make_model("qwen3", layers=2, embd=width, heads=32, kv_heads=32)
+        with (
+            Model(path, rpc=rpc) as model,
+            Context(model, replace(options(flash), n_ctx=length + 256, n_threads=2)) as context,
+        ):
+            segment = open_stored(tmp_path / "a.gguf")
+            context.append({0: MORE})
+            context.read(0, 0, 1, base=0)  # an answer tells that all before came
+            before = server.messages()
+            context.splice(0, len(MORE), tokens, segment.layers, segment.base)
+            found.append(context.read(0, 0, len(MORE) + length, base=0, dtype="f32"))
+            sent = server.messages() - before
+    assert same(found[1], found[0])
+    buffers = -(-length // ((buffer // (2 * width) - line) // line * line))
+    assert buffers > 2 and sent["set_tensor"] == 2 * (buffers + (1 if flash == "off" else buffers))
 
 
 def written(folder: Path, name: str = "skill") -> Path:

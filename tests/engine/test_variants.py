@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from reference import nmse
 
 from bench.zoo_model import BASE, TARGET, TOKENS, Case, Errors
+from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.errors import UnsupportedError
 
@@ -177,3 +179,14 @@ def test_half_a_block_apart_is_wrong(load_zoo: LoadZoo) -> None:
     case = Case(load_zoo("minimax-m3-moe", {"attention.indexer.top_k": 2}), ("f32", "plain", "on", "one"))
     here, blocks, between = (case.decoded(position)[1] for position in (4, 40, 42))
     assert nmse(blocks, here) < 5e-6 < nmse(between, here) / 4
+
+
+def test_logits_of_the_token_that_was_asked_for(load_zoo: LoadZoo) -> None:
+    """CogVLM's graph computed those of all tokens, and gave the first one's for the last one's."""
+    tokens = np.arange(7, 17, dtype=np.int32)
+    with Context(load_zoo("cogvlm-dense"), ContextOptions(n_ctx=64, n_threads=1)) as context:
+        context.append({0: tokens}, "all")
+        last = context.logits(-1)
+        context.truncate(0, 0)
+        context.append({0: tokens}, "last")
+        np.testing.assert_allclose(context.logits(-1), last, atol=1e-5)

@@ -42,10 +42,10 @@ def names(lines: Iterable[zoo.Line], operation: str, word: str) -> set[str]:
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_nothing_is_wrong(lines: dict[str, list[zoo.Line]], kind: str) -> None:
     """Splice, restore and rewrite give what decoding gives, or are refused with a reason."""
-    assert len(lines[kind]) == 128 + len(zoo_more.ARCHITECTURES)
+    assert len(lines[kind]) == 128 + len(zoo_more.ARCHITECTURES) + len(zoo_more.RECURRENT)
     for operation in zoo.OPERATIONS:
         assert names(lines[kind], operation, "wrong") == set()
-    assert all(line["why"] for line in lines[kind] if line["splice"] == "refused")
+    assert all(line["why"] for line in lines[kind] if "exact" not in (line["splice"], line["carry"]))
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
@@ -63,6 +63,8 @@ def test_how_many(lines: dict[str, list[zoo.Line]]) -> None:
     ours = {f"{arch}-dense" for arch in zoo_more.ARCHITECTURES}
     assert len(names(ordinary, "splice", "exact") - ours) == 97
     assert ours <= names(ordinary, "splice", "exact")
+    assert len(names(ordinary, "carry", "exact")) == 19 + len(zoo_more.RECURRENT)  # hybrids, and recurrent layers alone
+    assert names(ordinary, "carry", "refused") == {"deepseek4-moe"}  # its memory is of another kind
     assert names(ordinary, "restore", "refused") == {
         *("deepseek4-moe", "dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe"),
     }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from notes_cli.library import atomic
 from notes_cli.library.atomic import replacing
 
 
@@ -39,7 +39,7 @@ def test_what_is_being_written_stays(tmp_path: Path) -> None:
 
 def test_a_file_swept_before_it_was_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process may sweep between creation and lock: then there is another file, of mode 0600 as ever."""
-    make, made = atomic.tempfile.mkstemp, []
+    make, made = tempfile.mkstemp, []
 
     def mkstemp(**options: object) -> tuple[int, str]:
         handle, name = make(**options)  # type: ignore[call-overload]
@@ -48,7 +48,7 @@ def test_a_file_swept_before_it_was_locked(tmp_path: Path, monkeypatch: pytest.M
         made.append(name)
         return handle, name
 
-    monkeypatch.setattr(atomic.tempfile, "mkstemp", mkstemp)
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
     with replacing(tmp_path / "a") as temporary:
         assert [str(temporary)] == made[1:]
         temporary.write_bytes(b"x")

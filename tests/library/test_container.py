@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
+from notes_cli.engine.segment import Carry, FieldSpan, LayerRows, Segment, Transition
 from notes_cli.errors import SegmentError, UnwritableError
 from notes_cli.library import container, info
-from notes_cli.library.container import FIRST, open_segment, peek, write_segment
+from notes_cli.library.container import FIRST, open_segment, open_stored, peek, write_segment
 
 from ..limits import small_files
 
@@ -131,6 +131,65 @@ def test_a_whole_segment_without_a_left_context(tmp_path: Path, whole: Segment) 
     plain = replace(segment, pinned=False, layers=layers[:3])
     write_segment(tmp_path / "a.gguf", plain)
     assert same(open_segment(tmp_path / "a.gguf"), plain)
+
+
+@pytest.fixture
+def carried(whole: Segment) -> Segment:
+    """Its first token is decoded where it is; a diagonal for a layer, a matrix for another, a convolution alone."""
+    random = np.random.default_rng(7)
+
+    def numbers(n: int) -> NDArray[np.float32]:
+        return random.normal(size=n).astype("f4")
+
+    transitions = (
+        Transition(2, numbers(6), numbers(0), numbers(0)),
+        Transition(4, numbers(6), numbers(2), numbers(8)),
+        Transition(7, numbers(0), numbers(8), numbers(8), head=2),
+    )
+    return replace(whole, carry=Carry.of(1, 0, transitions))
+
+
+def test_what_carries_a_state_is_kept(tmp_path: Path, carried: Segment) -> None:
+    """Bit for bit, read and checked when it is asked for, though the rows have been read and their file closed."""
+    path = tmp_path / "a.gguf"
+    write_segment(path, carried)
+    assert carried.carry is not None
+    assert peek(path).carried == carried.carry.nbytes == 4 * (6 + 6 + 2 + 8 + 8 + 8)
+    stored = open_stored(path)
+    assert stored.layers[0].layer == 0
+    found = stored.carry
+    assert found is not None and (found.seam, found.tail, found.nbytes) == (1, 0, carried.carry.nbytes)
+    for one, other in zip(found.load(), carried.carry.load(), strict=True):
+        assert (one.layer, one.head) == (other.layer, other.head)
+        assert all(np.array_equal(getattr(one, kind), getattr(other, kind)) for kind in "rab")
+    assert same(open_segment(path), carried)
+
+
+def test_a_state_that_is_carried_asks_for_a_newer_format(tmp_path: Path, carried: Segment, whole: Segment) -> None:
+    """An older version would take it for damaged; one that has nothing of it stays as it was."""
+    for segment, version in ((carried, 2), (whole, 1)):
+        write_segment(tmp_path / "a.gguf", segment)
+        field = gguf.GGUFReader(tmp_path / "a.gguf").fields["notes.format"]
+        assert field.contents() == version
+
+
+def test_a_damaged_transition_is_said(tmp_path: Path, carried: Segment) -> None:
+    """A bit of it flipped: all that reads it says so, and what does not, does not."""
+    path = tmp_path / "a.gguf"
+    write_segment(path, carried)
+    tensor = next(one for one in gguf.GGUFReader(path).tensors if one.name == "blk.7.carry.a")
+    with path.open("rb+") as file:
+        file.seek(tensor.data_offset)
+        byte = file.read(1)[0]
+        file.seek(tensor.data_offset)
+        file.write(bytes([byte ^ 1]))
+    stored = open_stored(path)
+    assert stored.layers[0].layer == 0
+    assert stored.carry is not None
+    with pytest.raises(SegmentError, match=r"checksum of 'blk\.7\.carry\.a' is wrong"):
+        stored.carry.load()
+    with pytest.raises(SegmentError, match=r"checksum of 'blk\.7\.carry\.a' is wrong"):
+        open_segment(path)
 
 
 def test_states_alone(tmp_path: Path, whole: Segment) -> None:
@@ -434,9 +493,9 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
 def test_a_newer_format_is_said(tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old notes says that it is old, not that the file is broken."""
     with monkeypatch.context() as patch:
-        patch.setattr(info, "FORMAT", 2)
+        patch.setattr(info, "PLAIN", 3)
         write_segment(tmp_path / "a.gguf", make_segment())
-    with pytest.raises(SegmentError, match="segment format 2, this version of notes reads 1"):
+    with pytest.raises(SegmentError, match="segment format 3, this version of notes reads 2"):
         open_segment(tmp_path / "a.gguf")
 
 

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import FieldSpan, Segment
+from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
 from notes_cli.library.container import peek, write_segment
-from notes_cli.library.profiles import Measured, Profile, Profiles
+from notes_cli.library.profiles import Carried, Measured, Profile, Profiles
 from notes_cli.library.store import Library
 from notes_cli.runtime import freshness
 from notes_cli.runtime.freshness import Stale, from_library, reasons
@@ -135,6 +136,30 @@ def test_what_the_profile_of_a_model_asks_for(
     assert why(library, profiles=profiles) == []
     profiles.save(profile, "notes 0")
     assert [kind for kind, _ in why(library, profiles=profiles)] == [Stale.PROFILE]
+
+
+def test_a_profile_that_carries_states_wants_them_captured(
+    library: Library, identity: Identity, make_segment: MakeSegment, tmp_path: Path
+) -> None:
+    """Of models with recurrent layers, and where it holds alone; a skill of a few tokens is decoded anyway."""
+    profiles = Profiles(tmp_path / "profiles")
+    counts, ways = {"direct": 40, "reasoned": 40}, {"direct": "erratum", "reasoned": "erratum"}
+    profile = Profile(identity, "f16/f16", 40, counts, ways, "now", 1, "early", [], carry=Carried("holds", "because"))
+
+    def states(count: int) -> tuple[LayerRows, ...]:
+        return (LayerRows(0, np.ones((1, 4), np.float32), np.ones((1, 8), np.float32), "state"),) * bool(count)
+
+    for tokens, count, verdict, found in (
+        (40, 1, "holds", [Stale.PROFILE]),
+        (40, 1, "open", []),
+        (40, 0, "holds", []),
+        (8, 1, "holds", []),
+    ):
+        segment = make_segment(tokens, layers=0, source="-")
+        path = library.path("returns", identity)
+        write_segment(path, replace(segment, layers=states(count), pinned=True))
+        profiles.save(replace(profile, carry=Carried(verdict, "because")), "notes 0")
+        assert [kind for kind, _ in why(library, profiles=profiles)] == found, (tokens, count, verdict)
 
 
 def test_a_skill_of_the_library_comes_from_its_file_or_from_its_segment(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from notes_cli.config import Paths
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.errors import HeldSessionError
+from notes_cli.serve.server import listen
 from notes_cli.sessions.folder import SessionFolder, Sessions
 
 from .conftest import QUESTION, Json, Served, compile_into, started, told
@@ -150,3 +153,22 @@ def test_a_session_that_waits_for_room_is_opened_once(tmp_path: Path, monkeypatc
         wait(lambda: served.scheduler.load == 0)
         with locked(Sessions(Paths.under(tmp_path).sessions), "hasty", new=True):
             pass
+
+
+def test_a_stream_waits_for_no_acknowledgement() -> None:
+    """What is written in small pieces goes out at once, also on a connection that was used before: Nagle is off."""
+
+    async def accepted() -> int:
+        off: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            off.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listening = listen("127.0.0.1", 0)
+        async with await asyncio.start_server(connected, sock=listening):
+            _, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.close()
+            return await off
+
+    assert asyncio.run(accepted())

@@ -146,8 +146,8 @@ def with_info(name: str, **settings: Any) -> Change:
         (lambda parts: packed({**parts, LEDGER: parts[LEDGER] + b"{}\n"}), "its ledger is damaged"),
         (lambda parts: packed({**parts, LEDGER: b""}), "its ledger is damaged"),
         (
-            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b'"format": 2', b'"format": 4')}),
-            "it has format 4, this version of notes reads 3",
+            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b'"format": 2', b'"format": 5')}),
+            "it has format 5, this version of notes reads 4",
         ),
         (lambda parts: packed({**parts, "0001.gguf": flip(parts["0001.gguf"], -9)}), "0001.gguf in it is damaged"),
         (lambda parts: packed({**parts, "0001.gguf": b"GGUF"}), "0001.gguf in it is damaged"),

@@ -103,8 +103,8 @@ def test_a_line_that_cannot_be_synced_has_not_happened(
 
 def test_a_newer_ledger_is_refused(begun: SessionFolder, sessions: Sessions) -> None:
     """It may mean something else by the same words."""
-    begun.ledger.write_text(begun.ledger.read_text().replace('"format": 2', '"format": 4'))
-    with pytest.raises(SessionError, match=r"has format 4, this version of notes reads 3\. Update notes"):
+    begun.ledger.write_text(begun.ledger.read_text().replace('"format": 2', '"format": 5'))
+    with pytest.raises(SessionError, match=r"has format 5, this version of notes reads 4\. Update notes"):
         sessions.find("mine")
 
 

@@ -1,0 +1,112 @@
+"""`notes bench`: what it measures and prints, what it leaves out, and what it refuses. No test here asserts a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from notes_cli.config import shipped_model
+from notes_cli.engine import limits
+
+from ..tiny import write_model
+from .conftest import run_here
+
+SHORT = ("bench", "-m", shipped_model(), "--runs", 2, "-t", 1)
+WORK = ("memcpy", "splice", "question", "hot", "prefill", "token")
+
+
+def test_the_document(tmp_path: Path) -> None:
+    """Each length has all measures, as often as asked, and their ratios; bytes are those of the rows; progress is not
+    in it, and the file that was spliced is gone."""
+    outcome = run_here(*SHORT, "--tokens", "96,32", "--json", "--plot", tmp_path / "speed.svg")
+    assert outcome.code == 0, outcome.err
+    found = outcome.json
+    assert found["version"] == 1 and found["threads"] == 1 and found["left_out"] == []
+    assert [one["tokens"] for one in found["lengths"]] == [32, 96]
+    short, long = found["lengths"]
+    assert long["cache_bytes"] == 3 * short["cache_bytes"] == long["file_bytes"] > 0
+    for one in found["lengths"]:
+        for name in WORK:
+            spread = one[name]
+            assert spread["runs"] == 2 and 0 < spread["low"] <= spread["median"] <= spread["high"]
+        assert one["tokens_per_second"] == pytest.approx(1 / one["token"]["median"])
+        assert min(one[name] for name in ("splice_over_memcpy", "question_over_hot", "prefill_over_splice")) > 0
+    assert ElementTree.parse(tmp_path / "speed.svg").getroot().tag.endswith("svg")
+    assert "prefilling" not in outcome.err and outcome.err.count("measuring needs about") == 1
+
+
+def test_the_table_and_the_quantized_cache() -> None:
+    """A column a length, a line a measure; rows of a smaller type are fewer bytes in the cache than in the file."""
+    outcome = run_here(*SHORT, "--tokens", "32", "-ctk", "q8_0", "-ctv", "q8_0")
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    assert lines[0].endswith(": 1 thread, K/V q8_0/q8_0, flash attention auto") and lines[2].split() == ["32", "tokens"]
+    starts = (
+        "K/V in the cache",
+        "memcpy",
+        "splice",
+        "  times",
+        "question of 16",
+        "  times",
+        "prefill",
+        "  times",
+        "answer",
+    )
+    assert all(line.startswith(start) for line, start in zip(lines[3:], starts, strict=True))
+    document = run_here(*SHORT, "--tokens", "32", "-ctk", "q8_0", "-ctv", "q8_0", "--json").json
+    assert document["lengths"][0]["cache_bytes"] < document["lengths"][0]["file_bytes"]
+
+
+def test_lengths_that_cannot_be_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond what the model was trained for, what the context has, or the memory: each with a line, in the
+    document, too; the others are measured."""
+    outcome = run_here(*SHORT, "--tokens", "32,4090", "--json")
+    assert outcome.code == 0 and outcome.err.count("4,090 tokens are left out") == 1
+    (left,) = outcome.json["left_out"]
+    assert left["tokens"] == 4090 and "more than the 4,096 that notes-tiny was trained for" in left["why"]
+    outcome = run_here(*SHORT, "--tokens", "32,500", "-c", 256)
+    assert outcome.code == 0 and "500 tokens are left out: with 96 around them they do not fit" in outcome.err
+    monkeypatch.setattr(limits, "available", lambda: 40_000_000)
+    outcome = run_here(*SHORT, "--tokens", "32,2000", "--json")
+    assert outcome.code == 0 and "of memory, and 40.0 MB are available" in outcome.err
+    assert [one["tokens"] for one in outcome.json["lengths"]] == [32]
+
+
+def test_what_cannot_be_measured_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No length, nonsense for one, a model whose rows cannot move, a folder that cannot be written in."""
+    outcome = run_here(*SHORT, "--tokens", "5000")
+    assert (
+        outcome.code == 1
+        and outcome.out == ""
+        and outcome.err.splitlines()[-1].startswith("notes: 5,000 tokens cannot")
+    )
+    for wrong in ("0", "", "8,", "8,x", "1e3", "-5"):
+        outcome = run_here(*SHORT, "--tokens", wrong)
+        assert outcome.code == 2 and len(outcome.err.splitlines()) == 1 and "'--tokens'" in outcome.err, wrong
+    assert run_here(*SHORT, "--plot", "speed.txt").code == 2
+    model = write_model(tmp_path / "gpt2.gguf", "gpt2")
+    outcome = run_here("bench", "-m", model, "--tokens", "8", "--json")
+    assert outcome.code == 1 and "there is no splice to measure" in json.loads(outcome.out)["error"]["message"]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NOTES_HOME", str(tmp_path / "file" / "home"))
+    outcome = run_here(*SHORT, "--tokens", "8")
+    assert outcome.code == 1 and outcome.err.splitlines()[-1].startswith("notes: ")
+
+
+def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where it goes wrong, either; what a run has left that was killed is removed, not what another one needs."""
+    monkeypatch.setenv("NOTES_HOME", str(tmp_path))
+    killed, running = tmp_path / "bench-killed", tmp_path / "bench-running"
+    for folder in (killed, running):
+        folder.mkdir()
+    os.utime(killed, (0, 0))
+    assert run_here(*SHORT, "--tokens", "32").code == 0
+    monkeypatch.setattr("notes_cli.measure.speed._turn", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_here(*SHORT, "--tokens", "32")
+    left = [path for path in tmp_path.rglob("*") if "bench" in path.name or path.suffix == ".notes"]
+    assert left == [running]

@@ -1,0 +1,199 @@
+"""What a command costs, in counts: modules, calls of the library, tokens decoded, bytes read and written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import notes_cli as notes
+from notes_cli.engine import native
+from notes_cli.engine.context import ContextOptions
+from notes_cli.text import rendering, template
+
+from .conftest import TEXT, run_here
+
+# What `notes --help` and an answer load beside Python itself: each is milliseconds before the first token, or seconds.
+HELP = {"notes_cli", "click"}
+ASK = HELP | {"numpy", "xxhash"}
+OURS = {"--help": 12, "ask": 104}  # modules of notes
+ALL = {"--help": 150, "ask": 370}  # and of everybody; they differ by some tens from one Python to another
+# What an answer from a skill that is compiled has no use for, and what each of them would take to load.
+UNUSED = {
+    *("notes_cli.documents", "notes_cli.runtime.compiling", "notes_cli.runtime.batch", "notes_cli.library.tidy"),
+    *("notes_cli.text.tools", "notes_cli.text.toolset", "notes_cli.text.schema", "notes_cli.text.grammar"),
+    *("notes_cli.engine.eye", "jinja2", "logging", "socket", "multiprocessing", "asyncio"),
+}
+
+LOADED = """
+import json, sys
+from notes_cli.cli import run
+run(sys.argv[1:])
+read = [line for line in open("/proc/self/io") if line.startswith("rchar")] if sys.platform == "linux" else ["r 0"]
+print(json.dumps([sorted(sys.modules), int(read[0].split()[1])]), file=sys.stderr)
+"""
+
+
+def started(*arguments: object) -> tuple[set[str], int]:
+    """The modules that a command has loaded in a process of its own, and the bytes that it has asked the system for."""
+    command = [sys.executable, "-c", LOADED, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+    modules, read = json.loads(done.stderr.splitlines()[-1])
+    return set(modules), read
+
+
+def foreign(modules: set[str]) -> set[str]:
+    """Packages that are neither Python's own nor helpers of the installation."""
+    first = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
+    return {name for name in first if not name.startswith("_") and "cython" not in name}
+
+
+@pytest.mark.parametrize(("command", "packages"), [("--help", HELP), ("ask", ASK)])
+def test_little_is_imported(command: str, packages: set[str], model: Path, tmp_path: Path) -> None:
+    """No package more than these, and not many more modules: whoever needs another one imports it where it is used."""
+    arguments = ["--help"]
+    if command == "ask":
+        (tmp_path / "skill.txt").write_text(TEXT)
+        assert run_here("compile", tmp_path / "skill.txt").code == 0
+        arguments = ["ask", "May I?", "--splice", "skill", "--erratum", "date=2026-07-01", "-n", "2", "--server", "off"]
+        assert run_here(*arguments).code == 0  # what is remembered is there from then on
+    modules, _ = started(*arguments)
+    more = foreign(modules) - packages
+    assert not more, f"notes {command} now loads {', '.join(sorted(more))}"
+    ours = sorted(name for name in modules if name.partition(".")[0] == "notes_cli")
+    assert len(ours) <= OURS[command], f"notes {command} loads {len(ours)} modules of notes: {', '.join(ours)}"
+    assert len(modules) <= ALL[command], f"notes {command} loads {len(modules)} modules"
+    unused = modules & UNUSED
+    assert not unused, f"notes {command} loads {', '.join(sorted(unused))}"
+
+
+def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the chat template renders is remembered; the first time a process renders it."""
+    (tmp_path / "skill.txt").write_text(TEXT)
+    assert run_here("compile", tmp_path / "skill.txt").code == 0
+    begun: list[object] = []
+    start = rendering._started
+    monkeypatch.setattr(rendering, "_started", lambda: begun.append(1) or start())
+    for question in ("May I?", "And then?"):
+        assert run_here("ask", question, "--splice", "skill", "-n", "2", "--server", "off").code == 0
+        assert bool(begun) is (question == "May I?")
+        begun.clear()
+        template._rendered.cache_clear()
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's counters")
+def test_the_model_is_hashed_once(
+    make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And then never read again, only mapped: of a large one that would be seconds before the first token."""
+    path = make_model("qwen3", embd=1024, heads=32, kv_heads=32)
+    size = path.stat().st_size
+    assert size > 30e6
+    os.utime(path, (1.7e9, 1.7e9))  # what was written just now is not remembered: it may be about to change
+    monkeypatch.setenv("NOTES_MODEL", str(path))
+    (tmp_path / "skill.txt").write_text(TEXT)
+    asked = ["May I?", "--splice", "skill", "-n", "2", "--server", "off"]
+    first = started("compile", tmp_path / "skill.txt")[1]
+    again = started("ask", *asked)[1]
+    assert first > size, "the control: it is hashed there"
+    assert again < 12e6, f"{again} bytes were read for an answer; the model has {size}, the rest is modules"
+
+
+class Counted:
+    """Calls of the library's hooks, and tokens that they were to decode."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: Counter[str] = Counter()
+        self.decoded = self.rewritten = self.passes = 0
+        self._traffic = native.traffic()
+        hook = native._hook
+
+        def counting(name: str, arguments: tuple[Any, ...]) -> Any:
+            self.calls[name.removeprefix("notes_")] += 1
+            if name == "notes_append":
+                self.decoded += sum(arguments[2][: arguments[4]])
+            self.rewritten += arguments[4] if name == "notes_rewrite" else 0
+            self.passes += name in ("notes_append", "notes_rewrite")
+            return hook(name, arguments)
+
+        monkeypatch.setattr(native, "_hook", counting)
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self.decoded = self.rewritten = self.passes = 0
+        self._traffic = native.traffic()
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        read, written, _ = (now - then for now, then in zip(native.traffic(), self._traffic, strict=True))
+        return read, written
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+@pytest.fixture
+def opened(model: Path, home: Path, tmp_path: Path) -> Iterator[notes.Model]:
+    with notes.open(model, ContextOptions(n_ctx=1024, n_threads=1)) as found:
+        (tmp_path / "skill.txt").write_text(TEXT)
+        found.compile(tmp_path / "skill.txt")
+        yield found
+
+
+# Calls of the library: at most so many. `used` and `can_move` look something up; the others compute or move rows.
+SPLICE = {"splice_file": 1, "can_move": 1}
+PROMPT = {"splice": 1, "rewrite": 1, "used": 11}  # what precedes a skill and what follows it, in one pass
+LOOKING = {"used": 10, "watch": 4, "layers": 2, "frequencies": 6}  # twice a context, and each of three layers
+
+
+def within(calls: Counter[str], allowed: dict[str, int]) -> None:
+    more = calls - Counter(LOOKING | allowed)
+    assert not more, f"calls of the library that were not needed before: {dict(more)}"
+
+
+LIMIT = 5  # tokens of an answer
+
+
+@pytest.mark.parametrize("errata", [{}, {"date": "2026-07-01"}])
+def test_an_answer_decodes_what_is_new(opened: notes.Model, counted: Counted, errata: dict[str, str]) -> None:
+    """Of a spliced skill nothing but its seam is decoded: its rows come from the file, each byte once, in one call."""
+    plain = opened.ask("May I?", splice=["skill"], limit=LIMIT, recompute=True)
+    assert counted.decoded == plain.counts.total + LIMIT
+    assert counted.traffic == (0, 0)
+
+    counted.clear()
+    found = opened.ask("May I?", splice=["skill"], errata=errata, limit=LIMIT, method="erratum")
+    counts, segment = found.counts, opened.segment("skill")
+    assert counts.spliced == len(segment) - counts.seam > 50
+    assert counts.total == plain.counts.total + counts.erratum and bool(counts.erratum) == bool(errata)
+    assert counted.decoded + counted.rewritten == counts.total - counts.spliced + LIMIT
+    assert counted.passes == 1 + LIMIT, "over the weights: the prompt's, and one for each token"
+    row = segment.nbytes // (len(segment) + segment.base - segment.first)
+    blank = row  # of Context.complete
+    assert counted.traffic == (segment.nbytes, row * counts.spliced + blank)
+    within(counted.calls, {**SPLICE, **PROMPT, "append": LIMIT})
+
+
+@pytest.mark.parametrize(("method", "rewritten"), [("field", 10), ("erratum", 0)])
+def test_an_edit_of_a_session_decodes_what_changed(
+    opened: notes.Model, counted: Counted, method: str, rewritten: int
+) -> None:
+    """In place: the tokens of the field and no more. By an erratum: its text, and the next answer's question."""
+    with opened.session("talk") as session:
+        first = session.ask("May I?", splice=["skill"], limit=LIMIT)
+        counted.clear()
+        session.edit("date", "2026-07-01", method=method)
+        assert (counted.rewritten, counted.traffic) == (rewritten, (0, 0))
+        second = session.ask("And now?", limit=LIMIT)
+        # The prompt has grown by the first answer as well, which is there, and the second one comes, as long.
+        assert counted.decoded == second.counts.total - first.counts.total, "what was there is not decoded again"
+        assert counted.traffic == (0, 0)

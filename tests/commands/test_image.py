@@ -1,0 +1,137 @@
+"""Images on the command line: `notes compile photo.png`, `notes ask --image`, and what is wrong with either."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from projectors import image_bytes, write_projector
+
+from notes_cli import config
+
+from .conftest import Notes
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.png"
+    path.write_bytes(image_bytes(48, 48, seed=1))
+    return path
+
+
+SEES = ("-m", "notes-eye", "-t", "1")
+
+
+def test_compile_and_splice_an_image(notes: Notes, photo: Path) -> None:
+    """The path on stdout, what it is on stderr; spliced by its name, without a projector, it decides as decoded."""
+    outcome = notes("compile", photo, *SEES)
+    assert outcome.code == 0 and Path(outcome.out.strip()).is_file()
+    assert "photo: 18 tokens, an image of 48 x 48 pixels (new)" in outcome.err
+    question = "What shape is at the top left?"
+    spliced = notes("ask", question, "--splice", "photo", "--json", *SEES).json
+    decoded = notes("ask", question, "--splice", "photo", "--no-splice", "--json", *SEES).json
+    assert spliced["answer"] == decoded["answer"] != ""
+    assert spliced["tokens"]["spliced"] == 18 and decoded["tokens"]["spliced"] == 0
+    assert spliced["tokens"]["total"] == decoded["tokens"]["total"]
+
+
+def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path: Path) -> None:
+    """It is in the message of the question, after skills, before corrections; the second time it is spliced from disk.
+    Another image of that name is kept beside it."""
+    (tmp_path / "note.txt").write_text("Answer in one word.")
+    words = ("What is the total?", "--splice", tmp_path / "note.txt", "--erratum", "the receipt is void.")
+    first = notes("ask", *words, "--image", photo, *SEES)
+    assert first.code == 0 and "as photo (18 tokens)" in first.err
+    second = notes("ask", *words, "--image", photo, "--json", *SEES)
+    assert "compiled" not in second.err
+    pieces = [(piece["kind"], piece["name"]) for piece in second.json["pieces"]]
+    assert list(dict.fromkeys(pair for pair in pieces if pair[0] not in ("text", "answer"))) == [
+        ("splice", "note"),
+        ("splice", "photo"),
+        ("erratum", ""),
+        ("question", ""),
+    ]
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "photo.png"
+    other.write_bytes(image_bytes(48, 48, seed=2))
+    third = notes("ask", "What is the total?", "--image", other, *SEES)
+    assert third.code == 0 and "as photo-" in third.err
+    plan = notes("ask", "What?", "--image", photo, "--image", other, "--explain", *SEES)
+    assert plan.code == 0 and plan.out.count("spliced") >= 2
+
+
+def test_a_folder_of_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
+    """Each of them; one that is broken does not stop the rest, and the exit status is 1."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for seed, name in enumerate(("a.png", "b.PNG")):
+        (folder / name).write_bytes(image_bytes(24, 36, seed=seed))
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff and no more")
+    (folder / "notes.txt").write_text("not meant")
+    outcome = notes("compile", folder, *SEES)
+    assert outcome.code == 1 and len(outcome.out.splitlines()) == 2
+    assert "broken.jpg" in outcome.err and "not meant" not in outcome.err
+
+
+def test_bad_images_are_one_line(notes: Notes, tmp_path: Path) -> None:
+    """Not an image, a text in its place, none at all: what, which, what to do; nothing is kept."""
+    (tmp_path / "text.txt").write_text("What is the total?")
+    (tmp_path / "text.png").write_text("What is the total?")
+    for given, message in (
+        (("compile", tmp_path / "text.png"), "text.png is no image that can be read. Known: PNG, JPEG, WEBP, BMP"),
+        (("ask", "What?", "--image", tmp_path / "text.png"), "text.png is no image that can be read"),
+        (("ask", "What?", "--image", tmp_path / "text.txt"), "text is a text, and no image. Splice it instead"),
+        (("ask", "What?", "--image", tmp_path / "none.png"), "none.png"),
+    ):
+        outcome = notes(*given, *SEES)
+        assert outcome.code == 1 and outcome.out == "" and message in outcome.err
+        assert len(outcome.err.strip().splitlines()) <= 2 and "Traceback" not in outcome.err
+
+
+def test_a_model_without_vision_says_so(notes: Notes, photo: Path, tmp_path: Path) -> None:
+    """Without a projector, with another model's, with a file that is none: one line with what to name."""
+    blind = config.shipped_model()
+    text = notes("compile", photo, "-m", blind)
+    assert text.code == 1 and "takes its projector (mmproj). Name its projector: --mmproj FILE" in text.err
+    wrong = notes("compile", photo, "-m", blind, "--mmproj", config.shipped_eye()[1])
+    assert wrong.code == 1 and "is no projector for notes-tiny (error: mismatch" in wrong.err
+    same_width = write_projector(tmp_path / "mmproj.gguf", "qwen2vl_merger", 224)  # notes-tiny's, too
+    marked = notes("compile", photo, "-m", blind, "--mmproj", same_width)
+    assert marked.code == 1 and "marks an image by <|vision_start|>, which is no token of notes-tiny" in marked.err
+    for no_projector, message in ((blind, "is no projector (mmproj): its architecture is llama"), (photo, "photo.png")):
+        outcome = notes("compile", photo, *SEES, "--mmproj", no_projector)
+        assert outcome.code == 1 and message in outcome.err and "Traceback" not in outcome.err
+
+
+def test_texts_do_not_pay_for_images() -> None:
+    """Help, and a question about a text, load neither libmtmd nor Pillow."""
+    script = (
+        "import sys; from notes_cli.cli import run; code = run(sys.argv[1:]);"
+        "heavy = [name for name in sys.modules if name.startswith('PIL') or name.endswith('mtmd_cpp')];"
+        "sys.exit(f'loaded: {heavy}' if heavy else code)"
+    )
+    for words in (["ask", "--help"], ["ask", "May I return this?", "--choices", "yes,no"]):
+        done = subprocess.run([sys.executable, "-c", script, *words], stdin=subprocess.DEVNULL, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+
+
+def test_an_image_is_not_quantized(notes: Notes, photo: Path) -> None:
+    """Asked for, it is refused with the reason and what to do, and nothing is written; f16 is taken."""
+    for kv in ("q8_0", "f16/q8_0"):
+        outcome = notes("compile", photo, "--kv", kv, *SEES)
+        assert outcome.code == 1 and f"photo is an image and cannot be kept as {kv}: " in outcome.err
+        assert "Take --kv f16" in outcome.err
+    assert notes("ls", "--json").json == []
+    assert notes("compile", photo, "--kv", "f16", *SEES).code == 0
+
+
+def test_an_image_takes_the_place_of_a_quantized_text(notes: Notes, photo: Path) -> None:
+    """What a text of that name was kept as is not asked of the image."""
+    text = photo.with_suffix(".txt")
+    text.write_text("The total is twelve. " * 8)
+    assert notes("compile", text, "--kv", "f16/q8_0", *SEES).code == 0
+    assert notes("compile", photo, "-f", *SEES).code == 0
+    (entry,) = notes("ls", "--json").json
+    assert entry["kv"] == "f16"

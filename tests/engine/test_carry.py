@@ -1,0 +1,369 @@
+"""A recurrent state is carried through a segment as if its tokens were decoded, whatever precedes them.
+
+Models in which one recurrent layer alone has anything to say: its inputs are then embeddings, which do not depend on
+what precedes a token, and the state and the logits after a segment must be those of a recompute, but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zoo
+from reference import nmse
+
+from bench import zoo_more
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.segment import LayerRows, Tokens, Transition
+from notes_cli.errors import EngineError, UnsupportedError
+
+# The recurrent layer of each model of the zoo, and what silences all else: attention, and a second recurrent layer.
+ALONE = {
+    "mamba": ("mamba-dense", ("blk.1.ssm_out",)),  # SSM_SCAN, a factor for each element
+    "jamba": ("jamba-dense", ("blk.0.attn_output",)),
+    "mamba2": ("mamba2-dense", ("blk.1.ssm_out",)),  # SSM_SCAN, a factor for each head
+    "granitehybrid": ("granitehybrid-dense", ("blk.0.attn_output",)),
+    "nemotron_h": ("nemotron_h-dense", ("blk.0.attn_output",)),
+    "nemotron_h_moe": ("nemotron_h_moe-dense", ("blk.0.attn_output",)),
+    "plamo2": ("plamo2-dense", ("blk.0.attn_output",)),
+    "falcon-h1": ("falcon-h1-dense", ("blk.0.attn_output", "blk.1.attn_output", "blk.1.ssm_out")),
+    "qwen35": ("qwen35-dense", ("blk.1.attn_output",)),  # GATED_DELTA_NET
+    "qwen35moe": ("qwen35moe-moe", ("blk.1.attn_output",)),
+    "qwen3next": ("qwen3next-moe", ("blk.1.attn_output",)),
+    "qwen4exp": ("qwen4exp-moe", ("blk.1.attn_output",)),
+    "kimi-linear": ("kimi-linear-moe", ("blk.0.attn_output",)),  # the same with a factor for each key
+    "kimi-k3": ("kimi-k3-moe", ("blk.0.attn_output",)),
+    "glm5-next": ("glm5-next-moe", ("blk.0.attn_output",)),
+    "bailingmoe3": ("bailingmoe3-moe", ("blk.0.attn_output",)),
+    "minimax-01": ("minimax-01-moe", ("blk.1.attn_output",)),  # no operation of its own
+    "lfm2": ("lfm2-dense", ("blk.0.attn_output",)),  # a convolution alone
+    "lfm2moe": ("lfm2moe-moe", ("blk.0.attn_output",)),
+}
+BOUNDED = ("kimi-k3", "glm5-next", "bailingmoe3")  # a token forgets so much at most
+ALL = [*ALONE, *zoo_more.RECURRENT]
+EACH = ["mamba", "mamba2", "qwen35", "kimi-linear", "minimax-01", "lfm2", *zoo_more.RECURRENT]  # one of each operation
+BOUND = 1e-10  # normalised mean squared error of logits
+
+
+def made(name: str, folder: Path) -> Path:
+    """Write a model in which one recurrent layer alone has anything to say."""
+    path = folder / f"{name}.gguf"
+    if name in ALONE:
+        source, silent = ALONE[name]
+        a = -0.001 if name == "kimi-linear" else -0.01  # a random one forgets in a few tokens
+        remembers = {f"blk.{layer}.ssm_a": a for layer in (0, 1)}
+        overrides = {"kda.gate_lower_bound": -0.02} if name in BOUNDED else {}
+        return zoo.variant(source, path, overrides, fill=dict.fromkeys(silent, 0.0) | remembers)
+    zoo_more.write(path, name, *zoo_more.RECURRENT[name](1))
+    return path
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Model]]:
+    folder = tmp_path_factory.mktemp("carry")
+    models: dict[str, Model] = {}
+
+    def load(name: str) -> Model:
+        if name not in models:
+            models[name] = Model(made(name, folder))
+        return models[name]
+
+    yield load
+    for model in models.values():
+        model.close()
+        model.path.unlink()
+
+
+@pytest.fixture(scope="module")
+def load_whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Model]]:
+    """The models of the zoo as they are."""
+    folder = tmp_path_factory.mktemp("whole")
+    models: dict[str, Model] = {}
+
+    def load(name: str) -> Model:
+        if name not in models:
+            path = zoo.zoo_model(ALONE[name][0]) if name in ALONE else folder / f"{name}.gguf"
+            if name not in ALONE:
+                zoo_more.write(path, name, *zoo_more.RECURRENT[name]())
+            models[name] = Model(path)
+        return models[name]
+
+    yield load
+    for model in models.values():
+        model.close()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A segment as it was after some left context: its rows from position 0 on, and its transitions."""
+
+    tokens: Tokens
+    seam: int
+    tail: int
+    base: int
+    rows: tuple[LayerRows, ...]
+    transitions: tuple[Transition, ...]
+
+
+def text(model: Model, seed: int, count: int) -> Tokens:
+    return np.random.default_rng(seed).integers(0, model.n_vocab, count).astype(np.int32)
+
+
+@contextmanager
+def opened(model: Model, n_ctx: int = 512, n_ubatch: int = 64) -> Iterator[Context]:
+    options = ContextOptions(n_ctx, max(64, n_ubatch), n_ubatch, 1, type_k="f32", type_v="f32", flash_attention="off")
+    with Context(model, options) as context:
+        yield context
+
+
+def decode(context: Context, tokens: Tokens, sequence: int = 0) -> None:
+    if len(tokens):
+        context.append({sequence: tokens}, "none")
+
+
+def compiled(
+    context: Context, left: Tokens, tokens: Tokens, seam: int | None = None, tail: int | None = None
+) -> Compiled:
+    margins = context.margins
+    seam, tail = margins[0] if seam is None else seam, margins[1] if tail is None else tail
+    middle = tokens[seam : len(tokens) - tail]
+    decode(context, np.concatenate([left, tokens[:seam]]))
+    with context.capturing(0) as captured:
+        decode(context, middle)
+        transitions = captured()
+    end = len(left) + len(tokens) - tail
+    return Compiled(tokens, seam, tail, len(left), context.read(0, 0, end, base=0, dtype="f32"), transitions)
+
+
+def carry(context: Context, found: Compiled, sequence: int = 0) -> None:
+    """The segment after what the sequence has."""
+    decode(context, found.tokens[: found.seam], sequence)
+    middle = found.tokens[found.seam : len(found.tokens) - found.tail]
+    first = found.base + found.seam
+    rows = [one if one.part == "state" else one.cut(slice(first, None)) for one in found.rows]
+    context.carry(sequence, context.length(sequence), middle, rows, found.transitions, first)
+    decode(context, found.tokens[len(found.tokens) - found.tail :], sequence)
+
+
+def logits(context: Context, sequence: int = 0) -> np.ndarray:
+    """After each token of a question."""
+    question = text(context.model, 99, 6)
+    context.append({sequence: question}, "all")
+    return np.stack([context.logits(index) for index in range(len(question))])
+
+
+def error(model: Model, left: Tokens, tokens: Tokens, found: Compiled, **options: int) -> float:
+    """Of the segment carried after `left`, against the same tokens decoded."""
+    with opened(model, **options) as context:
+        decode(context, left)
+        carry(context, found)
+        mine = logits(context)
+    with opened(model, **options) as context:
+        decode(context, np.concatenate([left, tokens]))
+        return nmse(mine, logits(context))
+
+
+def with_a(transition: Transition, factor: float) -> Transition:
+    """A times the identity, or a multiple of it, in place of A."""
+    a = np.full_like(transition.a, factor)
+    if transition.head:
+        eye = np.eye(transition.head, dtype=np.float32).ravel() * factor
+        a = np.tile(eye, len(a) // len(eye))
+    return replace(transition, a=a)
+
+
+CONTROLS: dict[str, Callable[[Transition], Transition]] = {
+    "the state is not carried": lambda one: with_a(one, 0.0),  # S <- B
+    "the segment is ignored": lambda one: replace(with_a(one, 1.0), b=np.zeros_like(one.b)),  # S <- S
+    "nothing is forgotten": lambda one: with_a(one, 1.0),  # S <- S + B
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_segment_carries_the_state_after_any_left_context(load: Callable[[str], Model], name: str) -> None:
+    """Compiled once, after 5 tokens, it fits an empty sequence, one token and many; the controls do not."""
+    model = load(name)
+    tokens = text(model, 1, 24)
+    with opened(model) as context:
+        found = compiled(context, text(model, 2, 5), tokens)
+    for left in (0, 1, 100):
+        assert error(model, text(model, 3, left), tokens, found) < BOUND
+    if not any(len(one.b) for one in found.transitions):
+        return  # a convolution: there is no state to forget
+    for what, control in CONTROLS.items():
+        wrong = replace(found, transitions=tuple(map(control, found.transitions)))
+        assert error(model, text(model, 3, 100), tokens, wrong) > 1000 * BOUND, what
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_of_any_length_and_over_the_borders_of_batches(load: Callable[[str], Model], name: str) -> None:
+    """From one token after the seam to hundreds, in micro-batches of 1, 7 and 64."""
+    model = load(name)
+    for count, n_ubatch in ((1, 64), (2, 64), (5, 1), (40, 7), (64, 64), (333, 64)):
+        with opened(model) as context:
+            tokens = text(model, count, sum(context.margins) + count)
+        with opened(model, n_ubatch=n_ubatch) as context:
+            found = compiled(context, text(model, 2, 3), tokens)
+        assert error(model, text(model, 3, 50), tokens, found) < BOUND, (count, n_ubatch)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_whole_models_at_the_compile_context(load_whole: Callable[[str], Model], name: str) -> None:
+    """All layers: where it was compiled, a carried segment is what was decoded; moved alone, too; and two parts of one
+    are the whole, also after another left context, where both are approximations."""
+    model = load_whole(name)
+    left, other, tokens = text(model, 2, 5), text(model, 3, 30), text(model, 1, 40)
+    with opened(model) as context:
+        whole = compiled(context, left, tokens)
+        seam, tail = whole.seam, whole.tail
+        decode(context, tokens[len(tokens) - tail :])
+        wanted = logits(context)
+    with opened(model) as context:
+        decode(context, left)
+        carry(context, whole)
+        assert nmse(logits(context), wanted) < BOUND
+    with opened(model) as context:
+        middle = seam + 11
+        first = compiled(context, left, tokens[:middle], seam, 0)
+        with context.capturing(0) as captured:
+            decode(context, tokens[middle : len(tokens) - tail])
+            transitions = captured()
+        rows = context.read(0, 0, len(left) + len(tokens) - tail, base=0, dtype="f32")
+        second = Compiled(tokens[middle:], 0, tail, len(left) + middle, rows, transitions)
+    with opened(model) as context:
+        decode(context, other)
+        carry(context, whole)
+        wanted = logits(context)
+    with opened(model) as context:
+        decode(context, other)
+        carry(context, first)
+        carry(context, second)
+        assert nmse(logits(context), wanted) < BOUND
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in zoo_more.RECURRENT and "mamba" not in name])
+def test_keys_turn_with_their_positions(load_whole: Callable[[str], Model], name: str) -> None:
+    """A segment compiled at the start, carried to position 40 of an empty sequence, is what is decoded there: attention
+    beside recurrent layers is moved as elsewhere."""
+    model = load_whole(name)
+    tokens = text(model, 1, 40)
+    with opened(model) as context:
+        found = compiled(context, tokens[:0], tokens, max(1, context.margins[0]))
+    with opened(model) as context:
+        context.decode_at(0, 40, tokens)
+        wanted = logits(context)
+    with opened(model) as context:
+        context.decode_at(0, 40, tokens[: found.seam])
+        carry(context, replace(found, seam=0, tokens=tokens[found.seam :], base=found.seam))
+        assert nmse(logits(context), wanted) < 1e-8
+
+
+def test_who_shares_a_state_keeps_it(load: Callable[[str], Model]) -> None:
+    """A state that two sequences share is carried on for one of them; the other goes on as before."""
+    model = load("qwen35")
+    tokens = text(model, 1, 24)
+    options = ContextOptions(512, 64, 64, 1, 2, True, type_k="f32", type_v="f32", flash_attention="off")
+    with opened(model) as context:
+        found = compiled(context, text(model, 2, 5), tokens)
+    with opened(model) as context:
+        decode(context, text(model, 3, 9))
+        wanted = logits(context)
+    with Context(model, options) as context:
+        decode(context, text(model, 3, 9))
+        with context.share(0, 9) as other:
+            middle = tokens[found.seam :]
+            rows = [one if one.part == "state" else one.cut(slice(found.base + found.seam, None)) for one in found.rows]
+            context.carry(other.id, 9, middle, rows, found.transitions, found.base + found.seam)
+            assert context.length(other.id) == 9 + len(middle) and context.length(0) == 9
+            assert nmse(logits(context), wanted) < BOUND
+
+
+def test_what_is_no_number_is_refused_and_nothing_has_changed(load: Callable[[str], Model]) -> None:
+    """NaN in a transition or in rows: the sequence has the state and the rows that it had."""
+    model = load("granitehybrid")
+    tokens = text(model, 1, 24)
+    with opened(model) as context:
+        found = compiled(context, text(model, 2, 5), tokens)
+    with opened(model) as context:
+        decode(context, np.concatenate([text(model, 3, 9), tokens[: found.seam]]))
+        wanted = logits(context)
+    bad = replace(found.transitions[0], b=np.full_like(found.transitions[0].b, np.nan))
+    rows = next(one for one in found.rows if one.part == "attention")
+    with opened(model) as context:
+        decode(context, text(model, 3, 9))
+        with pytest.raises(EngineError, match="NaN"):
+            carry(context, replace(found, transitions=(bad,)))
+        with pytest.raises(EngineError, match="NaN"):
+            k = np.full_like(rows.k, np.nan)
+            worse = tuple(replace(one, k=k) if one is rows else one for one in found.rows)
+            carry(
+                context, replace(found, seam=0, tokens=tokens[found.seam :], rows=worse, base=found.base + found.seam)
+            )
+        assert context.length(0) == 9 + found.seam
+        assert nmse(logits(context), wanted) < BOUND
+
+
+def test_what_does_not_fit_is_refused(load: Callable[[str], Model]) -> None:
+    """Another shape, another position, or nothing captured: one line, and no state."""
+    model = load("mamba2")
+    tokens = text(model, 1, 24)
+    with opened(model) as context:
+        found = compiled(context, text(model, 2, 5), tokens)
+        (one, *others) = found.transitions
+        with pytest.raises(EngineError, match="cannot go on at 40"):
+            context.carry(0, 40, tokens, found.rows, found.transitions, 40)
+        for wrong in (replace(one, a=one.a[:1].repeat(3)), replace(one, head=7), replace(one, b=one.b[:-1])):
+            with pytest.raises(EngineError, match="does not fit its state"):
+                context.carry(0, context.length(0), tokens, found.rows, [wrong, *others], context.length(0))
+        with pytest.raises(EngineError, match="no transition of layer 1"):
+            context.carry(0, context.length(0), tokens, found.rows, [one], context.length(0))
+    captures = pytest.raises(EngineError, match="what was captured")
+    with opened(model) as context, context.capturing(0) as captured, captures:
+        captured()
+
+
+def test_what_is_not_decoded_alone_is_not_captured(load: Callable[[str], Model]) -> None:
+    """Two sequences in a batch, or rows that were restored: a transition would be that of something else."""
+    model = load("mamba2")
+    options = ContextOptions(512, 64, 64, 1, 2, True, type_k="f32", type_v="f32", flash_attention="off")
+    with Context(model, options) as context, context.capturing(0) as captured:
+        context.append({0: text(model, 1, 5), 1: text(model, 2, 5)}, "none")
+        with pytest.raises(UnsupportedError, match="several sequences"):
+            captured()
+    with opened(model) as context:
+        decode(context, text(model, 1, 5))
+        rows = context.read(0, 0, 5, base=0, dtype="f32")
+        context.clear()
+        with context.capturing(0) as captured:
+            context.splice(0, 0, text(model, 1, 5), rows, 0)
+            decode(context, text(model, 1, 5))
+            with pytest.raises(EngineError, match="position 5 was decoded, not 0"):
+                captured()
+
+
+def test_attention_alone_has_nothing_to_carry() -> None:
+    """A model without recurrent layers says so."""
+    with Model(zoo.zoo_model("llama-dense")) as model, opened(model) as context:
+        assert "no recurrent layers" in str(context.supports("carry"))
+        with pytest.raises(UnsupportedError, match="no recurrent layers"), context.capturing(0):
+            pass
+
+
+def test_a_context_computes_as_before_once_nothing_is_captured(load: Callable[[str], Model]) -> None:
+    """The graphs that capture are not used again."""
+    model = load("qwen35")
+    tokens = text(model, 1, 64)
+    with opened(model) as context:
+        decode(context, tokens)
+        decode(context, tokens)
+        wanted = logits(context)
+    with opened(model) as context:
+        with context.capturing(0):
+            decode(context, tokens)
+        decode(context, tokens)
+        assert np.array_equal(logits(context), wanted)

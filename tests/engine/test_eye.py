@@ -1,0 +1,324 @@
+"""Images that libmtmd looks at: their rows, decoded by us, move as a whole on every kind of model that sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+import pytest
+from projectors import image_bytes, write_projector
+from reference import decode, nmse
+
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.eye import Eye, Seen
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.patches import Patch
+from notes_cli.engine.segment import LayerRows, Media, Segment
+from notes_cli.errors import EngineError, ModelError
+from notes_cli.images import read_picture
+
+LoadZoo = Callable[..., Model]
+
+# A model of the zoo and a projector of a kind that such models are published with, or one that gives rows of the same
+# kind: on several axes, on one, or on one and seeing each other.
+PAIRS = [
+    ("qwen2vl-dense", "qwen2vl_merger"),
+    ("qwen3vl-dense", "qwen3vl_merger"),
+    ("qwen3vlmoe-moe", "qwen3vl_merger"),
+    ("glm4-dense", "qwen2vl_merger"),
+    ("glm4moe-moe", "qwen2vl_merger"),
+    ("paddleocr-moe", "qwen2vl_merger"),
+    ("llama-dense", "mlp"),
+    ("llama-dense", "pixtral"),
+    ("mistral3-dense", "pixtral"),
+    ("llama4-moe", "mlp"),
+    ("qwen2-dense", "mlp"),
+    ("qwen3-dense", "mlp"),
+    ("internlm2-dense", "mlp"),
+    ("minicpm-dense", "mlp"),
+    ("phi3-dense", "mlp"),
+    ("granite-dense", "mlp"),
+    ("deepseek2-moe", "mlp"),
+    ("smollm3-dense", "mlp"),
+    ("gemma3-dense", "gemma3"),
+    ("gemma3n-dense", "rows"),
+    ("gemma4-dense", "rows"),
+]
+BOUNDS = {"f32": 1e-6, "f16": 1e-5, "q8_0": 0.0}  # nmse of rows and logits; of q8_0 as far as it is off itself
+TARGET = 37
+random = np.random.default_rng(5)
+BEFORE, AFTER, QUESTION = (random.integers(0, 128, n).astype(np.int32) for n in (4, 6, 5))
+
+
+class Sight(NamedTuple):
+    model: Model
+    seen: Seen
+    other: Seen  # a second picture of the same size
+
+
+@pytest.fixture
+def sight(load_zoo: LoadZoo, tmp_path: Path) -> Callable[..., Sight]:
+    """Two pictures, seen with a model of the zoo and a projector of a kind."""
+
+    def see(name: str, kind: str, overrides: dict[str, object] | None = None) -> Sight:
+        model = load_zoo(name, overrides)
+        width = llama.llama_model_n_embd(model.handle)
+        if kind == "rows":  # the zoo has this one without a tokenizer, and there is no tiny projector of its kind
+            media, axes = (Media(1, 10, 9, "0" * 64, 8, 8),), None
+            some = [np.random.default_rng(seed).standard_normal((9, width)).astype(np.float32) for seed in (1, 2)]
+            return Sight(model, *(Seen(np.ones(11, np.int32), media, axes, (rows,), True) for rows in some))
+        deepstack = llama.llama_model_n_embd_inp(model.handle) // width - 1
+        path = write_projector(tmp_path / "mmproj.gguf", kind, width, deepstack=deepstack)
+        size = (12, 16) if kind in ("qwen2vl_merger", "qwen3vl_merger", "pixtral") else (8, 8)
+        with Eye(model, path) as eye:
+            seen = [eye.see(read_picture(image_bytes(*size, seed=seed), f"{seed}.png")) for seed in (1, 2)]
+            plan = eye.plan(read_picture(image_bytes(*size, seed=1), "1.png"))
+        assert (plan.tokens == seen[0].tokens).all() and plan.media == seen[0].media and not plan.rows
+        return Sight(model, *seen)
+
+    return see
+
+
+def context(model: Model, kind: str = "f32", **options: object) -> Context:
+    flash = "auto" if kind == "q8_0" else "off"
+    settings = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": kind, "type_v": kind}
+    return Context(model, ContextOptions(**{**settings, "flash_attention": flash, **options}))  # type: ignore[arg-type]
+
+
+def tell(ctx: Context, seen: Seen, position: int) -> int:
+    """Text, an image and text, from a position on, in a sequence that is empty; returns the next position."""
+    decode(ctx, BEFORE, position)
+    position += len(BEFORE)
+    for image, rows in zip(seen.media, seen.rows, strict=True):  # without the tokens that mark it
+        part = slice(image.first, image.last)
+        axes = None if seen.axes is None else seen.axes[part] - seen.axes[image.first, 0]
+        ctx.show(0, position, rows, axes, whole=seen.whole)
+        position += image.positions
+    decode(ctx, AFTER, position)
+    return position + len(AFTER)
+
+
+def span(seen: Seen) -> np.ndarray:
+    """A token for each row that `tell` makes."""
+    return np.concatenate([BEFORE, np.zeros(sum(one.rows for one in seen.media), np.int32), AFTER])
+
+
+def asked(ctx: Context, position: int) -> np.ndarray:
+    return np.stack([decode(ctx, [int(token)], position + i) for i, token in enumerate(QUESTION)])
+
+
+def rows_of(ctx: Context, seen: Seen, position: int) -> tuple[tuple[LayerRows, ...], np.ndarray | None]:
+    """All rows that `tell` made, rotated to position 0, and their axes where there are any."""
+    count = len(span(seen))
+    if seen.axes is None:
+        return ctx.read(0, position, count, base=0, dtype="f32"), None
+    return ctx.read_axes(0, position, count, base=0, dtype="f32")
+
+
+def distance(found: tuple[LayerRows, ...], wanted: tuple[LayerRows, ...]) -> float:
+    pairs = [(one, other) for a, b in zip(found, wanted, strict=True) for one, other in ((a.k, b.k), (a.v, b.v))]
+    return max(nmse(one, other) for one, other in pairs if one.size)  # MLA keeps no V
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+@pytest.mark.parametrize(("name", "projector"), PAIRS)
+def test_an_image_and_the_text_around_it_move(
+    sight: Callable[..., Sight], name: str, projector: str, kind: str
+) -> None:
+    """Spliced elsewhere, rows and a question after them are those of showing the image there; a wrong distance, or
+    another image's rows, are not."""
+    model, seen, other = sight(name, projector)
+    rows_kind = "f32" if kind == "f32" else "f16"
+    with context(model, rows_kind) as compiled, context(model, kind) as ours, context(model, kind) as stock:
+        end = tell(compiled, seen, TARGET) - TARGET
+        exact, right = rows_of(compiled, seen, TARGET)[0], asked(compiled, TARGET + end)
+        compiled.clear()
+        assert tell(compiled, seen, 0) == end
+        rows, axes = rows_of(compiled, seen, 0)
+        ours.splice(0, TARGET, span(seen), rows, 0, axes=axes)
+        tell(stock, seen, TARGET)
+        (found, where), (wanted, there) = rows_of(ours, seen, TARGET), rows_of(stock, seen, TARGET)
+        assert (where is None) == (there is None) and (where is None or (where == there).all())
+        logits = asked(stock, TARGET + end)
+        off, answered = distance(found, wanted), nmse(asked(ours, TARGET + end), logits)
+        assert off < max(BOUNDS[kind], 2 * distance(wanted, exact) if kind == "q8_0" else 0)
+        assert answered < max(BOUNDS[kind], 2 * nmse(logits, right) if kind == "q8_0" else 0)
+        wrong = 5 * max(BOUNDS[kind], answered)
+        ours.clear()
+        ours.splice(0, TARGET, span(seen), rows, 0, axes=axes, rotate=False)
+        assert nmse(asked(ours, TARGET + end), logits) > wrong
+        compiled.clear()
+        tell(compiled, other, 0)
+        ours.clear()
+        ours.splice(0, TARGET, span(seen), rows_of(compiled, other, 0)[0], 0, axes=axes)
+        assert nmse(asked(ours, TARGET + end), logits) > wrong
+
+
+def segment(notebook: Notebook, seen: Seen, name: str = "photo") -> Segment:
+    """The image at the start of this notebook, which is empty, as a segment."""
+    notebook.show(seen)
+    notebook.flush()
+    ctx = notebook.context
+    if seen.axes is None:
+        rows = ctx.read(notebook.sequence, 0, len(seen.tokens), base=0, dtype="f32")
+    else:
+        rows = ctx.read_axes(notebook.sequence, 0, len(seen.tokens), base=0, dtype="f32")[0]
+    identity = Identity("tiny", "tiny", "F32", "", "", "", "f32/f32", "")
+    nothing = np.zeros(0, np.int32)
+    return Segment(*(name, "", "image", seen.tokens, 0, nothing, (), identity, rows), media=seen.media, axes=seen.axes)
+
+
+@pytest.mark.parametrize(("name", "projector"), [("qwen2vl-dense", "qwen2vl_merger"), ("qwen2-dense", "mlp")])
+def test_a_notebook_with_images_goes_on_as_if_it_had_been_written_so(
+    sight: Callable[..., Sight], name: str, projector: str
+) -> None:
+    """Two images and texts, spliced: shared, cut back, a text before them replaced by a longer one, the context grown:
+    each equals decoding all of it from the beginning."""
+    model, seen, other = sight(name, projector)
+    with context(model) as ctx, context(model) as fresh, context(model) as scratch:
+        with Notebook(scratch) as one:
+            first = segment(one, seen, "first")
+        with Notebook(scratch) as one:
+            second = segment(one, other, "second")
+
+        def written(book: Notebook, before: np.ndarray, *, splice: bool) -> None:
+            book.append(before)
+            for part, image in ((first, seen), (second, other)):
+                if splice:
+                    book.splice(part)
+                else:
+                    book.show(image)
+                book.append(AFTER)
+
+        with Notebook(ctx) as book, Notebook(fresh) as wanted:
+            book.append(BEFORE)
+            book.splice(first)
+            book.append(AFTER)
+            rows = len(book)
+            book.splice(second)
+            book.append(AFTER)
+            before = book.logits()
+            with book.share() as other_book:
+                other_book.append(QUESTION)
+                shared = other_book.logits()
+            book.append(QUESTION)
+            assert nmse(book.logits(), shared) < 1e-9
+            book.truncate(len(book) - len(QUESTION))
+            assert nmse(book.logits(), before) < 1e-9
+            with pytest.raises(EngineError, match="inside of an image"):
+                book.truncate(len(BEFORE) + first.media[0].first + 1)
+            ctx.resize(n_ctx=512)
+            book.append(QUESTION)
+            assert nmse(book.logits(), shared) < 1e-9
+            book.truncate(rows)
+            longer = np.concatenate([BEFORE[:-1], QUESTION])
+            book.replace([Patch(len(BEFORE) - 1, len(BEFORE), tuple(QUESTION.tolist()))])
+            book.append(QUESTION)
+            # The rows of the first image were computed on their own, so a fresh notebook has them spliced, too.
+            wanted.append(longer)
+            wanted.splice(first)
+            wanted.append(AFTER)
+            wanted.append(QUESTION)
+            assert len(wanted) == len(book)
+            # What followed the changed words was moved as it is: the words after the image have seen the old ones.
+            assert nmse(book.logits(), wanted.logits()) < 0.2
+            book.rewrite([len(longer) + len(first) + i for i in range(len(AFTER))], AFTER)
+            book.truncate(len(book) - len(QUESTION))
+            book.append(QUESTION)
+            assert nmse(book.logits(), wanted.logits()) < 1e-6
+
+
+@pytest.mark.parametrize(("name", "projector"), [("qwen2vl-dense", "qwen2vl_merger"), ("qwen2-dense", "mlp")])
+def test_rows_of_an_image_are_never_decoded_as_tokens(sight: Callable[..., Sight], name: str, projector: str) -> None:
+    """A rewrite, a patch, a longer seam, giving up rows: refused or kept off, also where rows are one a position."""
+    model, seen, _ = sight(name, projector)
+    with context(model) as ctx, context(model) as scratch:
+        with Notebook(scratch) as one:
+            photo = segment(one, seen)
+        with Notebook(ctx) as book:
+            book.append(BEFORE)
+            book.splice(photo, seam=len(photo))
+            seam = photo.media[0].first
+            assert [piece.tokens for piece in book.pieces if piece.how == "seam"] == ([seam] if seam else [])
+            book.append(AFTER)
+            logits = book.logits()
+            inside = len(BEFORE) + photo.media[0].first + 1
+            for wrong in (
+                lambda: book.rewrite([inside], QUESTION[:1]),
+                lambda: book.replace([Patch(inside, inside + 1, (1, 2))]),
+                lambda: book.replace([Patch(0, 1, (5,))], also=[inside]),
+            ):
+                with pytest.raises(EngineError, match="are no words"):
+                    wrong()
+            with pytest.raises(EngineError, match="no part can be taken out"):
+                photo.slice(0, photo.media[0].first + 2)
+            with pytest.raises(EngineError, match="cannot be decoded again"):
+                book.set_aside(len(BEFORE))
+            book.truncate(len(book) - 1)
+            book.append(AFTER[-1:])
+            assert nmse(book.logits(), logits) < 1e-9
+
+
+def test_an_image_whose_rows_see_each_other_takes_one_micro_batch(sight: Callable[..., Sight]) -> None:
+    """Larger than the micro-batch it would end the process: refused, with what it takes, and nothing has changed."""
+    model, seen, _ = sight("gemma3-dense", "gemma3")
+    assert seen.whole
+    with context(model, n_ubatch=3) as ctx, Notebook(ctx) as book:
+        book.append(BEFORE)
+        before = book.logits()
+        with pytest.raises(EngineError, match="4 rows of this image see each other, and 3 fit"):
+            book.show(seen)
+        assert len(book) == len(BEFORE) and nmse(book.logits(), before) < 1e-9
+
+
+def test_one_that_does_not_fit_leaves_the_notebook_as_it_was(sight: Callable[..., Sight]) -> None:
+    """More rows than the context has room for: refused before anything is decoded."""
+    model, seen, _ = sight("qwen2vl-dense", "qwen2vl_merger")
+    with context(model) as ctx, Notebook(ctx) as book:
+        book.bound = 16
+        book.append(BEFORE)
+        book.flush()
+        with pytest.raises(EngineError, match="too small"):
+            book.show(seen)
+        assert len(book) == len(BEFORE) and book.intact
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("text", "its architecture is"),
+        ("wide", "mismatch between text model"),
+        ("deepseek4v", "cannot move"),
+        ("damaged", "were|bytes"),
+    ],
+)
+def test_a_wrong_projector_is_refused(load_zoo: LoadZoo, tmp_path: Path, wrong: str, message: str) -> None:
+    """A model, one of another width, one whose images depend on the prompt, half a file: one line, no abort."""
+    model = load_zoo("qwen2vl-dense")
+    path = write_projector(tmp_path / "mmproj.gguf", "qwen2vl_merger", 128 if wrong == "wide" else 256)
+    if wrong == "text":
+        path = model.path
+    elif wrong == "deepseek4v":
+        out = gguf.GGUFWriter(path, "clip")
+        out.add_string("clip.projector_type", wrong)
+        out.write_header_to_file()
+        out.write_kv_data_to_file()
+        out.write_ti_data_to_file()
+        out.close()
+    elif wrong == "damaged":
+        path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match=message):
+        Eye(model, path)
+
+
+def test_limits_that_no_image_meets_are_named(load_zoo: LoadZoo, tmp_path: Path) -> None:
+    """Fewer rows at most than at least: what is wrong are the limits, and not the projector."""
+    path = write_projector(tmp_path / "mmproj.gguf", "qwen2vl_merger", 256)
+    with pytest.raises(ModelError, match="makes no image of 2 rows"):
+        Eye(load_zoo("qwen2vl-dense"), path, max_tokens=2)

@@ -1,0 +1,183 @@
+"""Rows that go through buffers, as to a GPU, on this machine's memory: the same bits, and in how many calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from notes_cli.engine import native
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.model import Model
+from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.errors import DamagedError, EngineError
+from notes_cli.library.container import open_segment, open_stored, write_segment
+
+from ..conftest import MakeModel, MakeSegment
+
+SIZE = 4 << 20  # of a buffer (native/notes_stage.h)
+LINE = 32
+WIDTH = 1024  # elements of a row
+LONG = 4133  # rows: of f16 two buffers and something, of f32 four
+FORMS = [(lines, late) for lines in (False, True) for late in (False, True)]
+CACHES = [("f16", "on"), ("f16", "off"), ("f32", "off"), ("q8_0", "on"), ("bf16", "off")]
+TEXT = np.random.default_rng(7).integers(0, 256, 64).astype(np.int32)
+
+Made = tuple[list[np.ndarray], list[list[bytes]]]
+
+
+def options(kv: str, flash: str, n_ctx: int = 512, threads: int = 1) -> ContextOptions:
+    return ContextOptions(
+        n_ctx=n_ctx,
+        n_threads=threads,
+        type_k=kv,
+        type_v=kv,
+        flash_attention=flash,  # type: ignore[arg-type]
+        n_sequences=3,
+        unified=True,
+    )
+
+
+def kept(context: Context, sequence: int, count: int) -> list[bytes]:
+    layers = context.read(sequence, 0, count, base=0, dtype="f32")
+    return [part.tobytes() for layer in layers for part in (layer.k, layer.v)]
+
+
+def worked(context: Context) -> Made:
+    """Logits and rows of all that is done with rows: appended, rewritten, read, shared, spliced between those of
+    another sequence, and computed on."""
+    logits, rows = [], []
+    context.append({0: TEXT})
+    if context.supports("splice") is not None:  # recurrent: restored where it was
+        layers = context.read(0, 0, len(TEXT), base=0, dtype="f32")
+        context.clear()
+        context.splice(0, 0, TEXT, layers, 0)
+        context.append({0: TEXT[:3]})
+        return [context.logits()], [kept(context, 0, len(TEXT) + 3)]
+    context.rewrite(0, [5, 6, 20, 33], TEXT[:4])
+    moved = context.read(0, 8, 48, base=3)
+    rows.append(kept(context, 0, len(TEXT)))
+    for token in TEXT[:40]:  # cells of two sequences by turns, of which some become free
+        context.append({1: [int(token)], 2: [int(token)]}, output="none")
+    context.truncate(1, 0)
+    context.splice(1, 0, TEXT[8:56], moved, 3)
+    context.rewrite(1, [1, 7, 30], TEXT[:3])
+    context.truncate(0, 16)
+    context.splice(0, 16, TEXT[8:24], [one.cut(slice(0, 16)) for one in moved], 3)
+    rows += [kept(context, sequence, context.length(sequence)) for sequence in range(3)]
+    context.append(dict.fromkeys(range(3), TEXT[:3]))
+    logits += [context.logits(-1 - sequence) for sequence in range(3)]
+    return logits, rows
+
+
+KINDS = [*((kind, *cache) for kind in ("qwen3", "gemma3") for cache in CACHES), ("lfm2", "f16", "off")]
+
+
+@pytest.mark.parametrize(("kind", "kv", "flash"), KINDS)
+def test_the_same_bits_through_buffers(make_model: MakeModel, kind: str, kv: str, flash: str) -> None:
+    """Whatever is done with rows: through buffers, by lines or not, copied at once or late, nothing differs."""
+    with Model(make_model(kind)) as model:
+
+        def made() -> Made:
+            with Context(model, options(kv, flash)) as context:
+                return worked(context)
+
+        before = native.traffic().copies
+        logits, rows = made()
+        assert native.traffic().copies == before
+        for lines, late in FORMS:
+            with native.staged(lines=lines, late=late):
+                staged_logits, staged_rows = made()
+            assert native.traffic().copies > before
+            assert all(map(np.array_equal, staged_logits, logits)) and staged_rows == rows, (lines, late)
+
+
+@pytest.fixture(scope="module")
+def model(make_model: MakeModel) -> Iterator[Model]:
+    """Two layers of K and V rows of 2 KB in f16."""
+    with Model(make_model("qwen3", layers=2, embd=WIDTH, heads=32, kv_heads=32)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def path(make_segment: MakeSegment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A segment of an odd number of rows, more than some buffers hold."""
+    random = np.random.default_rng(3)
+
+    def rows() -> np.ndarray:
+        return random.standard_normal((LONG, WIDTH), np.float32).astype("f2")
+
+    layers = tuple(LayerRows(number, rows(), rows()) for number in range(2))
+    made: Segment = make_segment()
+    path: Path = tmp_path_factory.mktemp("staging") / "long.gguf"
+    write_segment(path, replace(made, tokens=np.zeros(LONG, np.int32), fields=(), layers=layers))
+    return path
+
+
+def placed(context: Context, segment: Segment, first: int = 0) -> list[bytes]:
+    """The rows after a splice of all of them, or those from `first` on, at a position that moves them by 3."""
+    context.clear()
+    context.append({0: TEXT[:5]})
+    context.splice(0, 5, segment.tokens[first:], segment.layers, segment.base + first, first=first)
+    return kept(context, 0, 5 + LONG - first)
+
+
+@pytest.mark.parametrize(("kv", "flash"), CACHES)
+def test_rows_of_several_buffers(model: Model, path: Path, kv: str, flash: str) -> None:
+    """From a file and from memory, an odd number of rows, by one thread, whose buffers take turns, and by three."""
+    segment = open_segment(path)
+    for threads in (1, 3):
+        with Context(model, options(kv, flash, LONG + 300, threads)) as context:
+            wanted = [placed(context, segment), placed(context, segment, 777)]
+            for lines, late in FORMS:
+                with native.staged(lines=lines, late=late):
+                    found = [placed(context, open_stored(path)), placed(context, open_stored(path), 777)]
+                    assert found == wanted and placed(context, segment) == wanted[0], (threads, lines, late)
+
+
+@pytest.mark.parametrize(("kv", "size"), [("f16", 2), ("f32", 4)])
+@pytest.mark.parametrize("lines", [True, False])
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_calls_are_counted(model: Model, path: Path, flash: str, lines: bool, kv: str, size: int) -> None:
+    """One call a buffer and tensor, and not one a row. Columns that cannot be copied by lines are read and written as a
+    whole: what is between them belongs to others."""
+    buffers = -(-LONG // ((SIZE // (WIDTH * size) - LINE) // LINE * LINE))
+    assert buffers > 2, "their turns come again"
+    whole = flash == "off" and not lines
+    with Context(model, options(kv, flash, LONG + 300)) as context, native.staged(lines=lines, late=False):
+        context.append({0: TEXT[:5]})
+        segment, counts = open_stored(path), [native.traffic().copies]
+        context.splice(0, 5, segment.tokens, segment.layers, segment.base)
+        counts.append(native.traffic().copies)
+        context.read(0, 5, LONG, base=0, dtype=kv)
+        counts.append(native.traffic().copies)
+    spliced, read = np.diff(counts)
+    assert spliced == len(segment.layers) * (buffers + (2 if whole else buffers))
+    assert read == len(segment.layers) * (buffers + (1 if whole else buffers))
+
+
+def test_what_is_refused_leaves_nothing(model: Model, path: Path, tmp_path: Path) -> None:
+    """A wrong byte in the last tensor, while rows before it are on their way: none of them counts, and none of what
+    another sequence has is touched."""
+    spoilt = tmp_path / "long.gguf"
+    data = bytearray(path.read_bytes())
+    segment = open_stored(path)
+    data[-5000] ^= 1
+    spoilt.write_bytes(data)
+    for lines, late in FORMS:
+        with Context(model, options("f16", "off", LONG + 600)) as context, native.staged(lines=lines, late=late):
+            context.append({1: TEXT})
+            before = kept(context, 1, len(TEXT))
+            with pytest.raises(DamagedError, match="checksum"):
+                context.splice(0, 0, segment.tokens, open_stored(spoilt).layers, segment.base)
+            assert context.length(0) == 0 and kept(context, 1, len(TEXT)) == before
+            bad = [LayerRows(rows.layer, rows.k.copy(), rows.v.copy()) for rows in open_segment(path).layers]
+            bad[1].v[LONG - 1, 3] = np.nan
+            with pytest.raises(EngineError, match="NaN"):
+                context.splice(0, 0, segment.tokens, bad, segment.base)
+            assert context.length(0) == 0 and kept(context, 1, len(TEXT)) == before
+            context.append({1: TEXT[:2]})
+            assert np.isfinite(context.logits()).all(), "free cells hold no NaN"

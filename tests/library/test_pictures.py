@@ -1,0 +1,102 @@
+"""Segments of images on disk: format 2, whose axes, images and bytes must fit each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from notes_cli.engine.segment import Q8_0, Media, Segment
+from notes_cli.errors import NewerError, SegmentError
+from notes_cli.library import container
+from notes_cli.library.container import open_segment, peek, write_segment
+
+MakeSegment = Callable[..., Segment]
+DATA = b"the bytes of a picture, 31 long"
+
+
+@pytest.fixture
+def photo(make_segment: MakeSegment) -> Segment:
+    """One token, four rows of an image that take two positions, one token."""
+    media = (Media(1, 5, 2, sha256(DATA).hexdigest(), 48, 24),)
+    axes = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]], np.int32)
+    return make_segment(6, media=media, axes=axes, projector="ab max=4", picture=DATA, fields=(), text="image")
+
+
+def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
+    """Its axes, its place among the rows, what made them and its own bytes."""
+    write_segment(tmp_path / "photo.gguf", photo)
+    found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
+    assert found.media == photo.media and (found.axes == photo.axes).all() and found.axes.dtype == np.int32
+    assert (found.projector, found.picture) == (photo.projector, DATA)
+    assert (info.media, info.projector, info.picture) == (photo.media, photo.projector, True)
+    assert found.positions == 4 and found.repairable == 1
+
+
+def test_texts_stay_readable_by_older_versions(
+    tmp_path: Path, photo: Segment, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text has format 1, byte for byte as before; one that reads 1 alone says of an image that it is newer."""
+    write_segment(tmp_path / "text.gguf", make_segment())
+    write_segment(tmp_path / "photo.gguf", photo)
+    monkeypatch.setattr(container, "FORMAT", 1)
+    assert open_segment(tmp_path / "text.gguf").media == ()
+    with pytest.raises(NewerError, match="has segment format 2, this version of notes reads 1"):
+        open_segment(tmp_path / "photo.gguf")
+
+
+def test_a_file_may_have_quantized_rows_and_an_image(tmp_path: Path, photo: Segment, make_segment: MakeSegment) -> None:
+    """Format 2 says neither which nor how many of its parts are there: each is read by its own keys."""
+    rows = make_segment(6, k=32, v=32, fields=(), text="image").layers
+    write_segment(tmp_path / "photo.gguf", replace(photo, layers=rows, kv="q8_0"))
+    found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
+    assert (found.kv, info.kv, info.dtype) == ("q8_0", "q8_0", "q8_0")
+    assert found.media == info.media == photo.media and found.picture == DATA
+    assert all(one.k.dtype == one.v.dtype == Q8_0 for one in found.layers)
+
+
+def other(photo: Segment, place: tuple[int, int], by: int) -> np.ndarray:
+    assert photo.axes is not None
+    axes = photo.axes.copy()
+    axes[place] += by
+    return axes
+
+
+WRONG = {
+    "a text that leaps": lambda one: {"axes": other(one, (5, 0), 1)},
+    "a row beyond the image": lambda one: {"axes": other(one, (2, 2), 1)},
+    "a row before it": lambda one: {"axes": other(one, (1, 1), -1)},
+    "a row at another time": lambda one: {"axes": other(one, (2, 0), 1)},
+    "no axes": lambda one: {"axes": None},
+    "too few axes": lambda one: {"axes": one.axes[:-1]},
+    "beyond the end": lambda one: {"media": (replace(one.media[0], last=7),)},
+    "no rows": lambda one: {"media": (replace(one.media[0], last=1),)},
+    "more positions than rows": lambda one: {"media": (replace(one.media[0], positions=5),)},
+    "one inside another": lambda one: {"media": (one.media[0], replace(one.media[0], first=2))},
+    "no digest": lambda one: {"media": (replace(one.media[0], sha256="12"),)},
+    "another image's bytes": lambda one: {"picture": DATA[:-1] + b"?"},
+    "bytes without an image": lambda one: {"media": (), "axes": None},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_is_refused(tmp_path: Path, photo: Segment, what: str) -> None:
+    """A file that was written with other axes, images or bytes than belong together: never read as good."""
+    write_segment(tmp_path / "photo.gguf", replace(photo, **WRONG[what](photo)))
+    with pytest.raises(SegmentError, match="damaged or not a segment"):
+        open_segment(tmp_path / "photo.gguf")
+
+
+def test_gguf_dump_reads_it(tmp_path: Path, photo: Segment) -> None:
+    """With the tensors and keys that docs/format.md names."""
+    write_segment(tmp_path / "photo.gguf", photo)
+    script = "from gguf.scripts.gguf_dump import main; main()"
+    command = [sys.executable, "-c", script, str(tmp_path / "photo.gguf")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(name in shown for name in ("notes.axes", "notes.picture", "notes.media", "notes.projector"))

@@ -1,0 +1,123 @@
+"""Tiny random projectors of several kinds, each for models of any width, and pictures to look at."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+KINDS = ("qwen2vl_merger", "qwen3vl_merger", "mlp", "gemma3", "idefics3", "pixtral")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a projector is. `image`: pixels of a side of the pictures of those that take one size."""
+
+    width: int = 16
+    heads: int = 2
+    hidden: int = 24  # not the width: else up and down are taken for swapped
+    layers: int = 2
+    patch: int = 2
+    image: int = 8
+
+
+TINY = Sizes()
+
+
+def write_projector(
+    path: Path, kind: str, width: int, sizes: Sizes = TINY, *, deepstack: int = 0, **metadata: int
+) -> Path:
+    """A projector of that kind for a model whose input has `width` numbers (without those of deepstack layers).
+    `metadata`: more keys."""
+    random = np.random.default_rng(KINDS.index(kind))
+    eye, hidden, patch = sizes.width, sizes.hidden, sizes.patch
+    out = gguf.GGUFWriter(path, "clip")
+    out.add_bool("clip.has_vision_encoder", True)
+    out.add_string("clip.projector_type", kind)
+    for key, value in {
+        "embedding_length": eye,
+        "attention.head_count": sizes.heads,
+        "feed_forward_length": hidden,
+        "block_count": sizes.layers,
+        "projection_dim": width,
+        "image_size": sizes.image,
+        "patch_size": patch,
+        **({"projector.scale_factor": 2} if kind in ("idefics3", "gemma3") else {}),
+    }.items():
+        out.add_uint32(f"clip.vision.{key}", value)
+    out.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    out.add_array("clip.vision.image_mean", [0.5] * 3)
+    out.add_array("clip.vision.image_std", [0.5] * 3)
+    if kind == "qwen3vl_merger":
+        out.add_array("clip.vision.is_deepstack_layers", [layer < deepstack for layer in range(sizes.layers)])
+    for key, number in metadata.items():
+        out.add_uint32(key.replace("__", "."), number)
+
+    def add(name: str, *shape: int, around: float = 0.0) -> None:
+        scale = 1 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.1
+        out.add_tensor(name, (around + scale * random.standard_normal(shape)).astype(np.float32))
+
+    add("v.patch_embd.weight", eye, 3, patch, patch)
+    if kind.startswith("qwen"):
+        add("v.patch_embd.weight.1", eye, 3, patch, patch)
+    if kind in ("qwen3vl_merger", "mlp", "gemma3", "idefics3"):
+        add("v.patch_embd.bias", eye)
+        add("v.position_embd.weight", (sizes.image // patch) ** 2, eye)
+    for layer in range(sizes.layers):
+        at = f"v.blk.{layer}."
+        for norm in ("ln1", "ln2"):
+            add(f"{at}{norm}.weight", eye, around=1)
+            if kind != "pixtral":
+                add(f"{at}{norm}.bias", eye)
+        linear = {"attn_out": (eye, eye), "ffn_up": (hidden, eye), "ffn_down": (eye, hidden)}
+        if kind == "qwen3vl_merger":
+            linear["attn_qkv"] = (3 * eye, eye)
+        else:
+            linear |= {f"attn_{one}": (eye, eye) for one in "qkv"}
+        for name, shape in linear.items():
+            add(f"{at}{name}.weight", *shape)
+            add(f"{at}{name}.bias", shape[0])
+        if layer < deepstack:
+            add(f"v.deepstack.{layer}.norm.weight", 4 * eye, around=1)
+            add(f"v.deepstack.{layer}.norm.bias", 4 * eye)
+            for name, shape in (("fc1", (4 * eye, 4 * eye)), ("fc2", (width, 4 * eye))):
+                add(f"v.deepstack.{layer}.{name}.weight", *shape)
+                add(f"v.deepstack.{layer}.{name}.bias", shape[0])
+    if kind.startswith("qwen"):
+        ends = {"mm.0": (4 * eye, 4 * eye), "mm.2": (width, 4 * eye)}
+    else:
+        ends = {
+            "mlp": {"mm.0": (width, eye), "mm.2": (width, width)},
+            "pixtral": {"mm.1": (width, eye), "mm.2": (width, width)},
+        }.get(kind, {})
+    for name, shape in ends.items():
+        add(f"{name}.weight", *shape)
+        add(f"{name}.bias", shape[0])
+    if kind == "gemma3":
+        add("mm.input_projection.weight", eye, width)  # transposed
+        add("mm.soft_emb_norm.weight", eye, around=1)
+    elif kind == "idefics3":
+        add("mm.model.fc.weight", width, 4 * eye)
+    elif kind == "pixtral":
+        add("v.token_embd.img_break", width)
+    if kind not in ("qwen2vl_merger", "pixtral"):
+        add("v.post_ln.weight", eye, around=1)
+        add("v.post_ln.bias", eye)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return path
+
+
+def image_bytes(width: int, height: int, seed: int = 0, kind: str = "PNG", **settings: object) -> bytes:
+    """A picture of noise, as a file."""
+    from PIL import Image
+
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, kind, **settings)
+    return buffer.getvalue()

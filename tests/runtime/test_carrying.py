@@ -1,0 +1,175 @@
+"""Skills on recurrent models, after another text than at their compile: carried where that is trusted, else decoded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from notes_cli.engine.pieces import Reason
+from notes_cli.engine.segment import Carry, Segment
+from notes_cli.errors import EngineError
+from notes_cli.explaining import why
+from notes_cli.library.container import open_stored, peek, write_segment
+from notes_cli.measure.verify import verify
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import UNCAPTURED, UNTRUSTED, compile_skill, compile_to_library, stale
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.erratum import Erratum
+from notes_cli.text.skill import Skill
+
+from ..conftest import MakeWorkspace
+
+FEES = Skill("fees", "", "fee: 12\nThe fee is due at once, and in full, by everybody.", (), "-")
+SYSTEM = "Be kind, and brief."
+
+
+@pytest.fixture(params=["lfm2", "mamba"])
+def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> Workspace:
+    """A hybrid, and a model of recurrent layers alone."""
+    return make_workspace(request.param)
+
+
+def compiled(workspace: Workspace, skill: Skill) -> Segment:
+    """With what carrying a state through it takes."""
+    with workspace.carrying(True):
+        return compile_skill(workspace, skill)
+
+
+@pytest.fixture
+def segment(workspace: Workspace, skill: Skill) -> Segment:
+    return compiled(workspace, skill)
+
+
+def logits(workspace: Workspace, prompt: Prompt, *, splice: bool = True) -> NDArray[np.float32]:
+    with assemble(workspace, prompt, splice=splice) as book:
+        return book.logits()
+
+
+def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
+
+
+def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
+    """The seam is decoded and the rest placed, with the words for it; without trust all of it is decoded."""
+    assert segment.carry is not None and segment.carry.nbytes > 0
+    prompt = Prompt("Why?", [segment], system=SYSTEM)
+    with assemble(workspace, prompt) as book:
+        assert book.count("spliced") == 0 and UNTRUSTED in why(book.pieces[1])
+    with workspace.carrying(True), assemble(workspace, prompt) as book:
+        seam, rest = [piece for piece in book.pieces if piece.name == "returns"]
+        assert (seam.how, seam.tokens, seam.reason) == ("seam", segment.carry.seam, Reason.OTHER_CONTEXT)
+        assert (rest.how, rest.tokens, rest.reason) == ("spliced", len(segment) - seam.tokens, Reason.CARRIED)
+        assert why(rest) == f"reused, keys rotated by {rest.moved:+d} positions, recurrent state carried through"
+        assert rest.moved == seam.position - segment.base > 0
+    with assemble(workspace, prompt) as book:
+        assert book.count("spliced") == 0
+
+
+def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
+    """The pieces of a carried skill are those of the real run."""
+    prompt = Prompt(
+        "Why?", [segment, compiled(workspace, FEES)], [Erratum("date", "2026-07-01", "date=2026-07-01")], SYSTEM
+    )
+    with workspace.carrying(True):
+        dry, done = assemble(workspace, prompt, dry=True), assemble(workspace, prompt)
+        dry.flush()
+        assert dry.pieces == done.pieces and dry.tokens.tolist() == done.tokens.tolist()
+        done.close()
+
+
+def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segment) -> None:
+    """After a system text: nearer to the recompute than with the state before it dropped, or the skill's left out."""
+    assert segment.carry is not None
+    prompt = Prompt("Why?", [segment], system=SYSTEM)
+    wanted = logits(workspace, prompt, splice=False)
+    with workspace.carrying(True):
+        found = off(logits(workspace, prompt), wanted)
+        for a, b in ((0.0, 1.0), (1.0, 0.0)):
+            parts = [replace(one, a=np.full_like(one.a, a), b=one.b * np.float32(b)) for one in segment.carry.load()]
+            if not any(len(one.a) for one in parts):
+                continue  # convolutions alone
+            wrong = replace(segment, carry=Carry.of(segment.carry.seam, segment.carry.tail, parts))
+            assert off(logits(workspace, replace(prompt, segments=[wrong])), wanted) > 2 * found
+
+
+def test_the_second_skill_is_carried_after_the_first(workspace: Workspace, segment: Segment) -> None:
+    """The first one is restored, the second carried, and the answer goes on from there."""
+    fees = compiled(workspace, FEES)
+    with workspace.carrying(True), assemble(workspace, Prompt("Why?", [segment, fees])) as book:
+        how = [(piece.name, piece.reason) for piece in book.pieces if piece.kind == "splice"]
+        assert how == [("returns", Reason.RESTORED), ("fees", Reason.OTHER_CONTEXT), ("fees", Reason.CARRIED)]
+        assert np.isfinite(book.logits()).all()
+
+
+def test_from_its_file_as_from_memory(workspace: Workspace, segment: Segment, tmp_path: Path) -> None:
+    """What is read back carries as what was captured, also when its rows are looked at first."""
+    write_segment(tmp_path / "a.gguf", segment)
+    prompt = Prompt("Why?", [segment], system=SYSTEM)
+    with workspace.carrying(True):
+        wanted = logits(workspace, prompt)
+        for _ in range(2):
+            stored = open_stored(tmp_path / "a.gguf")
+            np.testing.assert_array_equal(logits(workspace, replace(prompt, segments=[stored])), wanted)
+
+
+def test_a_skill_of_a_few_tokens_is_decoded(workspace: Workspace) -> None:
+    """There is nothing between its seam and its end."""
+    yes = Skill("yes", "", "y", (), "-")
+    segment = compiled(workspace, yes)
+    assert segment.carry is None
+    write_segment(workspace.library.path("yes", workspace.identity), segment)
+    with workspace.carrying(True):
+        assert not stale(workspace, yes, workspace.library.path("yes", workspace.identity))
+        with assemble(workspace, Prompt("Why?", [segment], system=SYSTEM)) as book:
+            assert "was not captured" in why(book.pieces[1]) and book.count("spliced") == 0
+
+
+def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill) -> None:
+    """A compile takes the time and the bytes of capturing where that is of use; once it is, what has none is stale."""
+    first = compile_to_library(workspace, skill)
+    assert peek(first.path).carried == 0 and not compile_to_library(workspace, skill).reasons
+    with workspace.carrying(True):
+        with assemble(workspace, Prompt("Why?", [open_stored(first.path)], system=SYSTEM)) as book:
+            assert UNCAPTURED in why(book.pieces[1]) and book.count("spliced") == 0
+        assert compile_to_library(workspace, skill).reasons == (UNCAPTURED,)
+        assert peek(first.path).carried > 0 and not compile_to_library(workspace, skill).reasons
+    assert not compile_to_library(workspace, skill).reasons  # what is there more is no reason
+
+
+def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segment) -> None:
+    """With trust, after a text; without, at the start, where it was compiled."""
+    with workspace.carrying(True):
+        report = verify(workspace, Prompt("", [segment], system=SYSTEM), ["Why?"], choices=["yes", "no"])
+    (case,) = report.cases
+    assert case.moved and case.spliced > 0 and 0.9 < case.cosine <= 1
+    assert report.control.verdict == "nothing" and "does not rotate its keys" in report.control.why
+
+
+def test_an_interrupted_carry_is_not_gone_on_with(
+    workspace: Workspace, segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state has been written over that nobody can bring back: the notebook refuses what would follow it."""
+    context = workspace.context
+    carry = context.carry
+
+    def interrupted(*given: Any) -> None:
+        carry(*given)
+        raise KeyboardInterrupt
+
+    book = workspace.notebook()
+    book.append(workspace.model.tokenize(SYSTEM))
+    book.open_carry(segment)
+    book.flush()
+    monkeypatch.setattr(context, "carry", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        book.carry(segment)
+    assert not book.intact
+    book.append([65])
+    with pytest.raises(EngineError):
+        book.flush()
+    book.close()

@@ -1,0 +1,287 @@
+"""Images in prompts, on the small model that sees: compiled once, spliced anywhere, never taken for one another."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from projectors import image_bytes, write_projector
+from reference import decode, nmse
+
+from notes_cli import config
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.eye import Seen
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import EngineError, ModelError, SegmentError, SkillError
+from notes_cli.library.container import open_segment, peek
+from notes_cli.runtime.asking import Answer, Request, ask, explain
+from notes_cli.runtime.assembling import Prompt, assemble, parse_errata, parts_of
+from notes_cli.runtime.batch import ask_many
+from notes_cli.runtime.compiling import compile_to_library, stale
+from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.skill import Skill, load_skill
+
+
+@pytest.fixture
+def seeing(home: Path) -> Iterator[Workspace]:
+    model, projector = config.shipped_eye()
+    with Workspace(model, ContextOptions(n_ctx=512, n_threads=1), projector=projector) as workspace:
+        yield workspace
+
+
+def photo(folder: Path, seed: int = 1, name: str = "photo", size: tuple[int, int] = (48, 48)) -> Skill:
+    path = folder / f"{name}.png"
+    path.write_bytes(image_bytes(*size, seed=seed))
+    return load_skill(path)
+
+
+def compiled(workspace: Workspace, skill: Skill) -> Segment:
+    return workspace.open(compile_to_library(workspace, skill).path)
+
+
+def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> np.ndarray:
+    with assemble(workspace, prompt, **how) as notebook:  # type: ignore[arg-type]
+        return notebook.logits()
+
+
+def test_a_spliced_image_is_the_image(seeing: Workspace, tmp_path: Path) -> None:
+    """At the place where it was compiled it is exact, and another image's rows are another thing. (How close it is
+    elsewhere: bench/images.py.)"""
+    one, two = (compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2))
+    assert len(one) == 18 and one.positions == 6 and one.base == 3
+
+    def off(prompt: Prompt, wanted: np.ndarray, **how: bool) -> float:
+        return float(np.square(logits(seeing, prompt, **how) - wanted).sum() / np.square(wanted).sum())
+
+    here = Prompt("What colour is the circle?", [one])
+    exact = logits(seeing, here, splice=False)
+    assert off(here, exact) < 1e-5
+    assert off(replace(here, segments=[replace(two, name=one.name)]), exact) > 1e-3
+    far = replace(here, system="Be brief. " * 30)
+    assert off(far, logits(seeing, far, splice=False)) < 0.05
+
+
+@pytest.mark.parametrize("place", ["early", "late"])
+def test_several_images_and_texts_in_any_order(seeing: Workspace, tmp_path: Path, place: str) -> None:
+    """Each piece has its rows, whatever is before it; what is decoded with images among it is counted so."""
+    images = [compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2)]
+    (tmp_path / "note.txt").write_text("Answer in one word.")
+    text = compiled(seeing, load_skill(tmp_path / "note.txt"))
+    prompt = Prompt("What is the total?", [images[0], text, images[1]], place=place)
+    with assemble(seeing, prompt) as notebook:
+        notebook.logits()
+        assert [piece.name for piece in notebook.pieces if piece.how == "spliced"] == ["photo-1", "note", "photo-2"]
+        assert len(notebook) - notebook.position(len(notebook)) == 2 * 12  # rows beyond positions
+        tokens = notebook.tokens
+    with assemble(seeing, prompt, splice=False) as notebook:
+        notebook.logits()
+        assert (notebook.tokens == tokens).all() and not notebook.count("spliced")
+
+
+def test_another_image_of_the_same_name_and_size_is_compiled(seeing: Workspace, tmp_path: Path) -> None:
+    """Its tokens are the same; the digest of its bytes tells it apart."""
+    first = compile_to_library(seeing, photo(tmp_path, 1))
+    before = open_segment(first.path)
+    assert not compile_to_library(seeing, photo(tmp_path, 1)).reasons
+    second = compile_to_library(seeing, photo(tmp_path, 2))
+    after = open_segment(second.path)
+    assert second.reasons and second.path == first.path
+    assert (before.tokens == after.tokens).all() and before.media != after.media
+    assert any((a.v != b.v).any() for a, b in zip(before.layers, after.layers, strict=True))
+
+
+def test_other_limits_or_another_projector_compile_it_again(seeing: Workspace, tmp_path: Path) -> None:
+    """What decides the rows is kept with them; without a projector at hand the image is what it was."""
+    skill = photo(tmp_path)
+    path = compile_to_library(seeing, skill).path
+    info = peek(path)
+    assert "max=16" in info.projector and info.projector == seeing.projector
+    model, projector = config.shipped_eye()
+    options = ContextOptions(n_ctx=512, n_threads=1)
+    with Workspace(model, options, projector=projector, image_tokens=(None, 9)) as other:
+        assert stale(other, skill, path) == [
+            "the projector, or its limits, have changed",
+            "its text gives different tokens now",
+        ]
+        with pytest.raises(SegmentError, match="or with other limits"):
+            logits(other, Prompt("What?", [other.open(path)]), splice=False)
+        assert len(compiled(other, skill)) == 11
+    with Workspace(model, options) as blind:
+        assert stale(blind, skill, path) == []
+        assert blind.open(path).name == "photo"
+        with pytest.raises(ModelError, match="is to look at an image, which takes its projector"):
+            logits(blind, Prompt("What?", [blind.open(path)]), splice=False)
+        with pytest.raises(ModelError, match="takes its projector"):
+            compile_to_library(blind, photo(tmp_path, 2, "other"))
+
+
+def test_decoded_images_share_no_prefix(seeing: Workspace, tmp_path: Path) -> None:
+    """Of two images the tokens are the same: who goes on from live rows is told which image they are of, spliced or
+    decoded."""
+    images = [compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2)]
+    for splice in (True, False):
+        prefixes = Prefixes()
+        prompts = [Prompt("What is the total?", [image]) for image in images]
+        layouts = [prefixes.layout(one, parts_of(seeing, one), 1, splice=splice) for one in prompts]
+        with assemble(seeing, prompts[0], splice=splice) as notebook:
+            notebook.flush()
+            prefixes.add(notebook, layouts[0], "")
+            assert prefixes.find(layouts[0], "")[1] > 3 + len(images[0])
+            assert prefixes.find(layouts[1], "")[1] == 3  # the opening of the system message
+
+
+def test_what_cannot_be_spliced_is_looked_at_again(
+    seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its rows may not move an image is decoded from its own bytes, and never from its tokens."""
+    image = compiled(seeing, photo(tmp_path))
+    prompt = Prompt("What is the total?", [image], system="Be brief.")
+    monkeypatch.setattr(seeing.context, "can_move", lambda *_: "for this test")
+    with assemble(seeing, prompt) as notebook:
+        (piece,) = [piece for piece in notebook.pieces if piece.name == "photo"]
+        assert piece.refused and piece.how == "decoded"
+        found = notebook.logits()
+    assert np.allclose(found, logits(seeing, prompt, splice=False), atol=1e-5)
+    with pytest.raises(SegmentError, match="holds no image"):
+        seeing.look(replace(image, picture=b""))
+
+
+def test_a_mark_in_the_words_of_a_user_is_words(seeing: Workspace) -> None:
+    """libmtmd's marker, and the model's own, in a question: neither asks for an image, nor is one."""
+    with assemble(seeing, Prompt("What is <__media__> and <|vision_start|><|image_pad|>?")) as notebook:
+        structure = {3, 4, 5}  # the marks of an image
+        assert not structure & set(notebook.tokens.tolist())
+        notebook.logits()
+
+
+def test_an_image_has_no_blocks_and_joins_no_texts(seeing: Workspace, tmp_path: Path) -> None:
+    """Refused with a reason, before anything is computed."""
+    skill = photo(tmp_path)
+    with pytest.raises(SkillError, match="is an image, which has no blocks"):
+        compile_to_library(seeing, skill, blocks=2)
+    image = compiled(seeing, skill)
+    with pytest.raises(EngineError, match="no part can be taken out"):
+        image.slice(0, 4)
+
+
+def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path) -> None:
+    """Another file under its name, or in its place, while the first one is at work: never the digest of the second."""
+    model, projector = config.shipped_eye()
+    path = Path(shutil.copy(projector, tmp_path / "mmproj.gguf"))
+    with Workspace(model, ContextOptions(n_threads=1), projector=path) as workspace:
+        _ = workspace.eye
+        path.rename(tmp_path / "moved.gguf")
+        write_projector(path, "qwen2vl_merger", 128)
+        with pytest.raises(ModelError, match="was changed after it was loaded"):
+            _ = workspace.projector  # its change time is another one: who can say that it is the same?
+    path.unlink()
+    shutil.copy(projector, path)
+    with Workspace(model, ContextOptions(n_threads=1), projector=path) as workspace:
+        _ = workspace.eye
+        other = write_projector(tmp_path / "other.gguf", "qwen2vl_merger", 128)
+        path.write_bytes(other.read_bytes())
+        with pytest.raises(ModelError, match="was changed after it was loaded"):
+            _ = workspace.projector
+
+
+def test_an_image_may_be_shown_twice(seeing: Workspace, tmp_path: Path) -> None:
+    """By one name or by two, as a skill and in the question: each time it has rows of its own, and an answer."""
+    skill = photo(tmp_path)
+    request = Request("What is the total?", [compiled(seeing, skill)], images=[skill.source, skill.source], limit=2)
+    plan = explain(seeing, request)
+    names = [piece.name for piece in plan.notebook.pieces if piece.how == "spliced"]
+    assert names == ["photo", "photo-2", "photo-3"]
+    assert ask(seeing, request).counts.spliced == 3 * 18 - 2  # two are at other places
+
+
+@pytest.mark.parametrize("order", [("photo",), ("note", "photo"), ("photo", "note"), ("note", "photo", "note-2")])
+def test_what_precedes_an_image_waits_for_nothing(seeing: Workspace, tmp_path: Path, order: tuple[str, ...]) -> None:
+    """Where the few tokens before a skill are decoded with the question, an image among the skills has the rows and
+    the logits that it has where they are decoded before."""
+    known = {"photo": compiled(seeing, photo(tmp_path))}
+    for name in ("note", "note-2"):
+        (tmp_path / f"{name}.txt").write_text("Answer in one word.")
+        known[name] = compiled(seeing, load_skill(tmp_path / f"{name}.txt"))
+    prompt = Prompt("What is the total?", [known[name] for name in order], system="Be brief.")
+    assert nmse(logits(seeing, prompt, later=True), logits(seeing, prompt)) < 1e-5
+
+
+def test_many_questions_about_an_image(seeing: Workspace, tmp_path: Path) -> None:
+    """Each is answered as alone, the image in cells that all share; what is no image is refused, not dropped."""
+    path = photo(tmp_path).source
+    (tmp_path / "note.txt").write_text("Answer in one word.")
+    note = compiled(seeing, load_skill(tmp_path / "note.txt"))
+    questions = "What is the total?", "What is the day?"
+    asked = [Request(question, [note], images=[path], limit=3) for question in questions]
+    answers = [answer for _, answer in ask_many(seeing, asked)]
+    for request, answer in zip(asked, answers, strict=True):
+        assert isinstance(answer, Answer) and answer.text == ask(seeing, request).text
+        assert [piece.name for piece in answer.pieces if piece.how == "spliced"] == ["note", "photo"]
+        assert answer.counts.shared > len(note) + 18
+    ((_, refused),) = ask_many(seeing, [replace(asked[0], splice=[], images=[str(tmp_path / "note.txt")])])
+    assert isinstance(refused, SkillError) and "is a text, and no image" in refused.what
+
+
+def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segment], Seen]) -> Segment:
+    """The segment computed anew with what it begins after, so that its first row is at a position."""
+    scratch.clear()
+    decode(scratch, segment.context, place - len(segment.context))
+    if not segment.media:
+        decode(scratch, segment.tokens, place)
+        return replace(segment, base=place, layers=scratch.read(0, place, len(segment), base=place, dtype="f32"))
+    seen, done, at = look(segment), 0, place
+    for image, rows in zip(seen.media, seen.rows, strict=True):
+        decode(scratch, seen.tokens[done : image.first], at)
+        at += image.first - done
+        assert seen.axes is not None
+        inside = seen.axes[image.first : image.last] - seen.axes[image.first, 0]
+        scratch.show(0, at, rows, inside, whole=seen.whole)
+        done, at = image.last, at + image.positions
+    decode(scratch, seen.tokens[done:], at)
+    rows = scratch.read_axes(0, place, len(segment), base=place, dtype="f32")[0]
+    return replace(segment, base=place, layers=rows)
+
+
+def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path) -> None:
+    """Images of any size and texts, in any order and number, early, late or with the question, with any seam, after an
+    erratum: the logits are those with each of them computed anew at the very place. Without rotation they are not."""
+    chance = random.Random(15)
+    model, projector = config.shipped_eye()
+    options = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", flash_attention="off")
+    with (
+        Workspace(model, options, projector=projector) as workspace,
+        Context(workspace.model, options) as scratch,
+    ):
+        sizes = ((48, 48), (96, 12), (20, 70), (36, 60))
+        known = [compiled(workspace, photo(tmp_path, seed, f"p{seed}", size)) for seed, size in enumerate(sizes)]
+        for name, text in (("note", "Answer in one word."), ("long", "A receipt has a day and a total. " * 4)):
+            (tmp_path / f"{name}.txt").write_text(text)
+            known.append(compiled(workspace, load_skill(tmp_path / f"{name}.txt")))
+        wrong = []
+        for _ in range(24):
+            segments = chance.sample(known, chance.randint(1, 4))
+            prompt = Prompt(
+                chance.choice(("What is the total?", "What is the day?")),
+                segments,
+                parse_errata(["the receipt is void."] * chance.randint(0, 1), segments),
+                "Be brief. " * chance.randint(0, 12),
+                place=chance.choice(("early", "late")),
+                shown=frozenset(one.name for one in segments if one.media and chance.random() < 0.5),
+            )
+            seam, places = chance.randint(0, 3), {}
+            with assemble(workspace, prompt, seam=seam) as notebook:
+                found = notebook.logits()
+                for piece in notebook.pieces:
+                    places.setdefault(piece.name, notebook.position(piece.position))
+            again = [there(scratch, one, places[one.name], workspace.look) for one in segments]
+            with assemble(workspace, replace(prompt, segments=again), seam=seam) as notebook:
+                assert nmse(found, notebook.logits()) < 1e-5
+            with assemble(workspace, prompt, seam=seam, rotate=False) as notebook:
+                wrong.append(nmse(found, notebook.logits()))
+        assert np.median(wrong) > 1e-4

@@ -1,0 +1,200 @@
+"""Compiles whose files keep rows as q8_0: computed as ever, rounded once at the end, and never gone on from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import KEPT, Segment, floats
+from notes_cli.errors import SegmentError, UnsupportedError
+from notes_cli.explaining import why
+from notes_cli.library import begun
+from notes_cli.library.container import open_segment, peek, small, write_segment
+from notes_cli.runtime import compiling
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan
+from notes_cli.runtime.importing import import_segment
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.erratum import Erratum
+from notes_cli.text.skill import Skill
+
+from ..conftest import MakeWorkspace
+
+TEXT = "date: 2026-06-01\n" + "".join(f"Rule {number} is said here.\n" for number in range(12))
+SMALL = [kv for kv in KEPT if kv != "f16"]
+
+
+def text_of(words: str) -> Skill:
+    from notes_cli.text.skill import parse_skill
+
+    return parse_skill(words, source="rules.txt", default="rules")
+
+
+def bits(segment: Segment) -> list[bytes]:
+    return [part.tobytes() for layer in segment.layers for part in (layer.k, layer.v)]
+
+
+@pytest.mark.parametrize("kv", SMALL)
+def test_rows_are_those_of_f16_rounded(workspace: Workspace, kv: str) -> None:
+    """The same tokens in the same cache: what the file keeps is the only difference. It takes no prefill to make a file
+    smaller, and a whole one to go back."""
+    skill = text_of(TEXT)
+    first = compile_to_library(workspace, skill)
+    exact = open_segment(first.path)
+    done = compile_to_library(workspace, skill, kv=kv)
+    assert done.reasons == (f"its rows are kept as f16, not as {kv}",) and done.decoded == 0
+    kept = open_segment(done.path)
+    assert bits(kept) == bits(small(replace(exact, kv=kv))) != bits(exact)
+    assert done.path == first.path and done.kv == peek(done.path).kv == kv  # the same skill for the same contexts
+    assert compile_to_library(workspace, skill, kv=kv).reasons == ()
+    back = compile_to_library(workspace, skill, kv="f16")
+    assert back.reasons == (f"its rows are kept as {kv}, not as f16",) and back.decoded == back.tokens
+    assert bits(open_segment(back.path)) == bits(exact)
+
+
+@pytest.mark.parametrize("kv", SMALL)
+@pytest.mark.parametrize("blocks", [None, 3])
+def test_rounded_rows_are_no_source(workspace: Workspace, kv: str, blocks: int | None) -> None:
+    """A changed text is computed from its first token on, not from rows that were rounded: it has the rows of a compile
+    that knew nothing. The control: those of an f16 file are taken."""
+    changed = text_of(TEXT.replace("Rule 11", "Rule 99"))
+    for before, after in ((kv, kv), (kv, "f16"), ("f16", kv)):
+        workspace.library.path("rules", workspace.identity).unlink(missing_ok=True)
+        compile_to_library(workspace, text_of(TEXT), kv=before, blocks=blocks)
+        done = compile_to_library(workspace, changed, kv=after)
+        assert (done.decoded == done.tokens) == (before != "f16"), (before, after)
+        if before != "f16":
+            fresh = compile_skill(workspace, changed, blocks=blocks, kv=after)
+            assert bits(open_segment(done.path)) == bits(fresh)
+
+
+def test_what_is_not_said_stays(workspace: Workspace) -> None:
+    """A compile that does not ask for a type keeps the file's own, also of a changed text and by force."""
+    compile_to_library(workspace, text_of(TEXT), kv="f16/q8_0")
+    for words, force in ((TEXT, False), (TEXT + "One more.", False), (TEXT, True)):
+        assert compile_to_library(workspace, text_of(words), force=force).kv == "f16/q8_0"
+
+
+def test_an_interrupted_compile_goes_on_exactly(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept on the way is not rounded: the file is that of a compile that nobody interrupted."""
+    monkeypatch.setattr(compiling, "KEEP", 0.0)
+    monkeypatch.setattr(compiling, "COST", 0.0)
+    workspace = Workspace(workspace.model.path, replace(workspace.options, n_ubatch=64))
+    with workspace:
+
+        def stop(done: int, total: int) -> None:
+            if done > 0.6 * total:
+                raise KeyboardInterrupt
+
+        whole = compile_skill(workspace, text_of(TEXT), kv="q8_0")
+        with pytest.raises(KeyboardInterrupt):
+            compile_to_library(workspace, text_of(TEXT), progress=stop, kv="q8_0")
+        path = workspace.library.path("rules", workspace.identity)
+        assert peek(begun.beside(path)).kv == "f16"
+        done = compile_to_library(workspace, text_of(TEXT), kv="q8_0")
+        assert 0 < done.decoded < done.tokens and bits(open_segment(path)) == bits(whole)
+
+
+def test_rows_whose_rounding_is_seen_are_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written then, and what is there stays. The logits are compared: other rows would not do."""
+    skill = text_of(TEXT)
+    path = compile_to_library(workspace, skill).path
+    before = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(compiling, "NEAR", 1.1)
+        with pytest.raises(UnsupportedError, match="rules cannot be kept as q8_0: the logits after it would have"):
+            compile_to_library(workspace, skill, kv="q8_0")
+    assert path.read_bytes() == before
+
+    def spoilt(segment: Segment) -> Segment:
+        return replace(segment, layers=tuple(replace(rows, k=rows.k, v=-rows.v) for rows in segment.layers))
+
+    monkeypatch.setattr(compiling, "small", spoilt)
+    with pytest.raises(UnsupportedError, match="the logits after it"):
+        compile_to_library(workspace, skill, kv="q8_0")
+
+
+def test_where_rows_cannot_be_kept_so(make_workspace: MakeWorkspace) -> None:
+    """Rows of 48 numbers, and none that are rotated nor not: one line, before anything is computed."""
+    workspace = make_workspace("mistral", embd=96, kv_heads=2)
+    with pytest.raises(UnsupportedError, match="those of layer 0 have 48 numbers, and q8_0 takes 32 at a time"):
+        plan(workspace, text_of(TEXT), kv="q8_0")
+    workspace = make_workspace("mamba")
+    with pytest.raises(UnsupportedError, match="cannot be kept as f16/q8_0: it has none"):
+        plan(workspace, text_of(TEXT), kv="f16/q8_0")
+
+
+def test_rows_that_cannot_be_moved(make_workspace: MakeWorkspace) -> None:
+    """They are put back with their left context and the state, which is not rounded."""
+    workspace = make_workspace("lfm2")
+    exact = compile_skill(workspace, text_of(TEXT))
+    kept = compile_skill(workspace, text_of(TEXT), kv="q8_0")
+    assert kept.pinned and kept.nbytes < exact.nbytes
+    for one, other in zip(kept.layers, exact.layers, strict=True):
+        assert one.part != "state" or (one.k.tobytes(), one.v.tobytes()) == (other.k.tobytes(), other.v.tobytes())
+    logits = []
+    for segment in (exact, kept):
+        notebook = assemble(workspace, Prompt("Why?", [segment]))
+        assert any(piece.how == "spliced" for piece in notebook.pieces)
+        logits.append(notebook.logits())
+        notebook.close()
+    assert _cosine(*logits) > 0.99
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+
+
+def test_what_comes_after_such_a_splice(workspace: Workspace) -> None:
+    """Errata, rewriting, changes of another length and shared prefixes go on from it as from any other, and the answer
+    is near that after f16 rows. It says how it was kept."""
+    skill = text_of(TEXT)
+    results: dict[str, list[np.ndarray]] = {}
+    for kv in ("f16", "q8_0"):
+        segment = workspace.open(compile_to_library(workspace, skill, kv=kv).path)
+        found = results.setdefault(kv, [])
+        for errata in ([], [Erratum("date", "2027-01-02", "")]):
+            with assemble(workspace, Prompt("Why?", [segment], system="Be brief.", errata=errata)) as notebook:
+                found.append(notebook.logits())
+                told = [why(piece) for piece in notebook.pieces if piece.how == "spliced"]
+                assert all(("kept as q8_0 (" in one) == (kv == "q8_0") for one in told) and told
+                with notebook.share() as other:
+                    other.append([5, 6, 7])
+                    found.append(other.logits())
+                place = len(notebook) - 40
+                notebook.rewrite([place, place + 2], np.array([65, 66], np.int32))
+                found.append(notebook.logits())
+    for one, other in zip(results["f16"], results["q8_0"], strict=True):
+        assert not np.array_equal(one, other) and _cosine(one, other) > 0.99
+
+
+def test_a_part_of_it_can_be_placed(workspace: Workspace) -> None:
+    """A slice has the rows of the whole."""
+    segment = open_segment(compile_to_library(workspace, text_of(TEXT), kv="q8_0").path)
+    part = segment.slice(20, 50)
+    with Notebook(workspace.context) as notebook:
+        notebook.append([1, 2, 3])
+        notebook.splice(part)
+        found = workspace.context.read(notebook.sequence, 3, 30, base=3, dtype="f32")
+    for one, other in zip(found, segment.layers, strict=True):
+        assert np.array_equal(one.v, floats(other.v)[20:50].astype(np.float16))
+
+
+def test_another_takes_it_over_as_it_is(workspace: Workspace, tmp_path: Path) -> None:
+    """A sample is computed again and compared; what is taken has the same bytes. One that was forged is refused."""
+    path = compile_to_library(workspace, text_of(TEXT), kv="q8_0").path
+    (tmp_path / "a.gguf").write_bytes(path.read_bytes())
+    path.unlink()
+    taken = import_segment(workspace, tmp_path / "a.gguf")
+    assert taken.how == "rows" and peek(taken.path).kv == "q8_0"
+    assert bits(open_segment(taken.path)) == bits(open_segment(tmp_path / "a.gguf"))
+    taken.path.unlink()
+    forged = open_segment(tmp_path / "a.gguf")
+    layers = tuple(replace(rows, v=rows.v[::-1].copy()) for rows in forged.layers)
+    write_segment(tmp_path / "b.gguf", replace(forged, layers=layers))
+    with pytest.raises(SegmentError, match="does not hold what this model computes"):
+        import_segment(workspace, tmp_path / "b.gguf")

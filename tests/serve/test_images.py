@@ -1,0 +1,114 @@
+"""Images in messages, as OpenAI's interface has them: matched by their bytes, never fetched, never text."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from projectors import image_bytes
+
+from notes_cli import config
+from notes_cli.api import Model
+from notes_cli.config import Paths
+from notes_cli.engine.context import ContextOptions
+from notes_cli.images import read_picture
+from notes_cli.runtime.workspace import Workspace
+
+from .conftest import Served, started, told
+
+ONE, TWO = (image_bytes(48, 48, seed=seed) for seed in (1, 2))
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server over the small model that sees, with one image compiled under a name of its own."""
+    home = tmp_path_factory.mktemp("seeing")
+    model, projector = config.shipped_eye()
+    (home / "photo.png").write_bytes(ONE)
+    options = ContextOptions(n_threads=1)
+    with Model(Workspace(model, options, paths=Paths.under(home), projector=projector)) as opened:
+        opened.compile(home / "photo.png")
+    with started(home, model=model, projector=projector) as served:
+        yield served
+
+
+def image(data: bytes, kind: str = "png") -> dict[str, Any]:
+    url = f"data:image/{kind};base64,{b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}
+
+
+def shown(*parts: Any) -> list[dict[str, Any]]:
+    content = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in parts]
+    return [{"role": "user", "content": content}]
+
+
+def test_an_image_is_known_by_its_bytes(seeing: Served) -> None:
+    """One that was compiled is spliced, whatever it is called; another of the same size is compiled, and kept; each is
+    answered with as alone."""
+    found = seeing.chat(shown(image(ONE), "What is the total?"), notes={"explain": True})
+    named = [one for one in found["notes"]["pieces"] if one["name"]]
+    assert {one["name"] for one in named} == {"photo"} and sum(one["tokens"] for one in named) == 18
+    assert named[-1]["how"] == "spliced"
+    for _ in range(2):
+        other = seeing.chat(shown(image(TWO), "What is the total?"), notes={"explain": True})
+        piece = [one for one in other["notes"]["pieces"] if one["name"]][-1]
+        assert piece["name"] == f"image-{read_picture(TWO, '').sha256[:16]}" and piece["how"] in ("spliced", "live")
+    recomputed = seeing.chat(shown(image(TWO), "What is the total?"), notes={"recompute": True, "explain": True})
+    assert not any(one["how"] == "spliced" for one in recomputed["notes"]["pieces"])
+    assert told(recomputed) == told(other)
+
+
+def test_several_images_and_a_conversation(seeing: Served) -> None:
+    """Two in a message, one of them again in the next turn, which goes on from the rows that are there."""
+    messages = shown("Look:", image(ONE), image(TWO), "What shape is at the top left in the first picture?")
+    first = seeing.chat(messages, notes={"explain": True}, max_tokens=4)
+    messages += [
+        {"role": "assistant", "content": told(first)},
+        *shown(image(ONE), "What is the total?"),
+    ]
+    second = seeing.chat(messages, notes={"explain": True}, max_tokens=4)
+    names = [one["name"] for one in second["notes"]["pieces"] if one["name"]]
+    assert len(set(names)) == 3 and "photo" in names and "photo-2" in names
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 36
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (image(b"no image"), "is no image that can be read"),
+        (image(ONE[:200]), "cut off or damaged"),
+        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "no image is fetched"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "no image is fetched"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}, "is not base64"),
+        ({"type": "image_url", "image_url": "data:"}, "must be a JSON object"),
+        ({"type": "input_audio", "input_audio": {}}, "only text is supported"),
+    ],
+)
+def test_bad_images_are_refused(seeing: Served, part: dict[str, Any], message: str) -> None:
+    """With the place in the request, and what is wrong."""
+    error = seeing.chat(shown(part, "What?"), status=400)
+    assert message in error["message"]
+
+
+def test_a_text_is_no_image(seeing: Served) -> None:
+    """What stands for an image in the library, written by a user, is words."""
+    found = seeing.chat(shown(read_picture(ONE, "").text, "What is the total?"), notes={"explain": True}, max_tokens=2)
+    assert not any(one["name"] for one in found["notes"]["pieces"])
+
+
+def test_who_shares_nothing_shares_no_image(seeing: Served, home: Path) -> None:
+    """With a salt nothing that others have is used, and nothing is kept for them."""
+    three = image_bytes(48, 48, seed=3)
+    before = sorted(path.name for path in (seeing.home / "library").iterdir())
+    seeing.chat(shown(image(three), "What is the total?"), notes={"cache_salt": "mine"}, max_tokens=2)
+    assert sorted(path.name for path in (seeing.home / "library").iterdir()) == before
+
+
+def test_a_model_without_vision_says_so(served: Served) -> None:
+    """One sentence, and the server goes on."""
+    error = served.chat(shown(image(ONE), "What?"), status=400)
+    assert "projector" in error["message"]
+    assert served.ask()

@@ -1,0 +1,158 @@
+"""Sessions whose skills a recurrent state was carried through: they go on from disk, and are corrected by errata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from notes_cli.config import paths
+from notes_cli.editing.methods import Method
+from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.pieces import Reason
+from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.errors import NotesError
+from notes_cli.runtime.assembling import Prompt, assemble, parse_errata
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.session import Session
+from notes_cli.text.skill import Skill, parse_skill
+
+FEES = parse_skill("fee: 5 euros\nThe fee is due at once, and in full.", source="fees.txt", default="fees")
+Open = Callable[..., Workspace]
+
+
+@pytest.fixture(params=["lfm2", "mamba"])
+def make(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Iterator[Open]:
+    """A workspace on a hybrid, or on a model of recurrent layers alone; it carries states unless it is told not to."""
+    opened: list[Workspace] = []
+
+    def make(carry: bool = True, n_ctx: int = 1024) -> Workspace:
+        options = ContextOptions(n_ctx=n_ctx, n_threads=1)
+        opened.append(Workspace(make_model(request.param), options, carry=carry))
+        return opened[-1]
+
+    yield make
+    for workspace in opened:
+        workspace.close()
+
+
+@contextmanager
+def held(workspace: Workspace) -> Iterator[Session]:
+    with Sessions(paths().sessions).locked("mine", new=True) as stored:
+        yield Session(workspace, stored)
+
+
+def carried(notebook: Notebook) -> list[str]:
+    return [piece.name for piece in notebook.pieces if piece.reason is Reason.CARRIED]
+
+
+def begin(session: Session, skill: Skill, *errata: str) -> Notebook:
+    """A first turn, with the skill after a system text."""
+    segment = compile_skill(session.workspace, skill)
+    prompt = Prompt("Why?", [segment], parse_errata(errata, [segment]), system="Be kind.")
+    notebook = assemble(session.workspace, prompt, room=4)
+    session.begin(prompt, notebook)
+    return notebook
+
+
+def answer(session: Session, notebook: Notebook) -> None:
+    with Sampler(SamplerOptions()) as sampler:
+        list(notebook.generate(sampler, 3))
+    session.keep()
+
+
+def logits(notebook: Notebook) -> NDArray[np.float32]:
+    """After one more token."""
+    notebook.append([65])
+    return notebook.logits()
+
+
+def test_a_turn_goes_on_from_disk_as_if_it_had_not_stopped(make: Open, skill: Skill) -> None:
+    """A skill is carried in the first turn and another in the second; put back, also by who carries nothing, the state
+    is the one that was there."""
+    workspace = make()
+    with held(workspace) as session:
+        notebook = begin(session, skill)
+        assert carried(notebook) == ["returns"]
+        answer(session, notebook)
+        fees = compile_skill(workspace, FEES)
+        notebook = session.follow("How much?", ["fee=6 euros"], room=8, segments=[fees])
+        assert carried(notebook) == ["returns", "fees"]
+        answer(session, notebook)
+        tokens = session.state.tokens
+        wanted = logits(session.notebook)
+    for carry in (True, False):
+        with held(make(carry)) as session:
+            assert session.state.tokens == tokens and session.notebook.count("spliced") == len(tokens)
+            assert np.array_equal(logits(session.notebook), wanted)
+
+
+def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, skill: Skill) -> None:
+    """Its state comes along into the larger one."""
+    found = []
+    for n_ctx in (256, 1024):
+        workspace = make(n_ctx=n_ctx)
+        with held(workspace) as session:
+            notebook = begin(session, skill)
+            assert carried(notebook) == ["returns"]
+            answer(session, notebook)
+            notebook = session.follow("x" * 500, room=4)
+            assert workspace.context.n_ctx >= 600
+            found.append(notebook.logits())
+        Sessions(paths().sessions).remove("mine")
+    assert np.allclose(*found, rtol=1e-3, atol=1e-3 * np.abs(found[0]).max())
+
+
+def test_an_erratum_follows_a_carried_skill(make: Open, skill: Skill) -> None:
+    """In the prompt and in a later turn it is appended: the tokens are those of a recompute, and what is before it is
+    left as it is."""
+    workspace = make()
+    with held(workspace) as session:
+        notebook = begin(session, skill, "date=2026-07-01")
+        kinds = [piece.kind for piece in notebook.pieces]
+        assert carried(notebook) == ["returns"] and kinds.index("erratum") > kinds.index("splice")
+        answer(session, notebook)
+        assert session.edit("tier", "basic", Method("erratum")).method == "erratum"
+        assert carried(session.follow("And?", room=4)) == ["returns"]
+
+
+def test_what_rewrites_a_carried_skill_is_refused_or_decodes_all(make: Open, skill: Skill) -> None:
+    """A state at an earlier position is gone: rows are not edited in place, and what is computed again is all."""
+    with held(make()) as session:
+        answer(session, begin(session, skill))
+        before = session.state.tokens
+        with pytest.raises(NotesError, match="recurrent layers"):
+            session.edit("date", "2026-07-01", Method("field"))
+        assert session.state.tokens == before and carried(session.notebook) == ["returns"]
+        done = session.edit("date", "the first of July", Method("suffix"))
+        assert done.rows == len(session.state.tokens)
+        tokens = session.state.tokens
+        found = logits(session.notebook)
+    book = make().notebook()
+    book.append(tokens)
+    book.flush()
+    wanted = logits(book)
+    assert float(((found - wanted) ** 2).sum() / (wanted**2).sum()) < 1e-6
+
+
+def test_undo_takes_a_carried_turn_back(make: Open, skill: Skill) -> None:
+    """To the very state before it, though a state itself cannot go back."""
+    workspace = make()
+    with held(workspace) as session:
+        answer(session, begin(session, skill))
+        tokens = session.state.tokens
+    with held(make()) as session:
+        wanted = logits(session.notebook)
+    with held(workspace) as session:
+        fees = compile_skill(workspace, FEES)
+        answer(session, session.follow("How much?", room=8, segments=[fees]))
+        session.undo()
+        assert session.state.tokens == tokens
+        assert np.array_equal(logits(session.notebook), wanted)
