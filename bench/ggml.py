@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from types import TracebackType
 
 import gguf
@@ -29,22 +31,24 @@ class InitParams(ctypes.Structure):
 
 
 @cache
-def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """libggml-base and a CPU backend, typed as far as they are used."""
-    found = {path.stem: path for path in native.LIBRARY_PATH.parent.iterdir()}
-    names = ("libnotes-ggml-base", os.environ.get("NOTES_CPU", "libnotes-ggml-cpu"))
+def libraries(stock: Path | None = None) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """libggml-base and a CPU backend, typed as far as they are used. `stock`: llama.cpp's own, in this folder."""
+    found = {path.stem: path for path in (stock or native.LIBRARY_PATH.parent).iterdir()}
+    ours = ("libnotes-ggml-base", os.environ.get("NOTES_CPU", "libnotes-ggml-cpu"))
+    names = ("libggml-base", "libggml-cpu") if stock else ours
     base, cpu = (ctypes.CDLL(str(found[name])) for name in names)
     pointer, number = ctypes.c_void_p, ctypes.c_float
     base.ggml_init.argtypes, base.ggml_init.restype = [InitParams], pointer
     base.ggml_new_tensor_4d.argtypes = [pointer, ctypes.c_int, *4 * [ctypes.c_int64]]
     base.ggml_permute.argtypes = [pointer, pointer, *4 * [ctypes.c_int]]
     base.ggml_mul_mat.argtypes = [*3 * [pointer]]
+    base.ggml_soft_max_ext.argtypes = [*3 * [pointer], *2 * [number]]
     base.ggml_flash_attn_ext.argtypes = [*5 * [pointer], *3 * [number]]
     base.ggml_flash_attn_ext_add_sinks.argtypes = [pointer, pointer]
     base.ggml_flash_attn_ext_add_sinks.restype = None
     base.ggml_get_data.argtypes, base.ggml_free.argtypes = [pointer], [pointer]
     base.ggml_new_graph.argtypes, base.ggml_build_forward_expand.argtypes = [pointer], [pointer, pointer]
-    for name in ("new_tensor_4d", "permute", "mul_mat", "flash_attn_ext", "get_data", "new_graph"):
+    for name in ("new_tensor_4d", "permute", "mul_mat", "soft_max_ext", "flash_attn_ext", "get_data", "new_graph"):
         getattr(base, f"ggml_{name}").restype = pointer
     cpu.ggml_graph_compute_with_ctx.argtypes = [pointer, pointer, ctypes.c_int]
     cpu.ggml_cpu_init()
@@ -64,8 +68,8 @@ def rounded(array: Array, kind: int) -> Array:
 class Operation:
     """Memory for tensors, freed when the `with` ends. Shapes are NumPy's: the last axis lies in a row."""
 
-    def __init__(self, room: int = 64 << 20) -> None:
-        self.base, self.cpu = libraries()
+    def __init__(self, room: int = 64 << 20, stock: Path | None = None) -> None:
+        self.base, self.cpu = libraries(stock)
         self.context = self.base.ggml_init(InitParams(room, None, False))
 
     def __enter__(self) -> Operation:
@@ -95,10 +99,10 @@ class Operation:
         data = (ctypes.c_float * int(np.prod(shape))).from_address(self.base.ggml_get_data(out))
         return np.array(data, np.float32).reshape(shape)
 
-    def seconds(self, out: int, threads: int) -> float:
+    def seconds(self, out: int, threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
         """What computing a tensor took."""
         graph = self.base.ggml_new_graph(self.context)
         self.base.ggml_build_forward_expand(graph, out)
-        started = time.perf_counter()
+        started = clock()
         assert self.cpu.ggml_graph_compute_with_ctx(self.context, graph, threads) == 0
-        return time.perf_counter() - started
+        return clock() - started

@@ -38,6 +38,7 @@ class Shape:
     feed_forward: int = 3072
     context: int = 40960
     rope_base: float = 1e6
+    sections: tuple[int, ...] = ()  # of a head's pairs, by axis: of models with rows and columns
 
 
 QWEN3_0_6B = Shape()
@@ -80,6 +81,8 @@ def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, t
     writer.add_key_length(shape.head)
     writer.add_value_length(shape.head)
     writer.add_rope_freq_base(shape.rope_base)
+    if shape.sections:
+        writer.add_rope_dimension_sections(shape.sections)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_file_type(7)
     likely = np.array(copied_tokenizer(writer, tokenizer) if tokenizer else [True] * write_tokenizer(writer))
@@ -110,6 +113,11 @@ def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, t
         matrix(f"blk.{i}.ffn_gate", shape.feed_forward, shape.width)
         matrix(f"blk.{i}.ffn_up", shape.feed_forward, shape.width)
         matrix(f"blk.{i}.ffn_down", shape.width, shape.feed_forward)
+    return finish(writer, path)
+
+
+def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Write what the writer was given into the file, whole or not at all."""
     temporary = path.with_suffix(".part")
     writer.write_header_to_file(temporary)
     writer.write_kv_data_to_file()

@@ -29,10 +29,11 @@ def promised(example: str) -> list[str]:
 
 
 def run(python: Path | str, example: str, folder: Path, path: Path | None = None) -> list[str]:
-    """The lines that an example prints in a folder, beside the skills that ship. Raise CalledProcessError."""
+    """The lines that an example prints in a folder, beside skills and pictures. Raise CalledProcessError."""
     (folder / "example.py").write_text(example, encoding="utf-8")
     if not (folder / "skills").exists():
         (folder / "skills").symlink_to(ROOT / "skills")
+        (folder / "photos").symlink_to(ROOT / "docs" / "images")
     environment = _environment(path) | {"NOTES_HOME": str(folder / "home")}
     return _lines([str(python), "example.py"], folder, environment)
 

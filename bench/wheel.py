@@ -35,12 +35,13 @@ SECONDS = 30  # an installation may take
 # What must be in it, by what it is: patterns of paths.
 PARTS = {
     "the library": r"notes_cli/lib/(lib)?notes-llama\.(so|dylib|dll)",
+    "what looks at images": r"notes_cli/lib/(lib)?notes-mtmd\.(so|dylib|dll)",
     "ggml": r"notes_cli/lib/(lib)?notes-ggml\.(so|dylib|dll)",
     "what backends share": r"notes_cli/lib/(lib)?notes-ggml-base\.(so|dylib|dll)",
     "CPU backends": r"notes_cli/lib/(lib)?ggml-cpu-\w.*\.(so|dll)",
     "other backends": r"notes_cli/lib/(lib)?ggml-(?!cpu)\w+\.(so|dll)",
     "libraries of the compiler": r"notes_cli\.libs/.*|notes_cli/\.dylibs/.*",
-    "the binding": r"notes_cli/lib/(__init__|llama_cpp|_ctypes_extensions)\.py",
+    "the binding": r"notes_cli/lib/(__init__|llama_cpp|mtmd_cpp|_ctypes_extensions)\.py",
     "licences of what is in it": r"notes_cli/lib/LICENSE\.(llama\.cpp|llama-cpp-python|xxhash)",
     "the model": r"notes_cli/models/.*",
     "prompts and skills": r"notes_cli/(prompts|skills)/.*",
@@ -50,7 +51,7 @@ PARTS = {
 }
 AT_LEAST = {
     "CPU backends": 3,
-    "the binding": 3,
+    "the binding": 4,
     "licences of what is in it": 3,
     "prompts and skills": 3,
     "the page": 3,

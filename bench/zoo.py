@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ("exact", "refused", "wrong", "crash")
-OPERATIONS = ("splice", "restore", "rewrite")
+OPERATIONS = ("splice", "restore", "rewrite", "carry")
 
 Line = dict[str, Any]  # a Verdict of bench.zoo_model as JSON, with the model's name
 
@@ -62,7 +62,7 @@ def measure(path: Path, columns: str, kept: Path | None = None) -> list[Line]:
 def sentence(line: Line) -> str:
     """One combination for people."""
     words = " ".join(f"{operation} {line[operation]}" for operation in OPERATIONS)
-    errors = line["errors"].get("splice") or line["errors"].get("restore") or {}
+    errors = next((line["errors"][one] for one in ("splice", "carry", "restore") if one in line["errors"]), {})
     numbers = " ".join(f"{name} {value:.0e}" for name, value in errors.items())
     missed = f" NOT CAUGHT: {', '.join(line['missed'])}" if line["missed"] else ""
     missed += f" (below the cache's rounding: {', '.join(line['blind'])})" if line["blind"] else ""
@@ -83,6 +83,7 @@ def report(lines: list[Line]) -> list[str]:
     plain = [line for line in lines if line["column"].startswith("f16 plain")]
     exact = [name for name in models if all(x["splice"] == "exact" for x in plain if x["model"] == name)]
     restored = [name for name in models if all(x["restore"] == "exact" for x in plain if x["model"] == name)]
+    carried = [name for name in models if all(x["carry"] == "exact" for x in plain if x["model"] == name)]
     text = [
         "# Architectures",
         "",
@@ -96,7 +97,9 @@ def report(lines: list[Line]) -> list[str]:
         "is that of rounding, in a quantized cache at most 1.5 times its own. bench/zoo_model.py has the bounds.",
         "",
         f"With an f16 cache {len(exact)} models can be spliced at any position, and {len(restored)} restored where "
-        "they were compiled, recurrent state included; the rest is refused with the reason below.",
+        "they were compiled, recurrent state included. The state of recurrent layers can be carried through a skill at "
+        f"any position by {len(carried)} models ([recurrent.md](recurrent.md) says what that is worth). The rest is "
+        "refused with the reason below.",
         "",
         "| splice | " + " | ".join(WORDS) + " |",
         "| --- | --- | --- | --- | --- |",
@@ -131,8 +134,8 @@ def report(lines: list[Line]) -> list[str]:
         "the amplification rule alone: this random model blows a rounding of every row up, and the error is beyond the "
         "bounds but at most 4 times what it makes of one such rounding.",
         "",
-        "| model | splice | restore | rewrite | K rows | logits | why not, and where not |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| model | splice | restore | rewrite | state | K rows | logits | why not, and where not |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     text += [_row(name, [line for line in lines if line["model"] == name]) for name in models]
     return text
@@ -147,21 +150,21 @@ def _row(name: str, lines: list[Line]) -> str:
     f16 = [line for line in lines if line["column"].startswith("f16")] or lines
 
     def word(operation: str) -> str:
-        return max((line[operation] for line in f16), key=WORDS.index)
+        return max((line[operation] for line in f16), key=("", *WORDS).index)
 
     def marked(operation: str) -> str:
         found = word(operation)
         return found + "*" * (found == "exact" and any(operation in line["amplified"] for line in f16))
 
-    operation = "splice" if word("splice") == "exact" else "restore"
+    operation = next((one for one in ("splice", "carry") if word(one) == "exact"), "restore")
     errors = [line["errors"][operation] for line in f16 if operation in line["errors"]]
     worst = [max(error[key] for error in errors) if errors else None for key in ("rows", "logits")]
     rows, logits = ("" if error is None else "0" if error < 1e-29 else f"{error:.0e}" for error in worst)
     reasons: dict[str, list[str]] = {}
     for line in lines:
-        if line["splice"] != "exact":
+        if "exact" not in (line["splice"], line["carry"]):
             why = re.sub(r"^llama.cpp cannot make a context .*? for .*? \((.*)\)$", r"llama.cpp: \1", line["why"])
-            reasons.setdefault(why or line["splice"], []).append(line["column"])
+            reasons.setdefault(why or line["carry"] or line["splice"], []).append(line["column"])
     notes = [why if len(where) == len(lines) else f"{_where(where)}: {why}" for why, where in reasons.items()]
     return f"| {' | '.join((name, *map(marked, OPERATIONS), rows, logits, '; '.join(notes)))} |"
 

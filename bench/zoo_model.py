@@ -91,6 +91,7 @@ class Verdict:
     splice: str
     restore: str
     rewrite: str
+    carry: str = ""  # empty: there is no state to carry
     why: str = ""
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     missed: tuple[str, ...] = ()  # controls that should have been called wrong and were not
@@ -161,6 +162,25 @@ class Case:
             context.splice(self.sequence, position, self.skill, rows, base)
             return self.outcome(context, position)
 
+    def carried(self) -> Outcome:
+        """The skill compiled at the start, and carried to TARGET of a sequence that is empty but for its seam. What a
+        state remembers of other texts is in tests/engine/test_carry.py."""
+        with self.context(self.master) as context:
+            seam, tail = max(1, context.margins[0]), context.margins[1]
+            decode(context, self.skill[:seam], 0, self.sequence)
+            with context.capturing(self.sequence) as captured:
+                context.append({self.sequence: self.skill[seam : TOKENS - tail]}, "none")
+                transitions = captured()
+            rows = context.read(self.sequence, 0, TOKENS - tail, base=0, dtype=self.master)
+        with self.context() as context:
+            decode(context, self.skill[:seam], TARGET, self.sequence)
+            cut = [one if one.part == "state" else one.cut(slice(seam, None)) for one in rows]
+            middle = self.skill[seam : TOKENS - tail]
+            context.carry(self.sequence, TARGET + seam, middle, cut, transitions, seam)
+            if tail:
+                context.append({self.sequence: self.skill[TOKENS - tail :]}, "none")
+            return self.outcome(context, TARGET)
+
     def amplified(self, position: int) -> Errors:
         """What this model makes of one rounding of every row.
 
@@ -196,6 +216,8 @@ class Case:
             return ""
         if found.rows <= limit.rows and found.logits <= limit.logits:
             return "plainly"
+        if self.model.recurrent:  # its rows cannot be shaken half way
+            return ""
         floor = self.amplified(position)
         parts = zip(found, limit, floor, strict=True)
         return "amplified" if all(error <= at_most + AMPLIFIED * noise for error, at_most, noise in parts) else ""
@@ -228,14 +250,18 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
     case = Case(model, column)
     try:
         with case.context() as context:
-            why = {op: context.supports(op) or "" for op in ("splice", "restore", "rewrite")}
+            why = {op: context.supports(op) or "" for op in ("splice", "restore", "rewrite", "carry")}
+            if not why["carry"] and not why["restore"]:
+                why["carry"] = context.can_carry(0, TARGET, TOKENS) or ""
             why["splice"] = why["splice"] or context.can_move(BASE, TARGET, TOKENS) or ""
             layers = [] if why["restore"] else context.layers
         case.decoded(0)
     except EngineError as error:  # llama.cpp makes no such context, or computes no numbers in it
-        return Verdict(" ".join(column), "refused", "refused", "refused", str(error))
+        return Verdict(" ".join(column), "refused", "refused", "refused", _carry(model, "refused"), str(error))
 
     words, errors = dict.fromkeys(why, "refused"), {}
+    if not model.recurrent:
+        words["carry"] = ""
     missed, blind, amplified = [], [], []
     measured: list[dict[str, tuple[Errors, Errors | None]]] = []
     for texts in TEXTS if case.kv in QUANTIZED else (1,):
@@ -264,7 +290,8 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
             rows, base = _controls(case, layers)[name]
             (blind if own is not None and case.hides(rows, base, own) else missed).append(name)
     found = tuple(missed), tuple(blind), tuple(amplified)
-    return Verdict(" ".join(column), *words.values(), why["splice"], errors, *found)
+    reason = why["carry"] if model.recurrent else why["splice"]
+    return Verdict(" ".join(column), *words.values(), reason, errors, *found)
 
 
 def _controls(case: Case, layers: Sequence[native.Layer]) -> dict[str, tuple[Sequence[LayerRows], int]]:
@@ -303,6 +330,10 @@ def _measure(
         compare({"splice": (case.segment(BASE), BASE), **_controls(case, layers)}, TARGET)
     if not why["restore"]:
         compare({"restore": (case.segment(0), 0)}, 0)
+    if not why["carry"]:
+        wanted = case.decoded(TARGET, "f32" if case.kv in QUANTIZED else None)
+        own = Errors.between(case.decoded(TARGET), wanted) if case.kv in QUANTIZED else None
+        found["carry"] = Errors.between(case.carried(), wanted), own
     if not why["rewrite"] and first:
         start = TOKENS - TOKENS // 3  # the last third holds other tokens first
         with case.context() as context:
@@ -327,6 +358,10 @@ def _mean(errors: Sequence[Errors | None]) -> Errors | None:
     return Errors(*np.where(mean > 1e-29, mean, 0).tolist())
 
 
+def _carry(model: Model, word: str) -> str:
+    return word if model.recurrent else ""
+
+
 def measure(path: Path, columns: str = "") -> Iterator[Verdict]:
     model = Model(path)
     for column in COLUMNS:
@@ -335,9 +370,9 @@ def measure(path: Path, columns: str = "") -> Iterator[Verdict]:
         try:
             yield judge(model, column)
         except UnsupportedError as error:
-            yield Verdict(" ".join(column), "refused", "refused", "refused", str(error))
+            yield Verdict(" ".join(column), "refused", "refused", "refused", _carry(model, "refused"), str(error))
         except NotesError as error:
-            yield Verdict(" ".join(column), "wrong", "wrong", "wrong", str(error))
+            yield Verdict(" ".join(column), "wrong", "wrong", "wrong", _carry(model, "wrong"), str(error))
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ import gguf
 import numpy as np
 
 VOCABULARY, WIDTH, FEED, LAYERS, HEAD = 128, 64, 96, 4, 64
+RWKV = 2 * HEAD  # the width of those that have heads of 64 (with 32, llama.cpp writes beyond its memory)
 
 Metadata = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -214,6 +215,101 @@ def graniteswitch() -> tuple[Metadata, Shapes]:
     return metadata, ends() | {"token_embd": (WIDTH, vocabulary)} | blocks(LAYERS, lambda _: block)
 
 
+def rwkv6(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
+    """A decay for each row of a head's matrix, and the token before mixed into attention and feed-forward."""
+    extra, decay = 8, 16
+    block = {"attn_norm": (RWKV,), "attn_norm.bias": (RWKV,), "attn_norm_2": (RWKV,), "attn_norm_2.bias": (RWKV,)}
+    block |= _time_mix(extra, decay) | {"time_mix_first": (HEAD, RWKV // HEAD)}
+    block |= {"time_mix_ln": (RWKV,), "time_mix_ln.bias": (RWKV,)}
+    block |= {f"channel_mix_lerp_{name}": (RWKV, 1, 1) for name in "kr"}
+    block |= {
+        "channel_mix_key": (RWKV, FEED),
+        "channel_mix_value": (FEED, RWKV),
+        "channel_mix_receptance": (RWKV, RWKV),
+    }
+    metadata = _heads(layers) | {
+        "attention.layer_norm_epsilon": 1e-5,
+        "time_mix_extra_dim": extra,
+        "time_decay_extra_dim": decay,
+    }
+    return metadata, _rwkv_ends() | blocks(layers, lambda _: block)
+
+
+def rwkv6qwen2(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
+    """Gated linear attention, with the feed-forward of Qwen 2."""
+    extra, decay = 8, 16
+    metadata = _heads(layers) | {
+        "attention.head_count": RWKV // HEAD,
+        "attention.head_count_kv": RWKV // HEAD,
+        "time_mix_extra_dim": extra,
+        "time_decay_extra_dim": decay,
+        "token_shift_count": 1,
+    }
+    block = {"attn_norm": (RWKV,)} | _time_mix(extra, decay) | _qwen_feed_forward()
+    return metadata, {"token_embd": (RWKV, VOCABULARY), "output_norm": (RWKV,)} | {
+        "output": (RWKV, VOCABULARY)
+    } | blocks(layers, lambda _: block)
+
+
+def rwkv7(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
+    """A transition that is a matrix for each head: a decay, and what is forgotten of one direction."""
+    block = {"attn_norm": (RWKV,), "attn_norm.bias": (RWKV,), "attn_norm_2": (RWKV,), "attn_norm_2.bias": (RWKV,)}
+    block |= _time_mix_7() | {"time_mix_ln": (RWKV,), "time_mix_ln.bias": (RWKV,)}
+    block |= {"channel_mix_lerp_k": (RWKV, 1, 1), "channel_mix_key": (RWKV, FEED), "channel_mix_value": (FEED, RWKV)}
+    return _rank_7(layers) | {"attention.layer_norm_epsilon": 1e-5}, _rwkv_ends() | blocks(layers, lambda _: block)
+
+
+def arwkv7(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
+    """The same recurrence, with the feed-forward of Qwen 2."""
+    block = {"attn_norm": (RWKV,)} | _time_mix_7() | _qwen_feed_forward()
+    metadata = _rank_7(layers) | {"token_shift_count": 1}
+    return metadata, {"token_embd": (RWKV, VOCABULARY), "output_norm": (RWKV,)} | {
+        "output": (RWKV, VOCABULARY)
+    } | blocks(layers, lambda _: block)
+
+
+def _heads(layers: int) -> Metadata:
+    return {"block_count": layers, "embedding_length": RWKV, "wkv.head_size": HEAD}
+
+
+def _rwkv_ends() -> Shapes:
+    norms = {f"{name}{end}": (RWKV,) for name in ("token_embd_norm", "output_norm") for end in ("", ".bias")}
+    return {"token_embd": (RWKV, VOCABULARY), "output": (RWKV, VOCABULARY)} | norms
+
+
+def _time_mix(extra: int, decay: int) -> Shapes:
+    shapes: Shapes = {
+        "time_mix_w1": (RWKV, 5 * extra),
+        "time_mix_w2": (extra, RWKV, 5),
+        "time_mix_lerp_x": (RWKV, 1, 1),
+        "time_mix_lerp_fused": (RWKV, 1, 1, 5),
+        "time_mix_decay": (RWKV,),
+        "time_mix_decay_w1": (RWKV, decay),
+        "time_mix_decay_w2": (decay, RWKV),
+    }
+    return shapes | {f"time_mix_{name}": (RWKV, RWKV) for name in ("key", "value", "receptance", "gate", "output")}
+
+
+def _rank_7(layers: int) -> Metadata:
+    ranks = {"decay": 8, "iclr": 8, "value_residual_mix": 8, "gate": 16}
+    return _heads(layers) | {f"attention.{name}_lora_rank": rank for name, rank in ranks.items()}
+
+
+def _time_mix_7() -> Shapes:
+    shapes: Shapes = {"time_mix_lerp_fused": (RWKV, 1, 1, 6), "time_mix_g1": (RWKV, 16), "time_mix_g2": (16, RWKV)}
+    for name in "wav":
+        shapes |= {f"time_mix_{name}0": (RWKV,), f"time_mix_{name}1": (RWKV, 8), f"time_mix_{name}2": (8, RWKV)}
+    shapes |= {f"time_mix_{name}": (RWKV,) for name in ("k_k", "k_a", "r_k")}
+    return shapes | {f"time_mix_{name}": (RWKV, RWKV) for name in ("key", "value", "receptance", "output")}
+
+
+def _qwen_feed_forward() -> Shapes:
+    return {"ffn_norm": (RWKV,), "ffn_gate": (RWKV, FEED), "ffn_up": (RWKV, FEED), "ffn_down": (FEED, RWKV)}
+
+
+# Recurrent alone: nothing of them can be spliced, only carried (tests/engine/test_carry.py).
+RECURRENT = {"rwkv6": rwkv6, "rwkv6qwen2": rwkv6qwen2, "rwkv7": rwkv7, "arwkv7": arwkv7}
+
 ARCHITECTURES = {
     "gemma4": gemma4,
     "gemma3n": gemma3n,
@@ -228,6 +324,10 @@ def weights(arch: str, name: str, shape: tuple[int, ...], random: np.random.Gene
     """Such that every layer's output is about as large as its input, and attention looks at some tokens more."""
     if name == "rope_freqs":  # as in Gemma 4, the last pairs hardly rotate
         return np.where(np.arange(shape[0]) < 0.75 * shape[0], random.uniform(1, 8, shape), 1e30)
+    if name.endswith(("time_mix_decay", "time_mix_w0")):
+        return random.uniform(-6, -4, shape)  # what remembers for hundreds of tokens
+    if name.endswith("bias"):
+        return random.normal(0, 0.1, shape)
     if "norm" in name or len(shape) == 1:
         large = 2.0
         if arch.startswith("gemma") and name.endswith(("q_norm", "k_norm")):
@@ -259,7 +359,7 @@ def write(path: Path, arch: str, metadata: Metadata, shapes: Shapes) -> None:
         else:
             writer.add_key_value(key, value, kind)
     for name, shape in shapes.items():
-        full = name if ".lora_" in name else f"{name}.weight"
+        full = name if ".lora_" in name or name.endswith(".bias") else f"{name}.weight"
         writer.add_tensor(full, weights(arch, name, shape, random).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -272,7 +372,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    for arch, make in ARCHITECTURES.items():
+    for arch, make in (ARCHITECTURES | RECURRENT).items():
         write(folder / f"{arch}-dense.gguf", arch, *make())
     return 0
 

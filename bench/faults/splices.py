@@ -7,13 +7,14 @@ import random
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from bench.faults.frame import ACCEPTED, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, tried
+from notes_cli.engine import native
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
@@ -24,15 +25,15 @@ from notes_cli.library.container import open_segment, open_stored, write_segment
 
 TITLE = (
     "A segment of 10 MB, placed straight from its file by three threads, at the position of its compile or moved, with "
-    "a seam or without, V as rows or as columns, while somebody else cuts the file off, writes into it, puts back what "
-    "was there, or puts another segment in its place."
+    "a seam or without, V as rows or as columns, straight or through the buffers of a device, while somebody else cuts "
+    "the file off, writes into it, puts back what was there, or puts another segment in its place."
 )
 FAILS = (
     "a signal (a bus error), an exception other than the one-line refusal, rows in the cache that are not bit for bit "
     "those of the file that was opened, or a refusal after which the notebook is not as it was."
 )
 CASES, SHARE = 1_000, 2
-ROWS, LAYERS, WIDTH = 2500, 4, 256
+ROWS, LAYERS, WIDTH = 5000, 2, 256
 BASE = 7
 
 
@@ -67,13 +68,15 @@ class Splices:
         rows = kept(book)
         writer = threading.Thread(target=self._disturb, args=(rng.randrange(1 << 30),))
         early = rng.random() < 0.5
+        device = native.staged(lines=rng.random() < 0.5, late=True) if rng.random() < 0.5 else nullcontext()
         if early:
             writer.start()
         try:
             opened = open_stored(self.path)
             if not early:
                 writer.start()
-            book.splice(opened, seam=seam)
+            with device:
+                book.splice(opened, seam=seam)
         except SegmentError as error:
             if not str(error).isprintable():
                 return Verdict("wrong", f"not one line: {error}")

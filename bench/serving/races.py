@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.random_model import ROOT, random_model
+from bench.selecting import chosen
 from bench.serving.figures import Figures, figures
 from bench.serving.load import Seen, arrivals, offer
 from bench.serving.servers import FOLDER, PARALLEL, SYSTEMS, Setting, System, server
@@ -83,16 +84,7 @@ def phases(only: list[str]) -> list[Phase]:
     every = [
         Phase(race, system, rate) for race in RACES.values() for rate in RATES[::-1] for system in SYSTEMS.values()
     ]
-    for wanted in only:
-        if not any(_below(phase.name, wanted) for phase in every):
-            raise SystemExit(
-                f"there is no phase {wanted}: MODEL, MODEL/SYSTEM or MODEL/SYSTEM/RATE, as {every[0].name}"
-            )
-    return [phase for phase in every if not only or any(_below(phase.name, wanted) for wanted in only)]
-
-
-def _below(name: str, wanted: str) -> bool:
-    return f"{name}/".startswith(f"{wanted}/")
+    return chosen(every, only, "phase", "MODEL, MODEL/SYSTEM or MODEL/SYSTEM/RATE")
 
 
 def capacity(race: Race) -> float | None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +13,7 @@ from pathlib import Path
 
 import httpx
 
+from bench.processes import running
 from bench.serving.stock import stock
 from bench.serving.texts import FIRST, SKILL, Asked, Json, body, policy
 
@@ -127,30 +124,6 @@ def _post(url: str, given: Json) -> Json:
 
 @contextmanager
 def _running(command: list[str], environment: dict[str, str], listens: str) -> Iterator[str]:
-    """A process of its own, for as long as this is used; what it says is in a file. Its address, when it says that."""
-    log = FOLDER / f"{Path(command[0]).name}.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **environment})
-    try:
-        while not (match := re.search(listens, log.read_text(errors="replace"))):
-            if process.poll() is not None:
-                raise SystemExit(f"{command[0]} has ended\n{log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.05)
-        _ready(match[1])
-        yield match[1]
-        if process.poll() is not None:
-            raise SystemExit(f"{command[0]} has crashed\n{log.read_text(errors='replace')[-2000:]}")
-    finally:
-        process.kill()  # some are in the middle of a long prompt, which nobody waits for any more
-        process.wait()
-
-
-def _ready(url: str) -> None:
-    for _ in range(1200):
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise SystemExit(f"{url} does not get ready")
+    """The address of a server, for as long as this is used."""
+    with running(command, FOLDER / f"{Path(command[0]).name}.log", environment, listens) as server:
+        yield server.url

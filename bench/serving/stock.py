@@ -1,4 +1,4 @@
-"""llama.cpp's own server, from the same sdist as our library and without our patches, built once into build/stock."""
+"""llama.cpp's own programs, of the same sdist as our library and without our patches, built once into build/stock."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,13 +30,41 @@ SETTINGS = {
 }
 
 
-def stock(folder: Path = FOLDER) -> Path:
-    """The program; built if it is not there, which takes ten minutes on two cores. Raise CalledProcessError."""
-    program, sources = folder / "bin" / "llama-server", folder / "llama.cpp"
-    stamp = folder / ".sdist"
-    if program.is_file() and stamp.is_file() and stamp.read_text() == prepare.SHA256:
-        return program
-    print("Building llama.cpp's own server (10 minutes on two cores, once) ...", file=sys.stderr, flush=True)
+def stock(name: str = "llama-server", folder: Path = FOLDER) -> Path:
+    """The program of that name; built if it is not there, which takes ten minutes on two cores for the first. Raise
+    CalledProcessError."""
+    program, stamp = folder / "bin" / name, folder / ".sdist"
+    if not (stamp.is_file() and stamp.read_text() == prepare.SHA256):
+        _unpack(folder)
+        stamp.write_text(prepare.SHA256)
+    if not program.is_file():
+        print(f"Building llama.cpp's own {name} (10 minutes on two cores, once) ...", file=sys.stderr, flush=True)
+        _build(name, folder)
+    return program
+
+
+def binding(folder: Path = FOLDER) -> Path:
+    """A folder with llama-cpp-python, all of it, which loads the library of the programs if LLAMA_CPP_LIB_PATH is their
+    folder."""
+    stock(folder=folder)
+    package = folder / "python"
+    if not package.is_dir():
+        scratch = folder / "download"
+        scratch.mkdir(parents=True, exist_ok=True)
+        inside = f"llama_cpp_python-{prepare.VERSION}/"
+        sdist = prepare.find_sdist(scratch)
+        prepare.check(sdist)  # which vouches for the names in it
+        with tarfile.open(sdist) as archive:
+            wanted = (one for one in archive if one.name.startswith(f"{inside}llama_cpp/"))
+            archive.extractall(scratch, wanted)
+        (scratch / inside).rename(package)
+        shutil.rmtree(scratch)
+    return package
+
+
+def _unpack(folder: Path) -> None:
+    """The sources, afresh."""
+    sources = folder / "llama.cpp"
     shutil.rmtree(folder, ignore_errors=True)
     scratch = folder / "download"
     scratch.mkdir(parents=True)
@@ -43,16 +72,18 @@ def stock(folder: Path = FOLDER) -> Path:
     prepare.check(sdist)
     prepare.unpack(sdist, sources)  # and not `prepare.patch`
     shutil.rmtree(scratch)
+
+
+def _build(name: str, folder: Path) -> None:
+    sources = folder / "llama.cpp"
     settings = [f"-D{name}={value}" for name, value in SETTINGS.items()]
     environment = {name: value for name, value in os.environ.items() if name not in ("CFLAGS", "CXXFLAGS")}
     with (folder / "build.log").open("w") as log:
         for command in (
             ["cmake", "-S", str(sources), "-B", str(folder), "-G", "Ninja", "-Wno-dev", *settings],
-            ["cmake", "--build", str(folder), "--target", "llama-server", "-j", JOBS],
+            ["cmake", "--build", str(folder), "--target", name, "-j", JOBS],
         ):
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
-    stamp.write_text(prepare.SHA256)
-    return program
 
 
 if __name__ == "__main__":

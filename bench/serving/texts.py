@@ -27,10 +27,10 @@ class Asked:
     day: date
 
 
-def policy(day: date = FIRST, seed: int = 1) -> str:
+def policy(day: date = FIRST, seed: int = 1, sections: int = SECTIONS) -> str:
     """The policy as of a day, which is in its third line: rules about everything, of one shop after the other."""
     rng = random.Random(seed)
-    shops = ["Harbor Books", *(world.make_org(rng, held=True) for _ in range(SECTIONS - 1))]
+    shops = ["Harbor Books", *(world.make_org(rng, held=True) for _ in range(sections - 1))]
     fields = {"date": FIRST.isoformat(), "tier": "gold", "amount": "120"}
     for topic in world.TOPICS:
         field = world.FIELD_OF[topic]

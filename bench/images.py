@@ -1,0 +1,200 @@
+"""Does a model decide by an image that was spliced as by one that is looked at again? Held-out pictures and questions.
+
+    python -m bench.images [--model FILE --mmproj FILE] [--questions N] [--seed S] [--out FILE]
+
+Every question is asked twice: with its image compiled and spliced, and with all of it decoded, the image looked at
+anew. It is the same decision where both greedy answers are the same text. The image is moved by text, by other images,
+and corrected afterwards; controls must be visibly worse. Then how long it takes to the first token. The pictures are
+those that the tiny vision model has not been trained with (training/eye/pictures.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from notes_cli import config
+from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.images import Picture as File
+from notes_cli.images import read_picture
+from notes_cli.measure.proof import interval
+from notes_cli.runtime.assembling import Prompt, assemble, parse_errata
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.skill import Skill
+from training.eye import pictures
+
+MODELS = Path(__file__).resolve().parents[1] / "notes_cli" / "models"
+WAYS = ("alone", "text", "images", "erratum")
+ALIKE = ("spliced", "time axis alone", "not rotated", "another image's rows")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question about the last of some pictures, or about the one that is corrected."""
+
+    shown: tuple[pictures.Picture, ...]
+    files: tuple[bytes, ...]
+    question: str
+    answer: str
+    system: str = ""
+    erratum: str = ""
+
+
+def _file(picture: pictures.Picture, rng: random.Random) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pictures.draw(picture, rng)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def cases(way: str, count: int, seed: int) -> list[Case]:
+    """Held-out pictures with questions: alone, after text, after other images, corrected."""
+    rng = random.Random(f"{way} {seed}")
+    found = []
+    for _ in range(count):
+        several = rng.choice((2, 3)) if way == "images" else 1
+        shown = [pictures.make(rng, rng.choice(("picture", "receipt")), True) for _ in range(several)]
+        if way == "erratum":
+            shown = [pictures.make(rng, "receipt", True)]
+        label = pictures.labels(shown)[-1]
+        asked = rng.choice(pictures.questions(shown[-1], label))
+        erratum, answer = "", asked.answer
+        if way == "erratum":
+            erratum, answers = pictures.erratum(rng, shown, 0)
+            answer = next((new for begin, new in answers.items() if asked.question.startswith(begin)), answer)
+        system = " ".join(rng.choice(pictures.FILLERS) for _ in range(rng.randint(2, 6))) if way == "text" else ""
+        files = tuple(_file(one, rng) for one in shown)
+        found.append(Case(tuple(shown), files, asked.question, answer, system, erratum))
+    return found
+
+
+class Asker:
+    """Asks one workspace in several ways."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+
+    def compiled(self, data: bytes, name: str) -> Segment:
+        picture: File = read_picture(data, name)
+        return compile_skill(self.workspace, Skill(name, "", picture.text, (), "", picture=picture))
+
+    def prompt(self, case: Case, segments: Sequence[Segment]) -> Prompt:
+        errata = parse_errata([case.erratum] if case.erratum else [], segments)
+        return Prompt(case.question, segments, errata, case.system or None)
+
+    def ask(self, case: Case, segments: Sequence[Segment], *, splice: bool = True, rotate: bool = True) -> str:
+        prompt = self.prompt(case, segments)
+        with assemble(self.workspace, prompt, splice=splice, rotate=rotate, seam=1, room=8) as notebook:
+            return self.answer(notebook)
+
+    def answer(self, notebook: Notebook) -> str:
+        with Sampler(SamplerOptions(temperature=0.0)) as sampler:
+            return self.workspace.model.text(list(notebook.generate(sampler, 6)))
+
+
+def time_alone(context: Context, segment: Segment, moved: int) -> Segment:
+    """The segment as if only the time axis were rotated when it moves so far: the control for rows and columns."""
+    sections = (4, 6, 6)
+    axis = np.repeat([0, 1, 2], sections)
+    layers = []
+    for index, rows in enumerate(segment.layers):
+        turn = context.frequencies(index) * moved * (axis[: len(context.frequencies(index))] > 0)
+        k = rows.k.astype(np.float64).reshape(len(rows.k), -1, 2, len(turn))
+        cos, sin = np.cos(-turn), np.sin(-turn)
+        a, b = k[:, :, 0], k[:, :, 1]
+        back = np.stack([a * cos - b * sin, b * cos + a * sin], 2).reshape(rows.k.shape)
+        layers.append(LayerRows(rows.layer, back.astype(np.float16), rows.v, rows.part))
+    return replace(segment, layers=tuple(layers))
+
+
+def measure(asker: Asker, way: str, count: int, seed: int) -> dict[str, float | int]:
+    """How often each way of asking decides as decoding everything does, and how often that is right."""
+    same: dict[str, int] = {}
+    right = {"decoded": 0, "spliced": 0}
+    context = asker.workspace.context
+    others = {
+        kind: asker.compiled(_file(pictures.make(random.Random(99), kind, True), random.Random(1)), f"other-{kind}")
+        for kind in pictures.SIZES
+    }
+
+    def note(name: str, answer: str, wanted: str) -> None:
+        same[name] = same.get(name, 0) + (answer == wanted)
+
+    for case in cases(way, count, seed):
+        segments = [asker.compiled(data, f"image-{index}") for index, data in enumerate(case.files)]
+        wanted = asker.ask(case, segments, splice=False)
+        found = asker.ask(case, segments)
+        right["decoded"] += wanted.strip() == case.answer
+        right["spliced"] += found.strip() == case.answer
+        note("spliced", found, wanted)
+        note("not rotated", asker.ask(case, segments, rotate=False), wanted)
+        with assemble(asker.workspace, asker.prompt(case, segments), seam=1, dry=True) as plan:
+            moved = {piece.name: piece.moved for piece in plan.pieces if piece.how == "spliced"}
+        turned = [time_alone(context, one, moved[one.name]) for one in segments]
+        note("time axis alone", asker.ask(case, turned), wanted)
+        swapped = [
+            replace(others[picture.kind], name=one.name) for one, picture in zip(segments, case.shown, strict=True)
+        ]
+        note("another image's rows", asker.ask(case, swapped), wanted)
+    alike = {f"same, {name}": number for name, number in same.items()}
+    return {"questions": count, **alike, **{f"right, {name}": number for name, number in right.items()}}
+
+
+def timed(asker: Asker, repeats: int) -> dict[str, float]:
+    """Seconds to the first token, the median: with a compiled image, and with one that is looked at."""
+    (case,) = cases("text", 1, 5)
+    segments = [asker.compiled(case.files[0], "image")]
+    taken: dict[str, list[float]] = {"spliced": [], "looked at": []}
+    for _ in range(repeats):
+        for name, splice in (("spliced", True), ("looked at", False)):
+            started = time.perf_counter()
+            with assemble(asker.workspace, asker.prompt(case, segments), splice=splice, seam=1) as notebook:
+                notebook.logits()
+            taken[name].append(time.perf_counter() - started)
+    return {name: sorted(found)[len(found) // 2] for name, found in taken.items()}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.images", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, default=MODELS / "notes-eye-q8_0.gguf")
+    parser.add_argument("--mmproj", type=Path, default=MODELS / "notes-eye-mmproj-f16.gguf")
+    parser.add_argument("--questions", type=int, default=320, help="of each kind (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
+    given = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        paths = config.Paths.under(Path(folder))
+        options = ContextOptions(n_ctx=2048, n_threads=1)
+        with Workspace(given.model, options, paths=paths, projector=given.mmproj) as workspace:
+            asker = Asker(workspace)
+            found = {way: measure(asker, way, given.questions, given.seed) for way in WAYS}
+            seconds = timed(asker, 200)
+    columns = [*(f"same, {name}" for name in ALIKE), "right, decoded", "right, spliced"]
+    print(f"| {given.questions} questions each | {' | '.join(columns)} |")
+    print(f"| --- {'| ---: ' * len(columns)}|")
+    for way, numbers in found.items():
+        print(f"| {way} | {' | '.join(f'{numbers[name] / given.questions:.3f}' for name in columns)} |")
+    low, high = interval(sum(int(one["same, spliced"]) for one in found.values()), 4 * given.questions)
+    print(f"\nspliced decides as decoded: {low:.3f} to {high:.3f}")
+    print(f"first token: {1000 * seconds['spliced']:.2f} ms spliced, {1000 * seconds['looked at']:.2f} ms looked at")
+    if given.out:
+        given.out.write_text(json.dumps({"decisions": found, "seconds": seconds}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

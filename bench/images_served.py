@@ -1,0 +1,250 @@
+"""A picture that is shown again: `notes serve` beside llama.cpp's own server, given the same requests in turn.
+
+    python -m bench.images_served [--rounds N] [--model shipped|random] [--out FILE]
+
+Both are given OpenAI's messages, with the picture in a data: URL. What each computes is what it tells (all tokens but
+the cached ones; the rows of a picture count as tokens; ours has an empty line between the parts of a message, which are
+a few tokens more); the first token is timed by the client. Seconds of a machine that does something else, too, say
+little: what counts is their ratio, of medians of requests that alternate. A picture that was never seen is asked about
+as well, which is what a compile costs.
+
+`shipped` is the small model that sees. Its eye and decoder are so small that most of what is timed is HTTP, so there is
+`random`, too: random weights in the shape of a small model, whose answers are noise, and are not compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import socket
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from bench.processes import running
+from bench.random_model import Shape, random_model
+from bench.serving.stock import ROOT, stock
+from notes_cli import config
+from notes_cli.engine.eye import OURS
+from notes_cli.engine.header import read_header
+from training.eye import pictures
+
+sys.path.append(str(ROOT / "tests"))
+from projectors import Sizes, write_projector  # type: ignore[import-not-found]
+
+FOLDER = ROOT / "build" / "images"
+LONG = 600.0  # seconds for a request
+QUESTIONS = ("What is the total?", "What is the day?")
+SERVERS = "llama-server", "notes serve"
+SYSTEM = "You work for Harbor Books."
+# A decoder of 48 million parameters, and an eye of 24 million: 64 rows for a picture of 224 pixels.
+DECODER = Shape("qwen3vl", 12, 512, 8, 4, 64, 1536, 4096, sections=(12, 10, 10, 0))
+EYE, PIXELS = Sizes(384, 6, 1536, 12, 14, 224), 224
+WAYS = {
+    "new": "a picture never seen",
+    "again": "the same request again",
+    "question": "another question about it",
+    "text": "other text before it",
+    "picture": "another picture before it",
+}
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is served, and how large the pictures are."""
+
+    name: str
+    model: Path
+    projector: Path
+    pixels: int = 0  # of a side; 0: as they are drawn
+
+
+def shipped() -> Files:
+    """The small model that sees."""
+    model, projector = config.shipped_eye()
+    return Files("shipped", model, projector)
+
+
+def random_files() -> Files:
+    """The larger one, with random weights; written once."""
+    model = random_model(FOLDER / "qwen3vl-shape.gguf", DECODER, tokenizer=config.shipped_eye()[0])
+    projector = FOLDER / "eye-shape.gguf"
+    if not projector.exists():
+        write_projector(projector, "qwen2vl_merger", DECODER.width, EYE)
+    return Files("random", model, projector, PIXELS)
+
+
+@contextmanager
+def ours(files: Files, home: Path) -> Iterator[httpx.Client]:
+    """A notes serve with an empty library."""
+    command = [sys.executable, "-m", "notes_cli", "serve", "--port", "0", "-t", "1"]
+    command += ["-m", str(files.model), "--mmproj", str(files.projector)]
+    with (
+        running(command, home / "serve.log", {"NOTES_HOME": str(home)}, r"serving \S+ on (http://\S+)") as server,
+        _client(server.url) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def theirs(files: Files, home: Path) -> Iterator[httpx.Client]:
+    """A llama-server, which is shown a picture in as many rows as ours is."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(stock()), "-m", str(files.model), "--mmproj", str(files.projector), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--offline", "-np", "1", "-c", "2048", "-t", "1"]
+    if limit := read_header(files.projector).number(OURS):
+        command += ["--image-max-tokens", str(limit)]
+    with (
+        running(command, home / "llama-server.log", {}, r"listening on (http://\S+)") as server,
+        _client(server.url) as client,
+    ):
+        yield client
+
+
+def _client(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, timeout=LONG, trust_env=False)
+
+
+def photo(files: Files, rng: random.Random) -> Message:
+    """A receipt that nobody has seen, as a part of a message."""
+    from PIL import Image
+
+    image = Image.fromarray(pictures.draw(pictures.make(rng, "receipt", True), rng))
+    if files.pixels:
+        image = image.resize((files.pixels, files.pixels))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    url = f"data:image/png;base64,{b64encode(buffer.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def messages(system: str, *parts: Message | str) -> list[Message]:
+    """The messages of a request."""
+    said = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return [{"role": "system", "content": system}, {"role": "user", "content": said}]
+
+
+def requests(files: Files, way: str, rounds: int) -> Iterator[tuple[bool, list[Message]]]:
+    """What is asked, and whether it is measured: what comes before a measured request has shown its pictures."""
+    rng = random.Random(f"{files.name} {way}")
+    one, others = photo(files, rng), [photo(files, rng) for _ in range(rounds)]
+    if way == "new":
+        for _ in range(rounds):
+            yield True, messages(SYSTEM, photo(files, rng), QUESTIONS[0])
+        return
+    for shown in (one, *(others if way == "picture" else ())):
+        yield False, messages(SYSTEM, shown, QUESTIONS[0])
+    for number in range(rounds):
+        if way == "again":
+            yield number > 0, messages(SYSTEM, one, QUESTIONS[0])
+        elif way == "question":
+            yield number > 0, messages(SYSTEM, one, QUESTIONS[number % 2])
+        elif way == "text":
+            yield True, messages(" ".join(rng.sample(pictures.FILLERS, 4)), one, QUESTIONS[0])
+        else:
+            yield True, messages(SYSTEM, others[number], one, QUESTIONS[0])
+
+
+@dataclass(frozen=True)
+class Told:
+    """An answer: seconds until its first token, tokens of the prompt, and how many of them were computed for it."""
+
+    seconds: float
+    tokens: int
+    computed: int
+    text: str
+
+
+def ask(server: httpx.Client, said: list[Message]) -> Told:
+    """Ask a server. Raise SystemExit where it refuses."""
+    body = {"messages": said, "max_tokens": 4, "temperature": 0, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    started, first, text, usage = time.perf_counter(), 0.0, "", {}
+    with server.stream("POST", "/v1/chat/completions", json=body) as reply:
+        if reply.status_code != 200:
+            raise SystemExit(f"{server.base_url}: {reply.read().decode()[:400]}")
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                text += "".join(one["delta"].get("content") or "" for one in event["choices"])
+                first = first or (time.perf_counter() - started if text else 0.0)
+                usage = event.get("usage") or usage
+    whole = time.perf_counter() - started
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return Told(first or whole, usage["prompt_tokens"], usage["prompt_tokens"] - cached, text.strip())
+
+
+def measure(files: Files, rounds: int) -> dict[str, dict[str, float]]:
+    """By way: tokens, those that each computes, seconds to the first token, how often both say the same."""
+    found = {}
+    with TemporaryDirectory() as folder:
+        home = Path(folder)
+        with ours(files, home) as here, theirs(files, home) as there:
+            for way in WAYS:
+                pairs = []
+                for measured, said in requests(files, way, rounds):
+                    pair = ask(here, said), ask(there, said)
+                    pairs += [pair] if measured else []
+                mine, other = zip(*pairs, strict=True)
+                seconds = median(one.seconds for one in mine), median(one.seconds for one in other)
+                found[way] = {
+                    "requests": len(pairs),
+                    "tokens, notes serve": median(one.tokens for one in mine),
+                    "tokens, llama-server": median(one.tokens for one in other),
+                    "computed, notes serve": median(one.computed for one in mine),
+                    "computed, llama-server": median(one.computed for one in other),
+                    "seconds, notes serve": seconds[0],
+                    "seconds, llama-server": seconds[1],
+                    "ratio": seconds[1] / seconds[0],
+                    "same": sum(a.text == b.text for a, b in pairs) / len(pairs),
+                }
+    return found
+
+
+def table(name: str, found: dict[str, dict[str, float]]) -> str:
+    """What was measured of one model, for docs/images.md."""
+    lines = [
+        f"| {name} | computed, `llama-server` | computed, `notes serve` | first token, ratio |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for way, one in found.items():
+        computed = (f"{one[f'computed, {who}']:.0f} of {one[f'tokens, {who}']:.0f}" for who in SERVERS)
+        lines.append(f"| {WAYS[way]} | {' | '.join(computed)} | {one['ratio']:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.images_served", description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=12, help="of each kind (default: %(default)s)")
+    parser.add_argument("--model", choices=("shipped", "random"), help="one of them (default: both)")
+    parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
+    given = parser.parse_args()
+    every = {"shipped": shipped, "random": random_files}
+    found = {}
+    for name in [given.model] if given.model else every:
+        found[name] = measure(every[name](), given.rounds)
+        print(table(name, found[name]))
+        same = ", ".join(f"{WAYS[way]} {one['same']:.2f}" for way, one in found[name].items())
+        print(f"\nBoth say the same: {same}.\n" if name == "shipped" else "", flush=True)
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

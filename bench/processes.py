@@ -1,0 +1,111 @@
+"""Processes that are measured: one that answers and ends, and servers, with their time, memory and first byte."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+# Settings of developers that users do not have: their modules are compiled once, and output goes as it does elsewhere.
+ODD = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended. Seconds since it was started; `processor` is user and system time of all threads."""
+
+    out: str
+    first: float  # until the first byte that is no blank; all of it where there was none
+    whole: float
+    processor: float
+    memory: int  # bytes that were resident at most
+
+
+def watched(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Ended:
+    """Run it to its end; what it says on stderr is in `log`. Raise SystemExit where it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as errors:
+        started, first, out = time.perf_counter(), 0.0, b""
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=_environment(environment or {}),
+        )
+        assert process.stdout
+        while chunk := os.read(process.stdout.fileno(), 1 << 16):
+            out += chunk
+            first = first or (time.perf_counter() - started if out.strip() else 0.0)
+        process.stdout.close()
+        _, status, usage = os.wait4(process.pid, 0)
+        whole = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        said = log.read_text(errors="replace")[-2000:]
+        raise SystemExit(f"{' '.join(command[:3])} has failed with status {process.returncode}\n{said}")
+    used = usage.ru_utime + usage.ru_stime
+    return Ended(out.decode(errors="replace"), first or whole, whole, used, usage.ru_maxrss << 10)
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    return {**{name: value for name, value in os.environ.items() if name not in ODD}, **more}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs."""
+
+    url: str
+    pid: int
+
+    @property
+    def processor(self) -> float:
+        """Seconds of user and system time so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICK
+
+    @property
+    def memory(self) -> int:
+        """Bytes that were resident at most."""
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+        return int(found[1]) << 10 if found else 0
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, environment: Mapping[str, str], listens: str) -> Iterator[Server]:
+    """A server, for as long as this is used; what it says is in `log`, its address where `listens` matches that."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=_environment(environment))
+    try:
+        while not (match := re.search(listens, log.read_text(errors="replace"))):
+            if process.poll() is not None:
+                raise SystemExit(f"{command[0]} has ended\n{log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.01)
+        _ready(match[1])
+        yield Server(match[1], process.pid)
+        if process.poll() is not None:
+            raise SystemExit(f"{command[0]} has crashed\n{log.read_text(errors='replace')[-2000:]}")
+    finally:
+        process.kill()  # some are in the middle of a long prompt, which nobody waits for any more
+        process.wait()
+
+
+def _ready(url: str) -> None:
+    for _ in range(6000):
+        try:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.01)
+    raise SystemExit(f"{url} does not get ready")
