@@ -14,7 +14,7 @@ from pathlib import Path
 
 from notes_cli.errors import NotesError
 from notes_cli.library import private
-from notes_cli.library.atomic import replacing
+from notes_cli.library.atomic import replacing, sweep
 from notes_cli.text.rendering import Rendering
 
 KEPT = 64  # the latest
@@ -51,6 +51,7 @@ class Renderings:
 
     def save(self) -> None:
         """Write what is new. Two processes may do so at once: the last one wins, the other renders again some day."""
+        sweep(self._path)  # whatever is new: the next command that renders anything may come months later
         if not self._new:
             return
         known = {key: one for key, one in _load(self._path).items() if key not in self._new} | self._new

@@ -146,3 +146,14 @@ def test_the_latest_are_kept(tmp_path: Path) -> None:
             memory.keep(str(number), Rendering("text", steady=True))
         memory.save()
     assert list(json.loads(file.read_text())) == [str(number) for number in range(KEPT // 2, KEPT + KEPT // 2)]
+
+
+def test_what_a_killed_process_left_goes_with_the_next_though_nothing_is_new(
+    ask: Asked, rendered: list[str], tmp_path: Path
+) -> None:
+    ask(PLAIN)
+    left = tmp_path / ".renderings.json.abc.tmp"
+    left.write_text("{")
+    ask(PLAIN)
+    assert rendered == [PLAIN]
+    assert not left.exists()
