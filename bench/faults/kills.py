@@ -31,7 +31,7 @@ TITLE = (
 FAILS = (
     "anything in the library or the sessions that is neither as before nor as after the command, a file that does not "
     "open, the same command failing afterwards or coming to something else, another answer of the session, or "
-    "temporary files that are still there after it."
+    "temporary files that are still there after the next command."
 )
 RANDOM = 700  # kills at random instants
 CASES, SHARE = 100_000, 4  # as many as there are events, and RANDOM
@@ -135,6 +135,9 @@ class Jobs:
                 "wrong", f"{job.name}, then a turn: status {last.code}, {last.out!r} {last.err.strip()[-200:]}"
             )
         left = temporary(look(home).files)
+        if left and not job.session:  # it had done all that it is for, so nothing has run since
+            self.run(job, home)
+            left = temporary(look(home).files)
         return Verdict("wrong", f"{job.name} leaves {left[0]}") if left else ACCEPTED
 
 
