@@ -118,9 +118,10 @@ def command(
     Of several sources, or a folder of such folders or of images, each is compiled; one that fails does not stop the
     rest, and the exit status is 1 then.
 
-    With --together several texts become one skill: what a later one says was read after the earlier ones, as in one
-    prompt. Skills that are spliced one after the other have not seen each other; `notes verify A B` tells whether that
-    matters. A change of one of the files compiles all of it again.
+    With --together, or a + between them, several texts become one skill: what a later one says was read after the
+    earlier ones, as in one prompt. Skills that are spliced one after the other have not seen each other; `notes verify
+    A B` tells whether that matters. On a model with recurrent layers such a skill is restored at the start of a prompt,
+    where of two skills only the first would be. A change of one of the files compiles all of it again.
 
     A name belongs to the file that its text came from: the text of another file needs another --name, or --force to
     replace what is there.
@@ -143,6 +144,7 @@ def command(
       notes compile manual.md --blocks headings
       notes compile manual.md --kv q8_0              a file of half the size
       notes compile returns shipping --together shop
+      notes compile returns + shipping               the same, as returns-shipping
       notes compile tools.json -m model.gguf
       notes compile photo.jpg -m model.gguf --mmproj mmproj.gguf
       notes compile --from returns -m other.gguf     its text, for another model
@@ -156,12 +158,17 @@ def command(
         raise click.UsageError("name a SOURCE to compile, or a compiled skill with --from, or give --all or --stale")
     if sweeps and (name or target):
         raise click.UsageError(f"--name and -o are for one skill, and {sweeps[0]} means all there are")
+    plus = "+" in sources
+    if plus and (len(sources) % 2 == 0 or any((word == "+") != (i % 2 == 1) for i, word in enumerate(sources))):
+        raise click.UsageError("a + goes between two SOURCEs that become one skill, as in: returns + support")
+    sources = tuple(source for source in sources if source != "+")
     words = list(dict.fromkeys(word for source in sources for word in skill_sources(source)))
-    if together is not None and (len(words) < 2 or name or "-" in words):
+    joins = plus or together is not None
+    if joins and (len(words) < 2 or (together is not None and name) or "-" in words):
         raise click.UsageError("--together NAME joins two SOURCEs or more, no standard input, and is their --name")
-    if together is None and len(words) > 1 and (name or target or "-" in words):
+    if not joins and len(words) > 1 and (name or target or "-" in words):
         raise click.UsageError(f"--name, -o and - are for one skill, and these are {len(words)}")
-    many = (len(words) > 1 and together is None) or bool(sweeps)
+    many = (len(words) > 1 and not joins) or bool(sweeps)
     meant = Words(library(), (lambda text: None) if quiet or json_ or stale else output.say)
     failed: dict[str, str] = {}  # why, by source
 
@@ -178,8 +185,9 @@ def command(
         blocks, kv = blocks or len(info.blocks) or None, kv or info.kv
         skills.append(Wanted(segment, again(info, name)))
     reads: list[tuple[str, Callable[[], Wanted]]] = [(word, partial(_read, meant, word, name)) for word in words]
-    if together is not None:
-        reads = [(together, partial(_joined, meant, words, together))]
+    if joins:
+        one = together or name
+        reads = [(one or " + ".join(words), partial(_joined, meant, words, one))]
     if all_:
         reads += [(str(found.path), partial(meant.agent_skill, found)) for found in meant.found().values()]
     if stale:
@@ -221,14 +229,17 @@ def _read(meant: Words, source: str, name: str | None) -> Wanted:
     return meant.read(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
 
 
-def _joined(meant: Words, words: list[str], name: str) -> Wanted:
+def _joined(meant: Words, words: list[str], name: str | None) -> Wanted:
+    """One skill of several; without a name it has theirs, in their order."""
     from notes_cli.runtime.wanted import Wanted
+    from notes_cli.text.names import name_of
     from notes_cli.text.skill import Skill, joined
 
     skills = [_read(meant, word, None).skill for word in words]
     for word, skill in zip(words, skills, strict=True):
         if not isinstance(skill, Skill):
             raise click.UsageError(f"{word} is a set of tools, and --together joins texts")
+    name = name or name_of("-".join(skill.name for skill in skills))
     return Wanted(name, joined([skill for skill in skills if isinstance(skill, Skill)], name))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import Method
 from notes_cli.engine.loop import Task, run
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.pieces import Reason
+from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.errors import (
     Help,
@@ -35,6 +36,7 @@ from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name, listed
 from notes_cli.text.messages import Conversation, SkillPart, asking
+from notes_cli.text.names import name_of
 from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.references import ALL, Known, Reference
 
@@ -492,16 +494,29 @@ def _uncarried(notebook: Notebook, segment: Segment) -> str | None:
 
 
 def unspliced(notebook: Notebook) -> list[Notice]:
-    """A notice for each skill that was to be spliced and is decoded: which, how many tokens, and why."""
+    """A notice for each skill that was to be spliced and is decoded: which, how many tokens, why, and what helps."""
     tokens: dict[tuple[str, str], int] = {}
     for piece in notebook.pieces:
         if piece.refused:
             key = piece.name, piece.detail
             tokens[key] = tokens.get(key, 0) + piece.tokens
+    chain = _chain(notebook.pieces)
+    remedy = Help.COMPILE_TOGETHER(names=chain, name=name_of("-".join(chain))) if len(chain) > 1 else None
     return [
-        Notice(f"{name} is not spliced, its {count} tokens are decoded: {why}", Help.STRICT())
+        Notice(
+            f"{name} is not spliced, its {count} tokens are decoded: {why}",
+            remedy if remedy and name in chain else Help.STRICT(),
+        )
         for (name, why), count in tokens.items()
     ]
+
+
+def _chain(pieces: Sequence[Piece]) -> list[str]:
+    """The skills with which a prompt begins, if the first of them was restored: as one all of them could be."""
+    opening = takewhile(lambda piece: piece.kind in ("text", "splice"), pieces)
+    skills = [piece for piece in opening if piece.kind == "splice"]
+    restored = bool(skills) and skills[0].reason is Reason.RESTORED
+    return list(dict.fromkeys(piece.name for piece in skills)) if restored else []
 
 
 def check_seam(seam: int, segments: Sequence[Segment]) -> None:

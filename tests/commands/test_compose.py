@@ -256,3 +256,9 @@ def test_together_is_not_watched(notes: Notes, skill: Path, two: Path) -> None:
     assert notes("compile", skill, "fees", "--together", "shop").code == 0
     outcome = notes("watch", "shop")
     assert outcome.code == 1 and "shop was compiled of 2 files together. Run: notes compile --stale" in outcome.err
+
+
+@pytest.mark.parametrize("sources", [("+", "returns"), ("returns", "+"), ("returns", "+", "+", "fees"), ("+",)])
+def test_a_plus_goes_between_two_skills(notes: Notes, compiled: Path, sources: tuple[str, ...]) -> None:
+    done = notes("compile", *sources)
+    assert done.code == 2 and "a + goes between two SOURCEs" in done.err

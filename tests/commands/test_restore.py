@@ -64,6 +64,24 @@ def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: 
     assert how["returns"][0] == "spliced" and how["fees"] == ("decoded", why)
 
 
+def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, tmp_path: Path) -> None:
+    """Where the second of two skills is decoded, what to type is said; after that all of it is restored, as one
+    prefill of both computes it."""
+    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
+    assert notes("compile", tmp_path / "fees.txt").code == 0
+    both = (*ASK, "--splice", "fees", "--choices", "yes,no,not sure")
+    told = notes(*both).err
+    assert "Run: notes compile returns fees --together returns-fees, and give it --splice returns-fees" in told
+    assert "--together" not in notes(*both, "-s", "Be kind.").err  # nothing is restored there, so that would not help
+    assert notes("compile", "returns", "+", "fees").code == 0
+    chain = ("ask", "Why?", "--splice", "returns-fees", "--choices", "yes,no,not sure")
+    found, wanted = notes(*chain, "--json"), notes(*chain, "--json", "--no-splice").json
+    assert "not spliced" not in found.err and wanted["tokens"]["spliced"] == 0
+    assert [piece["how"] for piece in found.json["pieces"] if piece["kind"] == "splice"] == ["spliced"]
+    assert found.json["tokens"]["decoded"] < 60 < wanted["tokens"]["decoded"]
+    assert found.json["probabilities"] == pytest.approx(wanted["probabilities"], rel=0.05, abs=0.01)
+
+
 def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_path: Path, home: Path) -> None:
     """With the reason, before anything is decoded: in the first turn, in a later one, as a setting; what is restored is
     not refused, and a turn that was is not kept."""
