@@ -19,6 +19,7 @@ from bench.experiments import EXPERIMENTS, figures
 from bench.experiments.frame import SEED
 from bench.experiments.report import keep, load, refusal, results, section, summary
 from bench.experiments.table import Row
+from bench.experiments.texts import First
 from notes_cli import config
 from notes_cli.engine.context import ContextOptions
 from notes_cli.errors import NotesError
@@ -86,7 +87,7 @@ def _measure(workspace: Workspace, name: str, cases: int | None, seed: int, fold
     experiment, model = EXPERIMENTS[name], workspace.model
     count, rows, refused = cases or experiment.CASES, [], ""
     try:
-        rows = list(_told(name, count, experiment.measure(workspace, count, seed)))
+        rows = list(_told(name, count, experiment.measure(workspace, count, First(seed))))
     except NotesError as error:
         refused = str(error)
     said = f"{model.name} {model.quantization}, flash attention {workspace.options.flash_attention}"

@@ -18,9 +18,10 @@ from tempfile import TemporaryDirectory
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, flipped, segments_of
+from bench.experiments.cases import SYSTEM, segments_of
 from bench.experiments.frame import Bar, Summary, grid, interval, ratio
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Draft, Rule, Size, Texts
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.engine.segment import Segment
@@ -30,13 +31,12 @@ from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
-from training import world
 
 TITLE = "The unified agent"
 CASES = 10  # domains
 INSTANCES = 10
 DECISIONS = 3
-MEMORY = world.Level(skills=(4, 4), rules=(3, 3), rows=(5, 6), spare=(0, 2), fillers=(4, 6))
+MEMORY = Size(skills=(4, 4), rules=(3, 3), rows=(5, 6), spare=(0, 2), fillers=(4, 6))
 METHODS = ("erratum", "field+erratum", "field")
 BASELINE = "prefill every turn"
 CHOSEN = "field"  # it agreed best on the model that ships in 690 decisions of other seeds (1, 2 and 3)
@@ -46,7 +46,7 @@ CHOSEN = "field"  # it agreed best on the model that ships in 690 decisions of o
 class Instance:
     """What is asked, and the values that the field has at each question."""
 
-    rule: world.Rule
+    rule: Rule
     questions: tuple[str, ...]
     values: tuple[str, ...]
 
@@ -60,15 +60,14 @@ class Turn:
     seconds: float
 
 
-def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
-    rng = random.Random(f"agent {seed}")
-    for domain in range(1, cases + 1):
-        drafts = world.make_drafts(rng, MEMORY, held=True)
+def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    for domain, rng in texts.rngs("agent", cases):
+        drafts = texts.memory(rng, MEMORY)
         started = time.perf_counter()
         segments = segments_of(workspace, [draft.skill for draft in drafts])
         compiled = time.perf_counter() - started
         for number in range(1, INSTANCES + 1):
-            instance = make_instance(rng, drafts)
+            instance = make_instance(texts, rng, drafts)
             baseline = _prefilling(workspace, segments, instance)
             agents = {BASELINE: baseline}
             for name in METHODS:
@@ -91,16 +90,16 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
                     }
 
 
-def make_instance(rng: random.Random, drafts: Sequence[world.Draft]) -> Instance:
+def make_instance(texts: Texts, rng: random.Random, drafts: Sequence[Draft]) -> Instance:
     """A rule of the memory, and two changes of its field that each change the outcome."""
     while True:
         draft = rng.choice(drafts)
         rule = rng.choice(draft.rules)
         values = [draft.skill.fields[rule.field]]
-        while len(values) < DECISIONS and (new := flipped(rng, rule, values[-1])):
+        while len(values) < DECISIONS and (new := texts.flipped(rng, rule, values[-1])):
             values.append(new)
         if len(values) == DECISIONS:
-            return Instance(rule, tuple(world.ask(rng, rule) for _ in values), tuple(values))
+            return Instance(rule, tuple(texts.ask(rng, rule) for _ in values), tuple(values))
 
 
 def _prefilling(workspace: Workspace, segments: Sequence[Segment], instance: Instance) -> list[Turn]:

@@ -14,9 +14,10 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import flipped, skill_of
+from bench.experiments.cases import skill_of
 from bench.experiments.frame import Summary, grid, interval, share, shipped
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Rule, Size, Texts
 from notes_cli.editing.change import stretches
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
@@ -25,32 +26,29 @@ from notes_cli.runtime.assembling import Prompt, assemble, changes_of
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, with_values
-from training import world
+from training.world import FILLERS
 
 TITLE = "Memory in blocks"
 CASES = 20
 DECISIONS = 3  # a case
 SIZES = (1, 2, 4, 8, 16)
 LAYOUTS = ("together", "split")
-RULES = world.Level(skills=(12, 12), rules=(1, 1), rows=(2, 3), spare=(0, 0), fillers=(0, 0))
-SPARE = [field for field in (*world.WORD_FIELDS, *world.AMOUNT_FIELDS) if field not in world.FIELD_OF.values()]
+RULES = Size(skills=(12, 12), rules=(1, 1), rows=(2, 3), spare=(0, 0), fillers=(0, 0))
 
 
-def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
-    rng = random.Random(f"blocks {seed}")
-    for number in range(1, cases + 1):
-        drafts = world.make_drafts(rng, RULES, held=True)
-        asked: list[tuple[world.Rule, str, str]] = []
+def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    for number, rng in texts.rngs("blocks", cases):
+        drafts = texts.memory(rng, RULES)
+        asked: list[tuple[Rule, str, str]] = []
         while len(asked) < DECISIONS:
             draft = rng.choice(drafts)
             rule = draft.rules[0]
-            new = flipped(rng, rule, draft.skill.fields[rule.field])
+            new = texts.flipped(rng, rule, draft.skill.fields[rule.field])
             if new:
-                asked.append((rule, world.ask(rng, rule), new))
-        sections = [_section(rng, draft.skill.fields, draft.rules) for draft in drafts]
-        for field in SPARE:
-            value = world.other_value(rng, world.kind_of(field), field, "", None)
-            sections.append(_section(rng, {field: value}, ()))
+                asked.append((rule, texts.ask(rng, rule), new))
+        sections = [_section(texts, rng, draft.skill.fields, draft.rules) for draft in drafts]
+        for field, value in texts.spare(rng, drafts):
+            sections.append(_section(texts, rng, {field: value}, ()))
         rng.shuffle(sections)
         for layout in LAYOUTS:
             skill = skill_of(_text(sections, layout), "memory")
@@ -61,10 +59,9 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
 Section = tuple[str, Mapping[str, str], list[str]]  # heading, fields, lines
 
 
-def _section(rng: random.Random, fields: Mapping[str, str], rules: Sequence[world.Rule]) -> Section:
-    title = world.TITLES[rules[0].topic if rules else rng.choice(list(world.TOPICS))]
-    heading = rng.choice(world.HEADINGS).format(title=title, org=world.make_org(rng, True))
-    return heading, fields, [line for rule in rules for line in rule.lines()] or [f"- {rng.choice(world.FILLERS)}"]
+def _section(texts: Texts, rng: random.Random, fields: Mapping[str, str], rules: Sequence[Rule]) -> Section:
+    heading = texts.heading(rng, rules)  # before its lines: both are drawn
+    return heading, fields, [line for rule in rules for line in rule.lines()] or [f"- {rng.choice(FILLERS)}"]
 
 
 def _text(sections: Sequence[Section], layout: str) -> str:
@@ -79,7 +76,7 @@ def _text(sections: Sequence[Section], layout: str) -> str:
     return "\n\n".join("\n".join(lines) for lines in paragraphs)
 
 
-def _edited(workspace: Workspace, skill: Skill, asked: Sequence[tuple[world.Rule, str, str]]) -> Iterator[Row]:
+def _edited(workspace: Workspace, skill: Skill, asked: Sequence[tuple[Rule, str, str]]) -> Iterator[Row]:
     """One edit and its question after the other, each of the text as it was, in as many blocks as are asked for."""
     whole = compile_skill(workspace, skill)
     references = []

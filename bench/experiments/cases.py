@@ -1,14 +1,14 @@
-"""What experiments have in common: cases of training/world.py as segments and prompts, and how a decision is read."""
+"""What experiments have in common: cases as segments and prompts, and how a decision is read."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.experiments.texts import Case, SkillText
 from notes_cli.editing.influence import influence
 from notes_cli.engine.loop import run
 from notes_cli.engine.notebook import Notebook
@@ -18,30 +18,24 @@ from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
-from training import world
 
 SYSTEM = "You are a helpful assistant."
 THINK = 256  # tokens of a chain of thought
 WAYS = ("direct", "reasoned")
 
 
-def held_out(cases: int, seed: int) -> Iterator[tuple[int, world.Case]]:
-    """Cases that training never saw, numbered from 1 on."""
-    return enumerate(world.held_out(cases, seed), 1)
-
-
 def skill_of(text: str, name: str) -> Skill:
     return parse_skill(text, source=name, default=name)
 
 
-def segments_of(workspace: Workspace, texts: Sequence[world.SkillText]) -> list[Segment]:
+def segments_of(workspace: Workspace, texts: Sequence[SkillText]) -> list[Segment]:
     """Each text compiled; two organisations of one name are told apart."""
     return [
         compile_skill(workspace, skill_of(text.text, f"s{number}-{text.name}")) for number, text in enumerate(texts, 1)
     ]
 
 
-def joined(case: world.Case) -> str:
+def joined(case: Case) -> str:
     """All skills of a case as one text: an ordinary cache, in which what follows a field has seen it."""
     return "\n\n".join(text.text for text in case.skills)
 
@@ -71,12 +65,3 @@ def error(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     """Normalised mean squared error of logits."""
     a, b = found.astype(np.float64), reference.astype(np.float64)
     return float(((a - b) ** 2).sum() / (b**2).sum())
-
-
-def flipped(rng: random.Random, rule: world.Rule, old: str) -> str | None:
-    """Another value of the rule's field, with another outcome; None if none was found."""
-    for _ in range(100):
-        new = world.other_value(rng, rule.kind, rule.field, old, rule)
-        if rule.outcome(new) != rule.outcome(old):
-            return new
-    return None

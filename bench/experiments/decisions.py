@@ -11,9 +11,10 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, THINK, WAYS, decided_in, held_out, segments_of
+from bench.experiments.cases import SYSTEM, THINK, WAYS, decided_in, segments_of
 from bench.experiments.frame import Bar, Summary, grid, interval, ratio, share, shipped
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Texts
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.verify import corrected_segment
 from notes_cli.runtime.assembling import Prompt, assemble
@@ -28,8 +29,8 @@ REFERENCE = {"spliced": "recompute", "unrotated": "recompute", "erratum": "corre
 PAPER = {"spliced": "cosine 0.90 to 0.999", "unrotated": "collapses", "erratum": "robust"}
 
 
-def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
-    for number, case in held_out(cases, seed):
+def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    for number, case in texts.cases("decisions", cases):
         segments = segments_of(workspace, case.skills)
         corrected = [corrected_segment(segment, {case.field: case.new}, workspace) for segment in segments]
         prompt = Prompt(case.question, segments, system=SYSTEM)

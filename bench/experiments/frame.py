@@ -11,6 +11,7 @@ from typing import Protocol
 from matplotlib.figure import Figure
 
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Texts
 from notes_cli.runtime.workspace import Workspace
 
 SEED = 20260614  # of what is reported; look for settings with others
@@ -48,7 +49,7 @@ class Experiment(Protocol):
     TITLE: str
     CASES: int
 
-    def measure(self, workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
+    def measure(self, workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
         """Raise UnsupportedError where this model cannot be measured."""
 
     def summarise(self, table: Table, others: Mapping[str, Table]) -> Summary: ...

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 
 from matplotlib.figure import Figure
 
-from bench.experiments.cases import WAYS, held_out, joined, skill_of, with_influence
+from bench.experiments.cases import WAYS, joined, skill_of, with_influence
 from bench.experiments.frame import Bar, Summary, grid, share, shipped
 from bench.experiments.methods import ALL, HALVES, PAPER, draw_methods, hoisted, measure_methods
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Texts
 from notes_cli.runtime.assembling import Prompt
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
@@ -22,8 +23,8 @@ TITLE = "The editing landscape"
 CASES = 300
 
 
-def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
-    for number, case in held_out(cases, seed):
+def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    for number, case in texts.cases("edits", cases):
         text = joined(case)
         whole = with_influence(workspace, compile_skill(workspace, skill_of(text, "memory")), case.field)
         lifted = compile_skill(workspace, hoisted(text, "memory", case.field, case.old))

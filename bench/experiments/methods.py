@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from bench.experiments import figures
 from bench.experiments.cases import THINK, WAYS, decided_in, error, skill_of
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Case
 from notes_cli.editing.methods import Method
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens
@@ -20,7 +21,6 @@ from notes_cli.measure.compare import cosine
 from notes_cli.runtime.assembling import Prompt, assemble, changes_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
-from training import world
 
 BLEND = 0.15  # of the skill's tokens: CacheBlend recomputes 10 to 20%
 LATE = ", ranked when edited"
@@ -73,7 +73,7 @@ class Reference:
     choice: str
 
 
-def measure_methods(workspace: Workspace, case: world.Case, prompt: Prompt, lifted: Prompt) -> Iterator[Row]:
+def measure_methods(workspace: Workspace, case: Case, prompt: Prompt, lifted: Prompt) -> Iterator[Row]:
     """A row a method. `lifted`: the same prompt with the field hoisted, which has a recompute of its own."""
     for asked, names in ((prompt, (*METHODS, HALVES)), (lifted, (HOISTED,))):
         changed = replace(asked, values={case.field: case.new})
@@ -88,13 +88,13 @@ def measure_methods(workspace: Workspace, case: world.Case, prompt: Prompt, lift
             yield row
 
 
-def _reference(workspace: Workspace, case: world.Case, prompt: Prompt) -> Reference:
+def _reference(workspace: Workspace, case: Case, prompt: Prompt) -> Reference:
     notebook = assemble(workspace, replace(prompt, method=Method("recompute")), splice=False, room=THINK)
     tokens, logits = notebook.tokens, notebook.logits()
     return Reference(prompt, tokens, logits, decided_in(workspace, notebook, prompt, case.choices))
 
 
-def _measured(workspace: Workspace, case: world.Case, name: str, way: str, reference: Reference) -> Row:
+def _measured(workspace: Workspace, case: Case, name: str, way: str, reference: Reference) -> Row:
     """Decisions of both ways; what the prompt costs, and its logits, of the direct one."""
     prompt, row = amended(workspace, reference.prompt, name), Row()
     notebook = _halves(workspace, reference.tokens) if name == HALVES else assemble(workspace, prompt, room=THINK)

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, held_out, segments_of
+from bench.experiments.cases import SYSTEM, segments_of
 from bench.experiments.frame import Summary, grid, interval, share, shipped
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Texts
 from notes_cli.engine.decision import decide
 from notes_cli.measure.compare import cosine
 from notes_cli.runtime.assembling import Prompt, assemble
@@ -23,9 +24,9 @@ PLACES = ("early", "late")
 TURNS = (0, 2, 8)  # of conversation before the question
 
 
-def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
-    rng = random.Random(f"placement {seed}")
-    for number, case in held_out(cases, seed):
+def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    pairs = zip(texts.cases("placement", cases), texts.rngs("placement", cases), strict=True)
+    for (number, case), (_, rng) in pairs:
         segments = segments_of(workspace, case.skills)
         talk = [small_talk(rng) for _ in range(max(TURNS))]
         for turns in TURNS:

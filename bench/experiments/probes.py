@@ -13,9 +13,10 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import held_out, joined, skill_of
+from bench.experiments.cases import joined, skill_of
 from bench.experiments.frame import Summary, grid, share
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Case, Texts
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.measure.probe import AlikeError, Mixes
@@ -23,7 +24,6 @@ from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
-from training import world
 
 TITLE = "Causal probes"
 CASES = 150
@@ -45,8 +45,8 @@ PAPER = {
 }
 
 
-def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
-    for number, case in held_out(cases, seed):
+def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    for number, case in texts.cases("probes", cases):
         segment = compile_skill(workspace, skill_of(joined(case), "memory"))
         row: Row = {"case": number, "kind": case.kind}
         try:
@@ -58,7 +58,7 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
             yield row | {"probe": probe, "share": part, "recovery": recovery, "fresh": recovery > 0.5}
 
 
-def _recoveries(workspace: Workspace, mixes: Mixes, case: world.Case) -> Iterator[tuple[str, float | str, float]]:
+def _recoveries(workspace: Workspace, mixes: Mixes, case: Case) -> Iterator[tuple[str, float | str, float]]:
     yield "field rows fresh", "", mixes.field_only()
     yield "all after it fresh", "", mixes.after_only()
     parts: dict[str, Callable[[float], float]] = {"first": mixes.share_from_field, "last": mixes.share_from_end}

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, held_out, segments_of
+from bench.experiments.cases import SYSTEM, segments_of
 from bench.experiments.frame import Summary, grid, interval, ratio, share
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Texts
 from notes_cli.engine.decision import decide
 from notes_cli.measure.compare import cosine
 from notes_cli.runtime.assembling import Prompt, assemble
@@ -20,8 +21,8 @@ CASES = 108
 SEAMS = (0, 1, 2, 4, 8)
 
 
-def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
-    for number, case in held_out(cases, seed):
+def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    for number, case in texts.cases("seams", cases):
         prompt = Prompt(case.question, segments_of(workspace, case.skills), system=SYSTEM)
         reference = assemble(workspace, prompt, splice=False)
         wanted, chosen = reference.logits(), decide(reference, case.choices).choice

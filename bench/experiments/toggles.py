@@ -6,7 +6,7 @@ question: errata that are superseded are dropped, and what follows them is decod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, held_out, segments_of
+from bench.experiments.cases import SYSTEM, segments_of
 from bench.experiments.frame import Bar, Summary, grid, shipped
 from bench.experiments.slope import Slope, slope
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Case, Texts
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook
@@ -30,7 +31,6 @@ from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
-from training import world
 
 TITLE = "A field toggled 28 turns"
 CASES = 12
@@ -38,6 +38,9 @@ TURNS = 28
 ROOM = 60 * TURNS  # tokens that the conversation may take
 CACHES = ("errata", "compacted")
 SHOWN = (1, 2, 4, 7, 14, 21, 28)
+
+
+Prefill = Callable[[Workspace, Sequence[Tokens]], Iterator[Notebook]]
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,19 @@ class Asked:
     choice: str
 
 
-def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
-    for number, case in held_out(cases, seed):
+def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    return toggle(workspace, cases, texts, _prefilled)
+
+
+def toggle(workspace: Workspace, cases: int, texts: Texts, prefill: Prefill) -> Iterator[Row]:
+    """`prefill` computes what the caches are compared with: a notebook for each prompt of a conversation."""
+    for number, case in texts.cases("toggles", cases):
         prompt = Prompt(case.question, segments_of(workspace, case.skills), system=SYSTEM)
         workspace.make_room(len(assemble(workspace, prompt, dry=True)) + ROOM)
         for cache in CACHES:
             with TemporaryDirectory() as folder:
                 turns = _toggled(workspace, case, prompt, Path(folder), compact=cache == "compacted")
-            references = _prefilled(workspace, [turn.tokens for turn in turns])
+            references = prefill(workspace, [turn.tokens for turn in turns])
             for count, (turn, reference) in enumerate(zip(turns, references, strict=True), 1):
                 yield {
                     "case": number,
@@ -71,7 +79,7 @@ def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
                 }
 
 
-def _toggled(workspace: Workspace, case: world.Case, prompt: Prompt, folder: Path, *, compact: bool) -> list[Asked]:
+def _toggled(workspace: Workspace, case: Case, prompt: Prompt, folder: Path, *, compact: bool) -> list[Asked]:
     turns = []
     with Sessions(folder).locked("toggled", new=True) as stored:
         session = Session(workspace, stored)

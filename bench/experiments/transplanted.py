@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from matplotlib.figure import Figure
 
-from bench.experiments.cases import SYSTEM, WAYS, held_out, segments_of, with_influence
+from bench.experiments.cases import SYSTEM, WAYS, segments_of, with_influence
 from bench.experiments.frame import Bar, Summary, grid, share
 from bench.experiments.methods import ALL, draw_methods, hoisted, measure_methods
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import Texts
 from notes_cli.runtime.assembling import Prompt
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
@@ -18,8 +19,8 @@ TITLE = "Editing inside a transplanted skill"
 CASES = 300
 
 
-def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
-    for number, case in held_out(cases, seed):
+def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    for number, case in texts.cases("edits", cases):
         segments = segments_of(workspace, case.skills)
         mine = segments[case.target]
         segments[case.target] = with_influence(workspace, mine, case.field)

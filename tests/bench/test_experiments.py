@@ -13,6 +13,7 @@ from bench.experiments.frame import Bar, Summary
 from bench.experiments.methods import ALL, HOISTED
 from bench.experiments.report import keep, load
 from bench.experiments.table import Table
+from bench.experiments.texts import First
 from notes_cli import config
 from notes_cli.engine.context import ContextOptions
 from notes_cli.runtime.workspace import Workspace
@@ -35,7 +36,7 @@ def run(workspace: Workspace, name: str, folder: Path, cases: int = 1) -> tuple[
     keep(
         folder,
         {"experiment": name, "model": "notes-tiny", "refused": ""},
-        list(experiment.measure(workspace, cases, SEED)),
+        list(experiment.measure(workspace, cases, First(SEED))),
     )
     table = load(folder)[name]
     figure = Figure()

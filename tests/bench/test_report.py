@@ -15,6 +15,7 @@ from bench.experiments.__main__ import main
 from bench.experiments.frame import Bar, Summary, grid, interval, ratio, share
 from bench.experiments.report import results
 from bench.experiments.table import Row, Table, read_table, write_table
+from bench.experiments.texts import Texts
 from notes_cli.errors import UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 
@@ -22,7 +23,7 @@ from notes_cli.runtime.workspace import Workspace
 def fake(bound: float = 0.5, refused: str = "") -> SimpleNamespace:
     """An experiment that finds one half."""
 
-    def measure(workspace: Workspace, cases: int, seed: int) -> Iterator[Row]:
+    def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
         if refused:
             raise UnsupportedError(refused)
         yield from ({"case": case, "same": case % 2 == 1} for case in range(1, cases + 1))
