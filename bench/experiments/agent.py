@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, segments_of
+from bench.experiments.cases import SYSTEM, near_tie, segments_of
 from bench.experiments.frame import Bar, Summary, grid, interval, ratio
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Draft, Rule, Size, Texts
@@ -58,6 +58,7 @@ class Turn:
     choice: str
     decoded: int
     seconds: float
+    near: bool = False
 
 
 def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
@@ -84,6 +85,7 @@ def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
                         "memory": sum(map(len, segments)),
                         "right": found.choice == instance.rule.outcome(instance.values[turn]),
                         "same": found.choice == reference.choice,
+                        "near": reference.near,
                         "decoded": found.decoded,
                         "seconds": found.seconds,
                         "compiling": compiled,
@@ -112,7 +114,8 @@ def _prefilling(workspace: Workspace, segments: Sequence[Segment], instance: Ins
         notebook = assemble(workspace, Prompt(question, text, system=SYSTEM, turns=said), splice=False)
         notebook.logits()
         seconds = time.perf_counter() - started
-        turns.append(Turn(decide(notebook, instance.rule.choices).choice, len(notebook), seconds))
+        decision = decide(notebook, instance.rule.choices)
+        turns.append(Turn(decision.choice, len(notebook), seconds, near_tie(decision)))
     return turns
 
 

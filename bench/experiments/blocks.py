@@ -14,7 +14,7 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import skill_of
+from bench.experiments.cases import near_tie, skill_of
 from bench.experiments.frame import Summary, grid, interval, share, shipped
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Rule, Size, Texts
@@ -83,7 +83,7 @@ def _edited(workspace: Workspace, skill: Skill, asked: Sequence[tuple[Rule, str,
     for rule, question, new in asked:
         prompt = Prompt(question, [whole], values={rule.field: new}, method=Method("recompute"))
         notebook = assemble(workspace, prompt, splice=False)
-        references.append((notebook.logits(), decide(notebook, rule.choices).choice))
+        references.append((notebook.logits(), decide(notebook, rule.choices)))
     for size in SIZES:
         segment = compile_skill(workspace, skill, blocks=size) if size > 1 else whole
         for number, (rule, question, new) in enumerate(asked, 1):
@@ -105,8 +105,9 @@ def _edited(workspace: Workspace, skill: Skill, asked: Sequence[tuple[Rule, str,
                 "tokens": len(segment),
                 "recompiled": recompiled,
                 "right": choice == rule.outcome(new),
-                "recompute_right": chosen == rule.outcome(new),
-                "same": choice == chosen,
+                "recompute_right": chosen.choice == rule.outcome(new),
+                "same": choice == chosen.choice,
+                "near": near_tie(chosen),
                 "cosine": cosine(notebook.logits(), wanted),
             }
 

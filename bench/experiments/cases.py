@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from bench.experiments.texts import Case, SkillText
 from notes_cli.editing.influence import influence
+from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment
@@ -20,6 +22,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
 SYSTEM = "You are a helpful assistant."
+NEAR = 0.1  # nat
 THINK = 256  # tokens of a chain of thought
 WAYS = ("direct", "reasoned")
 
@@ -58,7 +61,18 @@ def decided(
 
 def decided_in(workspace: Workspace, notebook: Notebook, prompt: Prompt, choices: Sequence[str]) -> str:
     """The decision at the end of a notebook."""
-    return run(choosing(workspace, notebook, choices, THINK if prompt.think else 0)).choice
+    return decision_in(workspace, notebook, prompt, choices).choice
+
+
+def decision_in(workspace: Workspace, notebook: Notebook, prompt: Prompt, choices: Sequence[str]) -> Decision:
+    """The same with its probabilities."""
+    return run(choosing(workspace, notebook, choices, THINK if prompt.think else 0))
+
+
+def near_tie(decision: Decision) -> bool:
+    """Whether rounding may turn it: its two most probable choices are within NEAR."""
+    first, second, *_ = sorted(decision.probabilities.values(), reverse=True)
+    return bool(first < second * math.exp(NEAR))
 
 
 def error(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bench.experiments import figures
-from bench.experiments.cases import THINK, WAYS, decided_in, error, skill_of
+from bench.experiments.cases import THINK, WAYS, decided_in, decision_in, error, near_tie, skill_of
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Case
 from notes_cli.editing.methods import Method
@@ -42,7 +42,7 @@ HOISTED = "suffix, field hoisted"
 ALL = (*METHODS, HALVES, HOISTED)
 COLUMNS = (
     *(f"{way}_{what}" for way in WAYS for what in ("right", "same")),
-    *("cosine", "error", "decoded", "ranking", "refused"),
+    *("cosine", "error", "decoded", "ranking", "near", "refused"),
 )
 # What the paper found on models of 1.7B to 32B parameters.
 PAPER = {
@@ -71,6 +71,7 @@ class Reference:
     tokens: Tokens
     logits: NDArray[np.float32]
     choice: str
+    near: bool
 
 
 def measure_methods(workspace: Workspace, case: Case, prompt: Prompt, lifted: Prompt) -> Iterator[Row]:
@@ -91,7 +92,8 @@ def measure_methods(workspace: Workspace, case: Case, prompt: Prompt, lifted: Pr
 def _reference(workspace: Workspace, case: Case, prompt: Prompt) -> Reference:
     notebook = assemble(workspace, replace(prompt, method=Method("recompute")), splice=False, room=THINK)
     tokens, logits = notebook.tokens, notebook.logits()
-    return Reference(prompt, tokens, logits, decided_in(workspace, notebook, prompt, case.choices))
+    decision = decision_in(workspace, notebook, prompt, case.choices)
+    return Reference(prompt, tokens, logits, decision.choice, near_tie(decision))
 
 
 def _measured(workspace: Workspace, case: Case, name: str, way: str, reference: Reference) -> Row:
@@ -101,7 +103,7 @@ def _measured(workspace: Workspace, case: Case, name: str, way: str, reference: 
     if way == "direct":
         logits = notebook.logits()
         row["cosine"], row["error"] = cosine(logits, reference.logits), error(logits, reference.logits)
-        row["decoded"] = notebook.decoded
+        row["decoded"], row["near"] = notebook.decoded, reference.near
     choice = decided_in(workspace, notebook, prompt, case.choices)
     row[f"{way}_right"], row[f"{way}_same"] = choice == case.answer_new, choice == reference.choice
     return row | {"ranking": _ranking(workspace, prompt)}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from matplotlib.figure import Figure
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, segments_of
+from bench.experiments.cases import SYSTEM, near_tie, segments_of
 from bench.experiments.frame import Summary, grid, interval, share, shipped
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Texts
@@ -33,7 +33,7 @@ def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
             for place in PLACES:
                 prompt = Prompt(case.question, segments, system=SYSTEM, turns=talk[:turns], place=place)
                 reference = assemble(workspace, prompt, splice=False)
-                wanted, chosen = reference.logits(), decide(reference, case.choices).choice
+                wanted, chosen = reference.logits(), decide(reference, case.choices)
                 notebook = assemble(workspace, prompt)
                 choice = decide(notebook, case.choices).choice
                 yield {
@@ -41,9 +41,10 @@ def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
                     "skills": len(case.skills),
                     "turns": turns,
                     "place": place,
-                    "recompute_right": chosen == case.answer,
+                    "recompute_right": chosen.choice == case.answer,
                     "right": choice == case.answer,
-                    "same": choice == chosen,
+                    "same": choice == chosen.choice,
+                    "near": near_tie(chosen),
                     "cosine": cosine(notebook.logits(), wanted),
                 }
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, segments_of
+from bench.experiments.cases import SYSTEM, near_tie, segments_of
 from bench.experiments.frame import Bar, Summary, grid, shipped
 from bench.experiments.slope import Slope, slope
 from bench.experiments.table import Row, Table
@@ -67,6 +67,7 @@ def toggle(workspace: Workspace, cases: int, texts: Texts, prefill: Prefill) -> 
                 turns = _toggled(workspace, case, prompt, Path(folder), compact=cache == "compacted")
             references = prefill(workspace, [turn.tokens for turn in turns])
             for count, (turn, reference) in enumerate(zip(turns, references, strict=True), 1):
+                wanted = decide(reference, case.choices)
                 yield {
                     "case": number,
                     "kind": case.kind,
@@ -74,7 +75,8 @@ def toggle(workspace: Workspace, cases: int, texts: Texts, prefill: Prefill) -> 
                     "turn": count,
                     "tokens": len(turn.tokens),
                     "right": turn.choice == turn.right,
-                    "same": turn.choice == decide(reference, case.choices).choice,
+                    "same": turn.choice == wanted.choice,
+                    "near": near_tie(wanted),
                     "cosine": cosine(turn.logits, reference.logits()),
                 }
 

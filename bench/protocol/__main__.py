@@ -1,0 +1,164 @@
+"""Measure every hypothesis of docs/protocol.md on a model of training/next: what, how often, between what, and its bar.
+
+    python -m bench.protocol FILE [H1 H4 ...] [--seed-of-training N] [--cases N] [--write docs]
+
+Texts are of training/next/world.py, drawn from the commit that last changed docs/protocol.md: in a checkout without git
+it is named by --commit. They come in two passes, with words that training never saw and with known ones. Rows are kept
+case by case (--keep): what was stopped goes on where it was. Exits 1 if a bar is missed, or there are too few cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.experiments.table import Row, Table
+from bench.protocol import report
+from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Hypothesis, judge
+from bench.protocol.keeping import Kept, KeptError, sources
+from bench.protocol.measures import MEASURES
+from bench.protocol.seeds import ROOT, CommitError, frozen, named
+from bench.protocol.texts import WORDS, Next
+from notes_cli.engine.context import ContextOptions
+from notes_cli.errors import NotesError, UnsupportedError
+from notes_cli.runtime.workspace import Workspace
+
+LONGEST = 450  # tokens of a memory, as in the last stage of training; the agent's and the blocks' are as they come
+DRAWN = 2  # times the cases that are needed: where more than half decide alike, there are too few
+KEPT = ROOT / "build" / "protocol"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    names = list(dict.fromkeys(name.upper() for name in given.names)) or list(HYPOTHESES)
+    for name in names:
+        if name in NOT_BUILT:
+            parser.error(f"{name} is not built: {NOT_BUILT[name]}")
+        if name not in HYPOTHESES:
+            parser.error(f"no hypothesis {name!r}. There are: {', '.join(HYPOTHESES)}")
+    if given.cases is not None and given.cases < 1:
+        parser.error(f"--cases {given.cases}: there must be one at least")
+    if given.write and not given.write.is_dir():
+        parser.error(f"--write {given.write}: there is no such folder")
+    if given.write and (given.cases or given.seed_of_training is None or given.names):
+        parser.error("--write takes --seed-of-training and all hypotheses, with as many cases as docs/protocol.md asks")
+    try:
+        commit = named(given.commit) if given.commit else frozen()
+        options = ContextOptions(n_ctx=4096, n_threads=given.threads)
+        with Workspace(given.model, options) as workspace:
+            run = Run(workspace, commit, given.cases, given.keep, given.seed_of_training)
+            found = run.judged([HYPOTHESES[name] for name in names])
+    except (NotesError, CommitError, KeptError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; the same command goes on from here\n")
+        return 130
+    for name, what in NOT_BUILT.items():
+        print(f"{name} NOT BUILT: {what}")
+    if given.write:
+        folder = given.write / "results"
+        folder.mkdir(exist_ok=True)
+        report.write(folder / f"protocol-seed-{given.seed_of_training}.json", run.about, found)
+        files = {seed: folder / f"protocol-seed-{seed}.json" for seed in report.SEEDS}
+        there = {seed: path for seed, path in files.items() if path.is_file()}
+        (folder / report.PAGE).write_text(report.page(there), encoding="utf-8")
+    return 0 if all(one["says"] in ("holds", "reported") for one in found) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.protocol",
+        description=__doc__,
+        epilog="\n".join(
+            [
+                "hypotheses:",
+                *(f"  {each.name:10}{each.what}" for each in HYPOTHESES.values()),
+                "not built:",
+                *(f"  {name:10}{what}" for name, what in NOT_BUILT.items()),
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, metavar="FILE", help="GGUF to measure")
+    parser.add_argument("names", nargs="*", metavar="H1", help="hypotheses (default: all)")
+    parser.add_argument("--seed-of-training", type=int, choices=report.SEEDS, help="which of the three models it is")
+    parser.add_argument("--cases", type=int, help="cases of each measure (default: as many as the protocol asks)")
+    parser.add_argument("--commit", help="that last changed docs/protocol.md before the first figure (default: git's)")
+    parser.add_argument("--threads", type=int, default=1, help="(default: 1, the quickest for so small a model)")
+    parser.add_argument("--keep", type=Path, default=KEPT, help="folder that rows are kept in (default: %(default)s)")
+    parser.add_argument("--write", type=Path, metavar="DOCS", help="folder that gets results/protocol.md and its JSON")
+    return parser
+
+
+class Run:
+    """One model: its rows are kept in a folder of its own, and its verdicts in results.json there."""
+
+    def __init__(self, workspace: Workspace, commit: str, cases: int | None, keep: Path, seed: int | None) -> None:
+        self._workspace, self._cases, self._commit = workspace, cases, commit
+        self._folder = keep / workspace.weights[:16]
+        model, options = workspace.model, workspace.options
+        self.about: dict[str, Any] = {
+            "model": model.path.name,
+            "weights": workspace.weights,
+            "settings": f"{model.quantization} weights, {options.cache} cache, "
+            f"flash attention {options.flash_attention}",
+            "commit": commit,
+            "training seed": seed,
+            "sources": sources(),
+        }
+        self._tables: dict[tuple[str, str], Table] = {}
+
+    def judged(self, hypotheses: Sequence[Hypothesis]) -> list[dict[str, Any]]:
+        """Measure what they need, words by words, and print each verdict as it comes."""
+        found = []
+        for hypothesis in hypotheses:
+            for words in WORDS:
+                if words not in hypothesis.words:
+                    continue
+                tables = {name: self._measured(name, words) for name in hypothesis.measures}
+                found.append(report.as_json(judge(hypothesis, words, tables)))
+                print("\n".join(report.lines(found[-1])), flush=True)
+                report.write(self._folder / "results.json", self.about, found)
+        return found
+
+    def _measured(self, name: str, words: str) -> Table:
+        if (name, words) not in self._tables:
+            self._tables[name, words] = self._rows(name, words)
+        return self._tables[name, words]
+
+    def _rows(self, name: str, words: str) -> Table:
+        """What is kept already, and what is missing of it."""
+        measure, model = MEASURES[name], self._workspace.model
+        wanted = self._cases or measure.cases
+        about = {key: str(self.about[key]) for key in ("weights", "settings", "commit", "sources")}
+        kept = Kept(self._folder / f"{name}, {words}.jsonl", {**about, "measure": name, "words": words})
+        texts = Next(self._commit, words, kept.next, lambda text: len(model.tokenize(text)) <= LONGEST)
+        if kept.used() < wanted and kept.next <= DRAWN * wanted:
+            rows = measure.rows(self._workspace, DRAWN * wanted, texts)
+            try:
+                for _ in kept.add(_told(f"{name}, {words}", wanted, rows)):
+                    if kept.used() >= wanted:
+                        break
+            except UnsupportedError as error:
+                sys.stderr.write(f"{name}: this model was refused: {error}\n")
+        return kept.table
+
+
+def _told(name: str, wanted: int, rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows as they come, and on standard error now and then how far they are."""
+    started = said = time.monotonic()
+    for row in rows:
+        if time.monotonic() - said > 20:
+            said = time.monotonic()
+            sys.stderr.write(f"{name}: case {row['case']}, {wanted} are needed; {said - started:.0f} s\n")
+        yield row
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+"""The hypotheses and bars of docs/protocol.md, judged by the rows of what was measured. The page is what counts."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bench.experiments.methods import ALL, HALVES
+from bench.experiments.table import Table
+from bench.experiments.toggles import CACHES
+from bench.protocol.intervals import Figure, Part, figure, slope
+from bench.protocol.measures.selective import KS
+from bench.protocol.texts import WORDS
+
+MARGIN = 0.02  # of the decisions: what is less apart is equivalent
+COSINE = 0.99
+METHODS = tuple(name for name in ALL if name != HALVES)
+BLEND = "blend 15%"
+SPLITS = (2, 4, 8, 16)
+
+Tables = Mapping[str, Table]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A figure beside its bar; without a relation it is only reported. `near`: how many near ties, and their value.
+
+    Relations: `>=` and `<=` of the value; `within` a bound of 0, the value; `inside`, its whole interval; `rises`: the
+    interval of a slope is not all below 0.
+    """
+
+    what: str
+    figure: Figure
+    relation: str = ""
+    bound: float = 0.0
+    near: tuple[int, float] = (0, math.nan)
+
+    @property
+    def met(self) -> bool:
+        """Whether the bar is reached; what could not be measured reaches nothing."""
+        found = self.figure
+        if self.relation in ("", "within", "inside", "rises"):
+            inside = -self.bound < found.low and found.high < self.bound
+            near = abs(found.value) <= self.bound
+            return {"": True, "within": near, "inside": inside, "rises": found.high >= 0}[self.relation]
+        return bool({">=": operator.ge, "<=": operator.le}[self.relation](found.value, self.bound))
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """`measures`: what its rows are of. `n`: the fewest observations that each figure with a bar must have."""
+
+    name: str
+    what: str
+    measures: tuple[str, ...]
+    n: int
+    checks: Callable[[Tables], Iterator[Check]]
+    words: tuple[str, ...] = WORDS
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of a hypothesis, with words of one sort. `excluded`: cases that were left out, of `cases`."""
+
+    hypothesis: Hypothesis
+    words: str
+    checks: tuple[Check, ...]
+    cases: int
+    excluded: int
+
+    @property
+    def n(self) -> int:
+        """The fewest observations of a figure that counts."""
+        barred = [check for check in self.checks if check.relation] or self.checks
+        return min(check.figure.n for check in barred)
+
+    @property
+    def says(self) -> str:
+        """holds, fails, reported (there is no bar), or too few cases to say so."""
+        if self.n < self.hypothesis.n:
+            return f"too few cases: {self.n} of {self.hypothesis.n}"
+        if not any(check.relation for check in self.checks):
+            return "reported"
+        return "holds" if all(check.met for check in self.checks) else "fails"
+
+
+def judge(hypothesis: Hypothesis, words: str, tables: Tables) -> Verdict:
+    """`tables`: of all its measures."""
+    mine = [tables[name] for name in hypothesis.measures]
+    left_out = sum(len(_excluded(table).unique("case")) for table in mine)
+    kept = {name: Table(row for row in tables[name] if not row.get("excluded")) for name in hypothesis.measures}
+    return Verdict(hypothesis, words, tuple(hypothesis.checks(kept)), max(map(_cases, mine)), left_out)
+
+
+def _excluded(table: Table) -> Table:
+    return Table(row for row in table if row.get("excluded"))
+
+
+def _cases(table: Table) -> int:
+    return len(table.unique("case"))
+
+
+def _check(what: str, parts: Sequence[Part], relation: str = "", bound: float = 0.0, **options: float) -> Check:
+    shares = bool(options.pop("shares", True))
+    near = [Table(row for row in part.rows if row.get("near") not in ("", None, False, 0)) for part in parts]
+    ties = min(len(rows) for rows in near)
+    weights = [part.weight for part in parts]
+    means = [rows.mean(part.column) for rows, part in zip(near, parts, strict=True)]
+    value = math.fsum(mean * weight for mean, weight in zip(means, weights, strict=True)) if ties else math.nan
+    return Check(what, figure(parts, shares=shares, **options), relation, bound, (ties, value))
+
+
+def _share(what: str, rows: Table, column: str, relation: str = "", bound: float = 0.0) -> Check:
+    return _check(what, [Part(rows, column)], relation, bound)
+
+
+def _less(what: str, more: Part, less: Part, relation: str = "", bound: float = 0.0, **options: float) -> Check:
+    return _check(what, [more, Part(less.rows, less.column, -less.weight)], relation, bound, **options)
+
+
+def _mean(what: str, rows: Table, column: str) -> Check:
+    return _check(what, [Part(rows, column)], shares=False)
+
+
+def _beside(rows: Table) -> Iterator[Check]:
+    """What is told beside an agreement."""
+    for column in ("cosine", "kl", "margin"):
+        yield _mean(f"{column}, mean", rows, column)
+
+
+# A function each, in the order of the page.
+
+
+def _right(bound: float) -> Callable[[Tables], Iterator[Check]]:
+    def checks(tables: Tables) -> Iterator[Check]:
+        rows = tables["decisions"]
+        direct, reasoned = (rows.where(way=way) for way in ("direct", "reasoned"))
+        yield _share("right, direct", direct.where(form="text"), "right", ">=", bound)
+        yield _share("right, reasoned", reasoned.where(form="text"), "right", ">=", bound)
+        yield _share("right after an erratum", direct.where(form="erratum"), "right", ">=", bound)
+        yield _share("right after an erratum, reasoned", reasoned.where(form="erratum"), "right")
+        yield _share("right of the corrected text", direct.where(form="corrected"), "right")
+        for kind in ("table", "date", "amount"):
+            yield _share(f"right, direct: {kind}", direct.where(form="text", kind=kind), "right")
+
+    return checks
+
+
+def _spliced(tables: Tables) -> Iterator[Check]:
+    direct, reasoned = (tables["splice"].where(way=way) for way in ("direct", "reasoned"))
+    yield _share("decides as recomputed", direct, "same", ">=", 0.98)
+    apart = Part(direct, "right"), Part(direct, "recompute_right")
+    yield _less("right, spliced less recomputed (90%)", *apart, "inside", MARGIN, level=0.90)
+    yield _share("decides as recomputed, reasoned", reasoned, "same")
+    yield _share("choice as recomputed", direct, "choice_same")
+    yield from _beside(direct)
+
+
+def _field(tables: Tables) -> Iterator[Check]:
+    yield _share("field's rows fresh: acts on the new value", tables["above"], "field", "<=", 0.30)
+    yield _mean("recovery, mean", tables["above"], "field_recovery")
+
+
+def _after(tables: Tables) -> Iterator[Check]:
+    yield _share("rows after it fresh: acts on the new value", tables["above"], "after", ">=", 0.90)
+    yield _mean("recovery, mean", tables["above"], "after_recovery")
+
+
+def _index(name: str, relation: str, bound: float) -> Callable[[Tables], Iterator[Check]]:
+    def checks(tables: Tables) -> Iterator[Check]:
+        rows = tables[name]
+        yield _less("note index", Part(rows, "after"), Part(rows, "field"), relation, bound)
+        for kind in ("table", "date", "amount"):
+            part = rows.where(kind=kind)
+            yield _less(f"note index: {kind}", Part(part, "after"), Part(part, "field"))
+
+    return checks
+
+
+def _lines(tables: Tables) -> Iterator[Check]:
+    yield _share("asked rule's lines fresh: acts on the new value", tables["lines"], "own", ">=", 0.8)
+    yield _share("another rule's lines fresh", tables["lines"], "other", "<=", 0.1)
+
+
+def _thinking(tables: Tables) -> Iterator[Check]:
+    yield _share("field's rows fresh: acts on the new value", tables["thinking"], "field", ">=", 0.9)
+    yield _share("rows after it fresh", tables["thinking"], "after")
+
+
+def _selective(tables: Tables) -> Iterator[Check]:
+    rows = tables["selective"]
+    for k in KS:
+        yield _share(f"K = {k}: acts on the new value", rows, f"k{k}")
+    for less, more in pairwise(KS):
+        yield _less(f"K = {more} less K = {less}", Part(rows, f"k{more}"), Part(rows, f"k{less}"), ">=", 0.0)
+    yield _less("K = 64 less K = 1", Part(rows, "k64"), Part(rows, "k1"), ">=", 0.3)
+
+
+def _versions(tables: Tables) -> Iterator[Check]:
+    rows = tables["versions"]
+    parts = Part(rows, "rotated"), Part(rows, "unrotated")
+    yield _less("as the recompute, rotated less not rotated", *parts, ">=", 0.30)
+    for name in ("rotated", "unrotated"):
+        yield _share(f"as the recompute, {name}", rows, name)
+    yield _share("recompute right", rows, "right")
+
+
+def _controls(tables: Tables) -> Iterator[Check]:
+    yield _share("another skill's rows: as the recompute", tables["controls"], "other", "<=", 0.6)
+    yield _share("random rows: as the recompute", tables["controls"], "random", "<=", 0.6)
+    yield _share("its own rows", tables["controls"], "own")
+
+
+def _erratum(tables: Tables) -> Iterator[Check]:
+    direct, reasoned = (tables["decisions"].where(form="erratum", way=way) for way in ("direct", "reasoned"))
+    yield _share("as a prefill of the corrected text", direct, "same", ">=", 0.95)
+    yield _share("the same, reasoned", reasoned, "same")
+    yield from _beside(direct)
+
+
+def _again(tables: Tables) -> Iterator[Check]:
+    rows = tables["again"]
+    yield _less("re-evaluate less nothing", Part(rows, "again"), Part(rows, "nothing"), "within", 0.05)
+    for name in ("nothing", "again"):
+        yield _share(f"{name} said: acts on the new value", rows, name)
+
+
+def _toggled(tables: Tables) -> Iterator[Check]:
+    for cache in CACHES:
+        rows = tables["toggled"].where(cache=cache)
+        turns = [rows.where(turn=turn) for turn in rows.unique("turn")]
+        for column, name in (("same", "agreement"), ("cosine", "cosine")):
+            trend = slope(turns, column)
+            count = len(rows)
+            told = Figure(trend.value, trend.low, trend.high, count, trend.clusters)
+            yield Check(f"{cache}: {name}, change a turn", told, "rises")
+        low = min(rows.numbers("cosine"), default=math.nan)
+        told = Figure(low, math.nan, math.nan, len(rows), _cases(rows))
+        yield Check(f"{cache}: lowest cosine of all turns", told, ">=", COSINE)
+        yield _mean(f"{cache}: cosine, mean", rows, "cosine")
+        yield _share(f"{cache}: as the prefill", rows, "same")
+
+
+def _transplanted(tables: Tables) -> Iterator[Check]:
+    for way in ("direct", "reasoned"):
+        for name in METHODS:
+            here, there = (tables[each].where(method=name) for each in ("transplanted", "ordinary"))
+            column = f"{way}_same"
+            parts = Part(here, column), Part(there, column)
+            yield _less(f"{name}: transplanted less ordinary, {way}", *parts, "within" if way == "direct" else "", 0.05)
+
+
+def _blocks(tables: Tables) -> Iterator[Check]:
+    rows = tables["blocks"]
+    for size in SPLITS:
+        part = rows.where(asked_for=size, layout="together")
+        yield _share(f"together, S = {size}: as the recompute", part, "same", ">=", 0.95)
+    most = {layout: Part(rows.where(asked_for=SPLITS[-1], layout=layout), "same") for layout in ("together", "split")}
+    yield _less("S = 16: together less split", most["together"], most["split"], ">=", 0.1)
+    for size in SPLITS:
+        yield _share(f"split, S = {size}: as the recompute", rows.where(asked_for=size, layout="split"), "same")
+
+
+def _agent(tables: Tables) -> Iterator[Check]:
+    rows = tables["agent"]
+    yield _share("erratum: as the baseline", rows.where(agent="erratum"), "same", ">=", 0.98)
+    for name in rows.unique("agent"):
+        if name != "erratum":
+            yield _share(f"{name}: as the baseline", rows.where(agent=name), "same")
+        yield _share(f"{name}: right", rows.where(agent=name), "right")
+
+
+def _placed(tables: Tables) -> Iterator[Check]:
+    rows = tables["placement"].where(turns=0)
+    early, late = (rows.where(place=place) for place in ("early", "late"))
+    yield _less("right, late less early", Part(late, "right"), Part(early, "right"))
+    for place, part in (("late", late), ("early", early)):
+        yield _share(f"right, {place}", part, "right")
+        yield _share(f"as the recompute, {place}", part, "same")
+
+
+def _blend(tables: Tables) -> Iterator[Check]:
+    rows = tables["ordinary"].where(method=BLEND)
+    yield _share("as the recompute", rows, "direct_same")
+    yield _share("right by the new value", rows, "direct_right")
+    yield _share("as the recompute, reasoned", rows, "reasoned_same")
+
+
+HYPOTHESES = {
+    each.name: each
+    for each in (
+        Hypothesis("H1", "decisions right", ("decisions",), 300, _right(0.95), ("known",)),
+        Hypothesis("H2", "decisions right", ("decisions",), 300, _right(0.90), ("held-out",)),
+        Hypothesis("H3", "spliced after other text and other skills", ("splice",), 300, _spliced),
+        Hypothesis("H4", "fields above: only the field's rows fresh", ("above",), 200, _field),
+        Hypothesis("H5", "fields above: only the rows after the field fresh", ("above",), 200, _after),
+        Hypothesis("H6", "fields above: note index", ("above",), 200, _index("above", ">=", 0.6)),
+        Hypothesis("H7", "fields below the rules: note index", ("below",), 200, _index("below", "<=", -0.6)),
+        Hypothesis("H8", "the asked rule's lines fresh, or another's", ("lines",), 200, _lines),
+        Hypothesis("H9", "after a chain of thought: only the field fresh", ("thinking",), 200, _thinking),
+        Hypothesis("H10", "selective@K", ("selective",), 200, _selective),
+        Hypothesis("H11", "two versions of a policy, the last one spliced", ("versions",), 200, _versions),
+        Hypothesis("H12", "rows of another skill, random rows", ("controls",), 200, _controls),
+        Hypothesis("H13", "erratum against a prefill of the corrected text", ("decisions",), 300, _erratum),
+        Hypothesis("H14", '"re-evaluate" after a corrected field', ("again",), 200, _again),
+        Hypothesis("H15", "a field toggled 28 turns", ("toggled",), 12 * 28, _toggled),
+        Hypothesis("H16", "edits in a transplanted skill", ("transplanted", "ordinary"), 300, _transplanted),
+        Hypothesis("H17", "blocks to S = 16", ("blocks",), 60, _blocks),
+        Hypothesis("H18", "the agent by its default method, an erratum", ("agent",), 300, _agent),
+        Hypothesis("H19", "early or late", ("placement",), 200, _placed),
+        Hypothesis("H20", "partial recompute of the 15% that deviate most", ("ordinary",), 200, _blend),
+    )
+}
+NOT_BUILT = {
+    "H21": "read and write heads (it takes torch checkpoints, or llama.cpp's evaluation callback)",
+    "distance": "the distance of a splice, 10^2 to 10^5 positions, beside llama.cpp's own error of other batches",
+    "quantized": "q4_0 and q8_0 caches and weights",
+}

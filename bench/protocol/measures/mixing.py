@@ -1,0 +1,48 @@
+"""Probes of an ordinary cache: all skills of a case as one text, its rows mixed of two compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bench.experiments.cases import joined, near_tie, skill_of
+from bench.experiments.table import Row
+from bench.protocol.texts import Policies
+from notes_cli.engine.decision import decide
+from notes_cli.engine.segment import Segment
+from notes_cli.measure.probe import AlikeError, Mixes
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
+
+
+def memory(workspace: Workspace, case: Policies) -> Segment:
+    """The text of a case, with the old value."""
+    return compile_skill(workspace, skill_of(joined(case), "memory"))
+
+
+def mixes_of(workspace: Workspace, case: Policies) -> Iterator[Mixes]:
+    """The mixes of a case, asked directly; none if both values decide alike."""
+    try:
+        mixes = Mixes(
+            *(workspace, memory(workspace, case), case.field, case.new), question=case.question, choices=case.choices
+        )
+    except AlikeError:
+        return
+    with mixes:
+        yield mixes
+
+
+def excluded(number: int, case: Policies) -> Row:
+    """The row of a case that is left out."""
+    return {"case": number, "kind": case.kind, "excluded": True, "near": ""}
+
+
+def began(number: int, case: Policies, mixes: Mixes) -> Row:
+    """The row of a case that is not; whether it is a near tie is told by the text with the new value."""
+    mixes.recovery([True] * len(mixes.columns))
+    near = near_tie(decide(mixes.notebook, case.choices))
+    return {"case": number, "kind": case.kind, "excluded": False, "near": near}
+
+
+def acts(recovery: float) -> bool:
+    """Whether a mix with this recovery acts on the new value."""
+    return recovery > 0.5

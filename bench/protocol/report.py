@@ -1,0 +1,146 @@
+"""What is said of hypotheses: lines for a terminal, a JSON of one model, and the page of all training seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.experiments.frame import grid
+from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Check, Verdict
+
+SEEDS = (1, 2, 3)  # of training: a hypothesis holds if it holds for each
+PAGE = "protocol.md"
+HEAD = """# What the protocol asked, and what was found
+
+Written by `python -m bench.protocol`; do not edit. [The hypotheses, their bars and the seeds](../protocol.md) were
+fixed before. In brackets: 95% intervals, by resampling memories; `near ties`: cases whose two most probable outcomes
+are within 0.1 nat in the reference, which are in the main figures, too."""
+
+Found = Mapping[str, Any]  # what `as_json` makes of a verdict
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as plain data, without NaN."""
+    return {
+        "hypothesis": verdict.hypothesis.name,
+        "what": verdict.hypothesis.what,
+        "words": verdict.words,
+        "says": verdict.says,
+        "cases": verdict.cases,
+        "excluded": verdict.excluded,
+        "checks": [_check(check) for check in verdict.checks],
+    }
+
+
+def _check(check: Check) -> dict[str, Any]:
+    found, (ties, value) = check.figure, check.near
+    numbers = {"value": found.value, "low": found.low, "high": found.high}
+    return {
+        "what": check.what,
+        **{name: None if math.isnan(number) else number for name, number in numbers.items()},
+        "n": found.n,
+        "clusters": found.clusters,
+        "bar": bar(check.relation, check.bound),
+        "met": check.met if check.relation else None,
+        "near": {"n": ties, "value": None if math.isnan(value) else value},
+    }
+
+
+def bar(relation: str, bound: float) -> str:
+    """A bar for people; empty where there is none."""
+    named = {"within": "within ±{}", "inside": "interval within ±{}", "rises": "no downward trend"}
+    return named.get(relation, f"{relation} {{}}" if relation else "").format(f"{bound:g}")
+
+
+def lines(found: Found) -> Iterator[str]:
+    """A verdict in lines: first what it says, then its figures."""
+    left_out = f", {found['excluded']} of them left out: both values decide alike" if found["excluded"] else ""
+    yield f"{found['hypothesis']} {found['what']}, {found['words']} words: {found['says'].upper()}"
+    yield f"    {found['cases']} cases{left_out}"
+    for check in found["checks"]:
+        mark = {True: "met", False: "MISSED", None: ""}[check["met"]] if check["n"] else "not measured"
+        bound = f"   {check['bar']}: {mark}" if check["bar"] else ""
+        yield f"    {check['what']}: {_number(check)}, n {check['n']}{_ties(check)}{bound}"
+
+
+def _number(check: Found) -> str:
+    if check["value"] is None:
+        return "not measured"
+    between = "" if check["low"] is None else f" ({_short(check['low'])} to {_short(check['high'])})"
+    return _short(check["value"]) + between
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value + 0.0:.3f}"
+
+
+def _ties(check: Found) -> str:
+    near = check["near"]
+    return f", near ties {near['n']}: {_short(near['value'])}" if near["n"] else ""
+
+
+def write(path: Path, about: Mapping[str, Any], found: Sequence[Found]) -> None:
+    """A JSON of one model's verdicts, with what they are of."""
+    data = {"about": dict(about), "verdicts": list(found), "not built": NOT_BUILT}
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def page(files: Mapping[int, Path]) -> str:
+    """The page, of one file for each training seed that was measured."""
+    data = {seed: json.loads(path.read_text(encoding="utf-8")) for seed, path in sorted(files.items())}
+    parts = [HEAD, *(_of(seed, one["about"]) for seed, one in data.items())]
+    missing = [str(seed) for seed in SEEDS if seed not in data]
+    if missing:
+        parts.append(f"Not measured yet: training seed {', '.join(missing)}. So no hypothesis is decided.")
+    verdicts = {seed: {(v["hypothesis"], v["words"]): v for v in one["verdicts"]} for seed, one in data.items()}
+    rows = []
+    for each in HYPOTHESES.values():
+        told = [
+            "; ".join(f"{words}: {_says(verdicts[seed].get((each.name, words)))}" for words in each.words)
+            for seed in data
+        ]
+        rows.append(" | ".join((each.name, each.what, *told, overall(each.words, each.name, verdicts))))
+    rows += [" | ".join((name, what, *("not built" for _ in data), "not built")) for name, what in NOT_BUILT.items()]
+    parts.append(grid(" | ".join(("", "hypothesis", *(f"seed {seed}" for seed in data), "in all")), rows))
+    for seed, one in data.items():
+        parts.append(f"## Training seed {seed}")
+        parts += [_section(found) for found in one["verdicts"]]
+    return "\n\n".join(parts) + "\n"
+
+
+def overall(words: Sequence[str], name: str, verdicts: Mapping[int, Mapping[tuple[str, str], Found]]) -> str:
+    """Over all training seeds and words: a hypothesis fails if it fails for one, and holds if it holds for each."""
+    said = [
+        _says(verdicts[seed].get((name, each)) if seed in verdicts else None).partition(":")[0]
+        for seed in SEEDS
+        for each in words
+    ]
+    if "fails" in said:
+        return "**fails**"
+    return said[0] if len(set(said)) == 1 else "undecided"
+
+
+def _says(found: Found | None) -> str:
+    return found["says"] if found else "not measured"
+
+
+def _of(seed: int, about: Found) -> str:
+    return (
+        f"Training seed {seed}: `{about['model']}` (SHA-256 {about['weights'][:16]}), {about['settings']}; "
+        f"texts of commit {about['commit']}."
+    )
+
+
+def _section(found: Found) -> str:
+    rows = []
+    for check in found["checks"]:
+        near = check["near"]
+        ties = f"{near['n']}: {_short(near['value'])}" if near["n"] else "0"
+        met = {True: "met", False: "**missed**", None: ""}[check["met"]]
+        rows.append(" | ".join((check["what"], _number(check), str(check["n"]), ties, check["bar"], met)))
+    title = f"### {found['hypothesis']}: {found['what']}, {found['words']} words: {found['says']}"
+    counted = f"{found['cases']} cases, {found['excluded']} left out."
+    return "\n\n".join((title, counted, grid("| figure | n | near ties | bar | ", rows)))
