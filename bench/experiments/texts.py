@@ -13,6 +13,8 @@ from typing import Protocol
 from training import world
 from training.world import Draft, Rule, SkillText
 
+__all__ = ["Case", "Draft", "First", "Rule", "Size", "SkillText", "Texts"]
+
 Size = world.Level  # of a memory: how many skills, rules, rows, fields to spare and fillers
 
 

@@ -23,6 +23,7 @@ from bench.protocol.keeping import Kept, KeptError, sources
 from bench.protocol.measures import MEASURES
 from bench.protocol.seeds import ROOT, CommitError, frozen, named
 from bench.protocol.texts import WORDS, Next
+from notes_cli.engine import system
 from notes_cli.engine.context import ContextOptions
 from notes_cli.errors import NotesError, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
@@ -111,6 +112,7 @@ class Run:
             "commit": commit,
             "training seed": seed,
             "sources": sources(),
+            "engine": system.build(),
         }
         self._tables: dict[tuple[str, str], Table] = {}
 
@@ -136,7 +138,7 @@ class Run:
         """What is kept already, and what is missing of it."""
         measure, model = MEASURES[name], self._workspace.model
         wanted = self._cases or measure.cases
-        about = {key: str(self.about[key]) for key in ("weights", "settings", "commit", "sources")}
+        about = {key: str(self.about[key]) for key in ("weights", "settings", "commit", "sources", "engine")}
         kept = Kept(self._folder / f"{name}, {words}.jsonl", {**about, "measure": name, "words": words})
         texts = Next(self._commit, words, kept.next, lambda text: len(model.tokenize(text)) <= LONGEST)
         if kept.used() < wanted and kept.next <= DRAWN * wanted:

@@ -12,8 +12,9 @@ from bench.experiments.table import Row, Table
 from bench.protocol.seeds import ROOT
 
 # What decides which rows a case has, beside the model, the commit and the words.
-SOURCES = ("bench/experiments", "bench/protocol/measures", "notes_cli", "prompts", "training/next")
+SOURCES = ("bench/experiments", "bench/protocol/measures", "notes_cli", "prompts")
 SINGLE = ("bench/protocol/texts.py", "bench/protocol/seeds.py", "training/world.py")
+NEXT = ("world.py", "words.py", "words.txt", "measure.py")  # of training/next: what trains goes on changing
 KINDS = (".py", ".yaml", ".txt", ".cpp", ".h")
 
 
@@ -25,7 +26,7 @@ def sources() -> str:
     """The digest of all that measures."""
     files = [path for each in SOURCES for path in (ROOT / each).rglob("*") if path.suffix in KINDS]
     found = hashlib.sha256()
-    for path in sorted({*files, *(ROOT / each for each in SINGLE)}):
+    for path in sorted({*files, *(ROOT / each for each in SINGLE), *(ROOT / "training/next" / each for each in NEXT)}):
         found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()
 
