@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from bench.experiments import figures
 from bench.experiments.cases import SYSTEM, near_tie, segments_of
@@ -23,9 +25,10 @@ from bench.experiments.frame import Bar, Summary, grid, interval, ratio
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Draft, Rule, Size, Texts
 from notes_cli.editing.methods import Method
-from notes_cli.engine.decision import decide
+from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
+from notes_cli.measure.compare import cosine, divergence
 from notes_cli.measure.verify import corrected_segment
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
@@ -55,10 +58,10 @@ class Instance:
 class Turn:
     """What a turn came to: its decision, tokens decoded for it, and seconds to the first token."""
 
-    choice: str
     decoded: int
     seconds: float
-    near: bool = False
+    decision: Decision
+    logits: NDArray[np.float32]
 
 
 def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
@@ -83,9 +86,12 @@ def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
                         "kind": instance.rule.kind,
                         "agent": name,
                         "memory": sum(map(len, segments)),
-                        "right": found.choice == instance.rule.outcome(instance.values[turn]),
-                        "same": found.choice == reference.choice,
-                        "near": reference.near,
+                        "right": found.decision.choice == instance.rule.outcome(instance.values[turn]),
+                        "same": found.decision.choice == reference.decision.choice,
+                        "near": near_tie(reference.decision),
+                        "cosine": cosine(found.logits, reference.logits),
+                        "kl": divergence(found.logits, reference.logits),
+                        "margin": found.decision.margin,
                         "decoded": found.decoded,
                         "seconds": found.seconds,
                         "compiling": compiled,
@@ -109,13 +115,12 @@ def _prefilling(workspace: Workspace, segments: Sequence[Segment], instance: Ins
     turns: list[Turn] = []
     for question, value in zip(instance.questions, instance.values, strict=True):
         text = [corrected_segment(segment, {instance.rule.field: value}, workspace) for segment in segments]
-        said = [(asked, turn.choice) for asked, turn in zip(instance.questions, turns, strict=False)]
+        said = [(asked, turn.decision.choice) for asked, turn in zip(instance.questions, turns, strict=False)]
         started = time.perf_counter()
         notebook = assemble(workspace, Prompt(question, text, system=SYSTEM, turns=said), splice=False)
-        notebook.logits()
+        logits = notebook.logits()
         seconds = time.perf_counter() - started
-        decision = decide(notebook, instance.rule.choices)
-        turns.append(Turn(decision.choice, len(notebook), seconds, near_tie(decision)))
+        turns.append(Turn(len(notebook), seconds, decide(notebook, instance.rule.choices), logits))
     return turns
 
 
@@ -137,12 +142,12 @@ def _editing(workspace: Workspace, segments: Sequence[Segment], instance: Instan
             else:
                 notebook = assemble(workspace, prompt)
                 count = notebook.decoded
-            notebook.logits()
+            logits = notebook.logits()
             seconds = time.perf_counter() - started
             if not number:
                 session.begin(prompt, notebook)
-            turns.append(Turn(decide(notebook, instance.rule.choices).choice, count, seconds))
-            session.keep(turns[-1].choice)
+            turns.append(Turn(count, seconds, decide(notebook, instance.rule.choices), logits))
+            session.keep(turns[-1].decision.choice)
     return turns
 
 

@@ -21,7 +21,7 @@ from bench.experiments.texts import Rule, Size, Texts
 from notes_cli.editing.change import stretches
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
-from notes_cli.measure.compare import cosine
+from notes_cli.measure.compare import cosine, divergence
 from notes_cli.runtime.assembling import Prompt, assemble, changes_of
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
@@ -97,7 +97,8 @@ def _edited(workspace: Workspace, skill: Skill, asked: Sequence[tuple[Rule, str,
                 prompt, recompiled = replace(prompt, segments=[corrected], values={}), len(corrected)
             notebook = assemble(workspace, prompt)
             wanted, chosen = references[number - 1]
-            choice = decide(notebook, rule.choices).choice
+            decision = decide(notebook, rule.choices)
+            choice, logits = decision.choice, notebook.logits()
             yield {
                 "decision": number,
                 "blocks": len(segment.spans),
@@ -108,7 +109,9 @@ def _edited(workspace: Workspace, skill: Skill, asked: Sequence[tuple[Rule, str,
                 "recompute_right": chosen.choice == rule.outcome(new),
                 "same": choice == chosen.choice,
                 "near": near_tie(chosen),
-                "cosine": cosine(notebook.logits(), wanted),
+                "cosine": cosine(logits, wanted),
+                "kl": divergence(logits, wanted),
+                "margin": decision.margin,
             }
 
 

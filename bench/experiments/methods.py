@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bench.experiments import figures
-from bench.experiments.cases import THINK, WAYS, decided_in, decision_in, error, near_tie, skill_of
+from bench.experiments.cases import THINK, WAYS, decision_in, error, near_tie, skill_of
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Case
 from notes_cli.editing.methods import Method
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens
 from notes_cli.errors import UnsupportedError
-from notes_cli.measure.compare import cosine
+from notes_cli.measure.compare import cosine, divergence
 from notes_cli.runtime.assembling import Prompt, assemble, changes_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
@@ -42,7 +42,7 @@ HOISTED = "suffix, field hoisted"
 ALL = (*METHODS, HALVES, HOISTED)
 COLUMNS = (
     *(f"{way}_{what}" for way in WAYS for what in ("right", "same")),
-    *("cosine", "error", "decoded", "ranking", "near", "refused"),
+    *("cosine", "error", "decoded", "ranking", "near", "kl", "margin", "refused"),
 )
 # What the paper found on models of 1.7B to 32B parameters.
 PAPER = {
@@ -103,8 +103,12 @@ def _measured(workspace: Workspace, case: Case, name: str, way: str, reference: 
     if way == "direct":
         logits = notebook.logits()
         row["cosine"], row["error"] = cosine(logits, reference.logits), error(logits, reference.logits)
+        row["kl"] = divergence(logits, reference.logits)
         row["decoded"], row["near"] = notebook.decoded, reference.near
-    choice = decided_in(workspace, notebook, prompt, case.choices)
+    decision = decision_in(workspace, notebook, prompt, case.choices)
+    if way == "direct":
+        row["margin"] = decision.margin
+    choice = decision.choice
     row[f"{way}_right"], row[f"{way}_same"] = choice == case.answer_new, choice == reference.choice
     return row | {"ranking": _ranking(workspace, prompt)}
 

@@ -13,7 +13,7 @@ from bench.experiments.frame import Summary, grid, interval, share, shipped
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Texts
 from notes_cli.engine.decision import decide
-from notes_cli.measure.compare import cosine
+from notes_cli.measure.compare import cosine, divergence
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 from training import world
@@ -35,7 +35,8 @@ def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
                 reference = assemble(workspace, prompt, splice=False)
                 wanted, chosen = reference.logits(), decide(reference, case.choices)
                 notebook = assemble(workspace, prompt)
-                choice = decide(notebook, case.choices).choice
+                decision, logits = decide(notebook, case.choices), notebook.logits()
+                choice = decision.choice
                 yield {
                     "case": number,
                     "skills": len(case.skills),
@@ -45,7 +46,9 @@ def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
                     "right": choice == case.answer,
                     "same": choice == chosen.choice,
                     "near": near_tie(chosen),
-                    "cosine": cosine(notebook.logits(), wanted),
+                    "cosine": cosine(logits, wanted),
+                    "kl": divergence(logits, wanted),
+                    "margin": decision.margin,
                 }
 
 

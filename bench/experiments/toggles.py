@@ -26,7 +26,7 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens
-from notes_cli.measure.compare import cosine
+from notes_cli.measure.compare import cosine, divergence
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
@@ -51,6 +51,7 @@ class Asked:
     tokens: Tokens
     logits: NDArray[np.float32]
     choice: str
+    margin: float
 
 
 def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
@@ -78,6 +79,8 @@ def toggle(workspace: Workspace, cases: int, texts: Texts, prefill: Prefill) -> 
                     "same": turn.choice == wanted.choice,
                     "near": near_tie(wanted),
                     "cosine": cosine(turn.logits, reference.logits()),
+                    "kl": divergence(turn.logits, reference.logits()),
+                    "margin": turn.margin,
                 }
 
 
@@ -95,7 +98,8 @@ def _toggled(workspace: Workspace, case: Case, prompt: Prompt, folder: Path, *, 
                 session.compact()
             notebook = session.follow(case.question)
             tokens, logits = notebook.tokens, notebook.logits()
-            turns.append(Asked(right, tokens, logits, decide(notebook, case.choices).choice))
+            decision = decide(notebook, case.choices)
+            turns.append(Asked(right, tokens, logits, decision.choice, decision.margin))
             session.keep(turns[-1].choice)
     return turns
 

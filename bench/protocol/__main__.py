@@ -140,7 +140,11 @@ class Run:
         wanted = self._cases or measure.cases
         about = {key: str(self.about[key]) for key in ("weights", "settings", "commit", "sources", "engine")}
         kept = Kept(self._folder / f"{name}, {words}.jsonl", {**about, "measure": name, "words": words})
-        texts = Next(self._commit, words, kept.next, lambda text: len(model.tokenize(text)) <= LONGEST)
+        texts = Next(
+            *(self._commit, words, kept.next),
+            fits=lambda text: len(model.tokenize(text)) <= LONGEST,
+            several=lambda word: len(model.tokenize(" " + word)) > 1,
+        )
         if kept.used() < wanted and kept.next <= DRAWN * wanted:
             rows = measure.rows(self._workspace, DRAWN * wanted, texts)
             try:

@@ -125,10 +125,10 @@ def _mean(what: str, rows: Table, column: str) -> Check:
     return _check(what, [Part(rows, column)], shares=False)
 
 
-def _beside(rows: Table) -> Iterator[Check]:
-    """What is told beside an agreement."""
+def _beside(rows: Table, of: str = "", name: str = "") -> Iterator[Check]:
+    """What is told beside an agreement; `of`: how its columns begin."""
     for column in ("cosine", "kl", "margin"):
-        yield _mean(f"{column}, mean", rows, column)
+        yield _mean(f"{name}{': ' if name else ''}{column}, mean", rows, of + column)
 
 
 # A function each, in the order of the page.
@@ -205,6 +205,7 @@ def _versions(tables: Tables) -> Iterator[Check]:
     yield _less("as the recompute, rotated less not rotated", *parts, ">=", 0.30)
     for name in ("rotated", "unrotated"):
         yield _share(f"as the recompute, {name}", rows, name)
+        yield from _beside(rows, f"{name}_", name)
     yield _share("recompute right", rows, "right")
 
 
@@ -212,6 +213,8 @@ def _controls(tables: Tables) -> Iterator[Check]:
     yield _share("another skill's rows: as the recompute", tables["controls"], "other", "<=", 0.6)
     yield _share("random rows: as the recompute", tables["controls"], "random", "<=", 0.6)
     yield _share("its own rows", tables["controls"], "own")
+    for of, name in (("other_", "another skill's"), ("random_", "random"), ("own_", "its own")):
+        yield from _beside(tables["controls"], of, name)
 
 
 def _erratum(tables: Tables) -> Iterator[Check]:
@@ -240,8 +243,8 @@ def _toggled(tables: Tables) -> Iterator[Check]:
         low = min(rows.numbers("cosine"), default=math.nan)
         told = Figure(low, math.nan, math.nan, len(rows), _cases(rows))
         yield Check(f"{cache}: lowest cosine of all turns", told, ">=", COSINE)
-        yield _mean(f"{cache}: cosine, mean", rows, "cosine")
         yield _share(f"{cache}: as the prefill", rows, "same")
+        yield from _beside(rows, name=cache)
 
 
 def _transplanted(tables: Tables) -> Iterator[Check]:
@@ -251,6 +254,11 @@ def _transplanted(tables: Tables) -> Iterator[Check]:
             column = f"{way}_same"
             parts = Part(here, column), Part(there, column)
             yield _less(f"{name}: transplanted less ordinary, {way}", *parts, "within" if way == "direct" else "", 0.05)
+    for name in METHODS:
+        yield _share(
+            f"{name}, transplanted: as the recompute", tables["transplanted"].where(method=name), "direct_same"
+        )
+        yield from _beside(tables["transplanted"].where(method=name), name=f"{name}, transplanted")
 
 
 def _blocks(tables: Tables) -> Iterator[Check]:
@@ -262,6 +270,8 @@ def _blocks(tables: Tables) -> Iterator[Check]:
     yield _less("S = 16: together less split", most["together"], most["split"], ">=", 0.1)
     for size in SPLITS:
         yield _share(f"split, S = {size}: as the recompute", rows.where(asked_for=size, layout="split"), "same")
+    for layout, each in most.items():
+        yield from _beside(each.rows, name=f"{layout}, S = 16")
 
 
 def _agent(tables: Tables) -> Iterator[Check]:
@@ -271,6 +281,7 @@ def _agent(tables: Tables) -> Iterator[Check]:
         if name != "erratum":
             yield _share(f"{name}: as the baseline", rows.where(agent=name), "same")
         yield _share(f"{name}: right", rows.where(agent=name), "right")
+        yield from _beside(rows.where(agent=name), name=str(name))
 
 
 def _placed(tables: Tables) -> Iterator[Check]:
@@ -280,6 +291,7 @@ def _placed(tables: Tables) -> Iterator[Check]:
     for place, part in (("late", late), ("early", early)):
         yield _share(f"right, {place}", part, "right")
         yield _share(f"as the recompute, {place}", part, "same")
+        yield from _beside(part, name=place)
 
 
 def _blend(tables: Tables) -> Iterator[Check]:
@@ -287,6 +299,7 @@ def _blend(tables: Tables) -> Iterator[Check]:
     yield _share("as the recompute", rows, "direct_same")
     yield _share("right by the new value", rows, "direct_right")
     yield _share("as the recompute, reasoned", rows, "reasoned_same")
+    yield from _beside(rows)
 
 
 HYPOTHESES = {

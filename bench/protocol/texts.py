@@ -85,14 +85,33 @@ def _skill(draft: world.Draft) -> first.SkillText:
     return first.SkillText("policy", draft.text(), draft.values)
 
 
+@dataclass
+class Several(world.Names):
+    """Words of the pool for known ones; else of several tokens, and none of the pool, which training saw all of."""
+
+    several: Callable[[str], bool] = lambda word: True
+
+    def draw(self, pool: Sequence[str]) -> str:
+        while True:
+            word = super().draw(pool)
+            if self.level.whole or (word not in world.POOL and self.several(word)):
+                return word
+
+
 class Next:
     """Draws policies; each case from a seed of its own, so they may begin anywhere (bench.experiments.texts.Texts)."""
 
     def __init__(
-        self, commit: str, words: str, begin: int = 1, fits: Callable[[str], bool] = lambda text: True
+        self,
+        commit: str,
+        words: str,
+        begin: int = 1,
+        fits: Callable[[str], bool] = lambda text: True,
+        several: Callable[[str], bool] = lambda word: True,
     ) -> None:
-        """`begin`: the number of the first case. `fits`: whether a memory may be so long; another is drawn if not."""
-        self.commit, self.begin, self.fits = commit, begin, fits
+        """`begin`: the number of the first case. `fits`: whether a memory may be so long; another is drawn if not.
+        `several`: whether a word takes several tokens, which a held-out one must."""
+        self.commit, self.begin, self.fits, self.several = commit, begin, fits, several
         self.level = replace(LEVEL, whole=float(words == "known"))
 
     def policies(
@@ -114,7 +133,7 @@ class Next:
         level = replace(
             self.level, skills=size.skills, rules=size.rules, rows=size.rows, spare=size.spare, fillers=size.fillers
         )
-        drafts = world.make_drafts(rng, level, held=True)
+        drafts = self._drafts(rng, level)
         return [first.Draft(_skill(draft), tuple(draft.rules)) for draft in drafts]
 
     def ask(self, rng: random.Random, rule: first.Rule) -> str:
@@ -143,11 +162,16 @@ class Next:
             yield names.draw(world.POOL), world.make_value(rng, names, kind, None, self.level)
 
     def _names(self, rng: random.Random) -> world.Names:
-        return world.Names(rng, True, self.level)
+        return Several(rng, True, self.level, several=self.several)
+
+    def _drafts(self, rng: random.Random, level: world.Level) -> list[world.Draft]:
+        """As world.make_drafts, with these names."""
+        names = self._names(rng)
+        return [world.make_draft(rng, names, level) for _ in range(rng.randint(*level.skills))]
 
     def _drawn(self, rng: random.Random, level: world.Level, kind: str) -> Policies:
         while True:
-            drafts = world.make_drafts(rng, level, held=True)
+            drafts = self._drafts(rng, level)
             pairs = [(i, rule) for i, draft in enumerate(drafts) for rule in draft.rules]
             asked = [(i, rule) for i, rule in pairs if rule.kind == kind and len(rule.choices) > 1]
             if not asked or not self.fits("\n\n".join(draft.text() for draft in drafts)):

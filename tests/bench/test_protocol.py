@@ -85,8 +85,10 @@ def test_texts_are_those_of_the_protocol() -> None:
             assert (field > rule) == below
     for case in held.values():
         named = [case.field, case.rule.topic, *case.choices]
-        assert all(words.is_held_out(word) for word in named)
+        assert all(words.is_held_out(word) and word not in world.POOL for word in named)
     assert {case.field for case in known.values()} <= set(world.POOL)
+    long = [case for _, case in Next(COMMIT, "held-out", several=lambda word: len(word) > 5).cases("above", 6)]
+    assert all(len(word) > 5 for case in long for word in (*case.draft.values, case.rule.topic, *case.choices))
     short = [case for _, case in Next(COMMIT, "known", fits=lambda text: len(text) < 500).cases("above", 12)]
     assert all(len(joined(case)) < 500 for case in short)
 

@@ -11,6 +11,7 @@ import numpy as np
 from bench.experiments.cases import SYSTEM, near_tie, segments_of, skill_of
 from bench.experiments.table import Row
 from bench.experiments.texts import Size
+from bench.protocol.measures.beside import beside
 from bench.protocol.seeds import rng_of
 from bench.protocol.texts import Next
 from notes_cli.engine.decision import decide
@@ -33,11 +34,13 @@ def measure(workspace: Workspace, cases: int, texts: Next) -> Iterator[Row]:
         }
         prompt = Prompt(case.question, [own], system=SYSTEM)
         with assemble(workspace, prompt, splice=False) as notebook:
-            reference = decide(notebook, case.choices)
+            wanted, reference = notebook.logits(), decide(notebook, case.choices)
         row: Row = {"case": number, "kind": case.kind, "near": near_tie(reference)}
         for name, layers in rows.items():
             with assemble(workspace, replace(prompt, segments=[replace(own, layers=layers)])) as notebook:
-                row[name] = decide(notebook, case.choices).choice == reference.choice
+                logits, decision = notebook.logits(), decide(notebook, case.choices)
+                row[name] = decision.choice == reference.choice
+                row |= beside(logits, wanted, decision, f"{name}_")
         yield row
 
 

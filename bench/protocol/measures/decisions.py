@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from bench.experiments.cases import SYSTEM, WAYS, near_tie, segments_of
 from bench.experiments.table import Row
+from bench.protocol.measures.beside import beside
 from bench.protocol.measures.greedy import answer, room
 from bench.protocol.texts import Next
 from notes_cli.engine.decision import decide
-from notes_cli.measure.compare import cosine, divergence
 from notes_cli.measure.verify import corrected_segment
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
@@ -50,7 +50,5 @@ def measure(workspace: Workspace, cases: int, texts: Next) -> Iterator[Row]:
                     "right": found[form][0] == right,
                     "same": found[form][0] == reference,
                     "near": near,
-                    "cosine": cosine(logits, wanted),
-                    "kl": divergence(logits, wanted),
-                    "margin": decision.margin,
+                    **beside(logits, wanted, decision),
                 }

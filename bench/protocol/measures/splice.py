@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from bench.experiments.cases import SYSTEM, WAYS, near_tie, segments_of
 from bench.experiments.table import Row
+from bench.protocol.measures.beside import beside
 from bench.protocol.measures.greedy import answer, room
 from bench.protocol.texts import Next
 from notes_cli.engine.decision import decide
-from notes_cli.measure.compare import cosine, divergence
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 
@@ -42,7 +42,5 @@ def measure(workspace: Workspace, cases: int, texts: Next) -> Iterator[Row]:
                 "same": chosen == reference,
                 "choice_same": decision.choice == sure.choice,
                 "near": near_tie(sure) if way == "direct" else "",  # a chain decides elsewhere
-                "cosine": cosine(logits, wanted),
-                "kl": divergence(logits, wanted),
-                "margin": decision.margin,
+                **beside(logits, wanted, decision),
             }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from bench.experiments.cases import SYSTEM, near_tie, skill_of
 from bench.experiments.table import Row
+from bench.protocol.measures.beside import beside
 from bench.protocol.measures.greedy import answer, room
 from bench.protocol.texts import Next
 from notes_cli.engine.decision import decide
@@ -27,17 +28,14 @@ def measure(workspace: Workspace, cases: int, texts: Next) -> Iterator[Row]:
         prompt = Prompt(case.question, segments, system=SYSTEM, decoded=frozenset({OLDER}))
         ways = {"recompute": (False, True), "rotated": (True, True), "unrotated": (True, False)}
         found = {}
-        near = False
         for name, (splice, rotate) in ways.items():
             with assemble(workspace, prompt, splice=splice, rotate=rotate, room=room(prompt)) as notebook:
-                if name == "recompute":
-                    near = near_tie(decide(notebook, case.choices))
-                found[name] = answer(workspace, notebook, prompt, case)
-        yield {
-            "case": number,
-            "kind": case.kind,
-            "right": found["recompute"] == case.answer,
-            "rotated": found["rotated"] == found["recompute"],
-            "unrotated": found["unrotated"] == found["recompute"],
-            "near": near,
-        }
+                logits, decision = notebook.logits(), decide(notebook, case.choices)
+                found[name] = answer(workspace, notebook, prompt, case), logits, decision
+        reference, wanted, sure = found["recompute"]
+        row: Row = {"case": number, "kind": case.kind, "right": reference == case.answer, "near": near_tie(sure)}
+        for name in ("rotated", "unrotated"):
+            chosen, logits, decision = found[name]
+            row[name] = chosen == reference
+            row |= beside(logits, wanted, decision, f"{name}_")
+        yield row
