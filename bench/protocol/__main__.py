@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Workspace(given.model, options) as workspace:
             run = Run(workspace, commit, given.cases, given.keep, given.seed_of_training)
             found = run.judged([HYPOTHESES[name] for name in names])
+        if given.write:
+            _write(given.write / "results", given.seed_of_training, run.about, found)
     except (NotesError, CommitError, KeptError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -62,13 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     for name, what in NOT_BUILT.items():
         print(f"{name} NOT BUILT: {what}")
-    if given.write:
-        folder = given.write / "results"
-        folder.mkdir(exist_ok=True)
-        report.write(folder / f"protocol-seed-{given.seed_of_training}.json", run.about, found)
-        files = {seed: folder / f"protocol-seed-{seed}.json" for seed in report.SEEDS}
-        there = {seed: path for seed, path in files.items() if path.is_file()}
-        (folder / report.PAGE).write_text(report.page(there), encoding="utf-8")
     return 0 if all(one["says"] in ("holds", "reported") for one in found) else 1
 
 
@@ -95,6 +90,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep", type=Path, default=KEPT, help="folder that rows are kept in (default: %(default)s)")
     parser.add_argument("--write", type=Path, metavar="DOCS", help="folder that gets results/protocol.md and its JSON")
     return parser
+
+
+def _write(folder: Path, seed: int, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
+    """The JSON of this seed, and the page of all that are there."""
+    folder.mkdir(exist_ok=True)
+    files = {each: folder / f"protocol-seed-{each}.json" for each in report.SEEDS}
+    report.write(files[seed], about, found)
+    there = {each: path for each, path in files.items() if path.is_file()}
+    (folder / report.PAGE).write_text(report.page(there), encoding="utf-8")
 
 
 class Run:
@@ -126,7 +130,8 @@ class Run:
                 tables = {name: self._measured(name, words) for name in hypothesis.measures}
                 found.append(report.as_json(judge(hypothesis, words, tables)))
                 print("\n".join(report.lines(found[-1])), flush=True)
-                report.write(self._folder / "results.json", self.about, found)
+                path = self._folder / "results.json"
+                report.write(path, self.about, report.merged(path, self.about, found))
         return found
 
     def _measured(self, name: str, words: str) -> Table:

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.experiments.frame import grid
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Check, Verdict
+from bench.protocol.keeping import KeptError
 
 SEEDS = (1, 2, 3)  # of training: a hypothesis holds if it holds for each
 PAGE = "protocol.md"
@@ -88,9 +89,26 @@ def write(path: Path, about: Mapping[str, Any], found: Sequence[Found]) -> None:
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def merged(path: Path, about: Mapping[str, Any], found: Sequence[Found]) -> list[Found]:
+    """The verdicts, and those that the file has already of others, in the order of the page; none if it is not of the
+    same."""
+    was = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"about": {}, "verdicts": []}
+    known = was["verdicts"] if was["about"] == dict(about) else []
+    every = {(one["hypothesis"], one["words"]): one for one in (*known, *found)}
+    order = list(HYPOTHESES)
+    return sorted(every.values(), key=lambda one: order.index(one["hypothesis"]))
+
+
 def page(files: Mapping[int, Path]) -> str:
-    """The page, of one file for each training seed that was measured."""
+    """The page, of one file for each training seed that was measured. Raise KeptError for files that are of other
+    texts or settings, and for a model that is in two of them."""
     data = {seed: json.loads(path.read_text(encoding="utf-8")) for seed, path in sorted(files.items())}
+    for name in ("commit", "settings", "sources"):
+        if len({one["about"][name] for one in data.values()}) > 1:
+            paths = ", ".join(str(path) for path in files.values())
+            raise KeptError(f"{paths} are of different {name}: measure all seeds alike, or remove those that are not")
+    if len({one["about"]["weights"] for one in data.values()}) < len(data):
+        raise KeptError("two training seeds have the same weights: one of --seed-of-training was wrong")
     parts = [HEAD, *(_of(seed, one["about"]) for seed, one in data.items())]
     missing = [str(seed) for seed in SEEDS if seed not in data]
     if missing:

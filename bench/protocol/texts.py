@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from bench.experiments.texts import Size
 from bench.protocol.seeds import rng_of
+from notes_cli.errors import NotesError
 from training import world as first
 from training.next import world
 
@@ -30,6 +31,7 @@ LEVEL = world.Level(
     shared=0.1,
     alike=0.2,
 )
+DRAWS = 2000  # of a memory
 TRIES = 60  # to find a value that flips the outcome
 
 
@@ -170,7 +172,7 @@ class Next:
         return [world.make_draft(rng, names, level) for _ in range(rng.randint(*level.skills))]
 
     def _drawn(self, rng: random.Random, level: world.Level, kind: str) -> Policies:
-        while True:
+        for _ in range(DRAWS):
             drafts = self._drafts(rng, level)
             pairs = [(i, rule) for i, draft in enumerate(drafts) for rule in draft.rules]
             asked = [(i, rule) for i, rule in pairs if rule.kind == kind and len(rule.choices) > 1]
@@ -180,3 +182,6 @@ class Next:
             new = self.flipped(rng, rule, drafts[target].values[rule.field])
             if new:
                 return Policies(tuple(drafts), target, rule, world.ask(rng, rule), new)
+        raise NotesError(
+            f"of {DRAWS} memories of {level.skills[0]} skills none fits: this tokenizer makes too much of them"
+        )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from bench.experiments.cases import joined
 from bench.experiments.table import Row, Table
+from bench.experiments.texts import First
 from bench.protocol import __main__ as command
 from bench.protocol import seeds
 from bench.protocol.hypotheses import HYPOTHESES, Verdict, judge
@@ -18,15 +20,19 @@ from bench.protocol.intervals import Part, equivalent, figure, slope
 from bench.protocol.keeping import Kept, KeptError
 from bench.protocol.measures import again, lines, mixing, notes
 from bench.protocol.measures.lines import places
-from bench.protocol.report import as_json, overall, page, write
+from bench.protocol.measures.thinking import Reasoned
+from bench.protocol.report import as_json, merged, overall, page, write
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import KINDS, Next, Policies
 from notes_cli import config
+from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision
 from notes_cli.measure.probe import AlikeError, Column, Mixes
+from notes_cli.runtime.workspace import Workspace
 from training.next import words, world
 
 COMMIT = "0123456789" * 4
+ABOUT = {"model": "m", "weights": "w" * 64, "settings": "s", "commit": COMMIT, "sources": "x"}
 
 
 # Seeds and texts.
@@ -327,7 +333,7 @@ def test_all_three_seeds_decide(tmp_path: Path) -> None:
         for seed, same in enumerate(sames, 1):
             verdict = as_json(judge(HYPOTHESES["H1"], "known", {"decisions": decisions(same, 300)}))
             found[seed] = tmp_path / f"{seed}.json"
-            write(found[seed], {"model": "m", "weights": "w" * 64, "settings": "s", "commit": COMMIT}, [verdict])
+            write(found[seed], {**ABOUT, "weights": str(seed) * 64}, [verdict])
         return found
 
     def said(*sames: int) -> str:
@@ -340,6 +346,26 @@ def test_all_three_seeds_decide(tmp_path: Path) -> None:
     text = page(files(300, 300))
     assert "Not measured yet: training seed 3" in text and "H21 | read and write heads" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
+    found = files(300, 300)
+    write(found[2], {**ABOUT, "weights": "1" * 64}, [])
+    with pytest.raises(KeptError, match="same weights"):
+        page(found)
+    write(found[2], {**ABOUT, "commit": "f" * 40, "weights": "2" * 64}, [])
+    with pytest.raises(KeptError, match="different commit"):
+        page(found)
+
+
+def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
+    """Later ones take the place of those they repeat; those of other weights go."""
+    path = tmp_path / "results.json"
+
+    def verdict(name: str, same: int) -> dict[str, object]:
+        return as_json(judge(HYPOTHESES[name], "known", {"decisions": decisions(same, 300)}))
+
+    write(path, ABOUT, merged(path, ABOUT, [verdict("H13", 300), verdict("H1", 200)]))
+    found = merged(path, ABOUT, [verdict("H1", 300)])
+    assert [(one["hypothesis"], one["says"]) for one in found] == [("H1", "holds"), ("H13", "holds")]
+    assert len(merged(path, {**ABOUT, "weights": "x"}, [verdict("H1", 300)])) == 1
 
 
 # The command.
@@ -390,6 +416,17 @@ def test_a_run_and_its_second_half(tmp_path: Path, capsys: pytest.CaptureFixture
     assert grown.startswith(before["versions, known.jsonl"]) and grown.count(b"\n") == 3
     found = json.loads((folder / "results.json").read_text())
     assert found["about"]["commit"] == COMMIT and found["verdicts"][0]["cases"] == 2
+
+
+def test_the_shipped_model_looks_up(tmp_path: Path) -> None:
+    """In the engine, on texts of its own world: its note index is -1, directly and after a chain of thought; a mix of
+    nothing fresh recovers 0, of all 1."""
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1)) as workspace:
+        for _, case in First(7).cases("probes", 2):
+            for mixes in chain(mixing.mixes_of(workspace, case), [Reasoned(workspace, case)]):
+                ends = [mixes.recovery([fresh] * len(mixes.columns)) for fresh in (False, True)]
+                assert ends == pytest.approx([0, 1], abs=1e-3)
+                assert mixing.acts(mixes.field_only()) and not mixing.acts(mixes.after_only())
 
 
 def test_alike_cases_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bench.experiments.cases import joined, near_tie, skill_of
 from bench.experiments.table import Row
-from bench.protocol.texts import Policies
+from bench.experiments.texts import Case
 from notes_cli.engine.decision import decide
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.probe import AlikeError, Mixes
@@ -14,12 +14,12 @@ from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
 
 
-def memory(workspace: Workspace, case: Policies) -> Segment:
+def memory(workspace: Workspace, case: Case) -> Segment:
     """The text of a case, with the old value."""
     return compile_skill(workspace, skill_of(joined(case), "memory"))
 
 
-def mixes_of(workspace: Workspace, case: Policies) -> Iterator[Mixes]:
+def mixes_of(workspace: Workspace, case: Case) -> Iterator[Mixes]:
     """The mixes of a case, asked directly; none if both values decide alike."""
     try:
         mixes = Mixes(
@@ -31,12 +31,12 @@ def mixes_of(workspace: Workspace, case: Policies) -> Iterator[Mixes]:
         yield mixes
 
 
-def excluded(number: int, case: Policies) -> Row:
+def excluded(number: int, case: Case) -> Row:
     """The row of a case that is left out."""
     return {"case": number, "kind": case.kind, "excluded": True, "near": ""}
 
 
-def began(number: int, case: Policies, mixes: Mixes) -> Row:
+def began(number: int, case: Case, mixes: Mixes) -> Row:
     """The row of a case that is not; whether it is a near tie is told by the text with the new value."""
     mixes.recovery([True] * len(mixes.columns))
     near = near_tie(decide(mixes.notebook, case.choices))

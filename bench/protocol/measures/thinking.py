@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from bench.experiments.cases import THINK, near_tie
 from bench.experiments.table import Row
+from bench.experiments.texts import Case
 from bench.protocol.measures.mixing import acts, excluded, memory
-from bench.protocol.texts import Next, Policies
+from bench.protocol.texts import Next
 from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import run
 from notes_cli.measure.probe import AlikeError, Mixes
@@ -26,7 +27,7 @@ FLOOR = 1e-12  # a probability: a chain that has named one answer leaves the oth
 class Reasoned(Mixes):
     """Mixes that decide after a chain of thought."""
 
-    def __init__(self, workspace: Workspace, case: Policies) -> None:
+    def __init__(self, workspace: Workspace, case: Case) -> None:
         self._choices = case.choices
         super().__init__(
             *(workspace, memory(workspace, case), case.field, case.new), question=case.question, choices=case.choices
