@@ -93,12 +93,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _write(folder: Path, seed: int, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
-    """The JSON of this seed, and the page of all that are there."""
+    """The JSON of this seed, and the page of all that are there. Raise KeptError, and write nothing, where they do not
+    belong together."""
     folder.mkdir(exist_ok=True)
     files = {each: folder / f"protocol-seed-{each}.json" for each in report.SEEDS}
-    report.write(files[seed], about, found)
-    there = {each: path for each, path in files.items() if path.is_file()}
-    (folder / report.PAGE).write_text(report.page(there), encoding="utf-8")
+    documents = {each: report.read(path) for each, path in files.items() if path.is_file() and each != seed}
+    documents[seed] = report.document(about, found)
+    page = report.page(documents)
+    report.write(files[seed], documents[seed])
+    (folder / report.PAGE).write_text(page, encoding="utf-8")
 
 
 class Run:
@@ -131,7 +134,7 @@ class Run:
                 found.append(report.as_json(judge(hypothesis, words, tables)))
                 print("\n".join(report.lines(found[-1])), flush=True)
                 path = self._folder / "results.json"
-                report.write(path, self.about, report.merged(path, self.about, found))
+                report.write(path, report.document(self.about, report.merged(path, self.about, found)))
         return found
 
     def _measured(self, name: str, words: str) -> Table:

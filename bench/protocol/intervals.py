@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,6 @@ from numpy.typing import NDArray
 from bench.experiments.table import Table, Value
 
 RESAMPLES = 10_000
-AT_ONCE = 500  # resamples in memory
 DIGITS = 12  # a level line is level
 Z = {0.95: 1.959964, 0.90: 1.644854}
 
@@ -72,14 +73,22 @@ def figure(parts: Sequence[Part], *, level: float = 0.95, shares: bool = True) -
 
 def _resampled(sums: NDArray[np.float64], counts: NDArray[np.float64], weights: NDArray[np.float64]) -> list[float]:
     """The figure of each resample; one that misses all of a part's clusters is drawn again."""
-    rng, size = np.random.default_rng(0), len(sums)
     found: list[float] = []
-    while len(found) < RESAMPLES:
-        drawn = rng.integers(0, size, (AT_ONCE, size))
-        total, of = sums[drawn].sum(1), counts[drawn].sum(1)
+    for batch in count():
+        drawn = _draws(len(sums), batch)
+        total, of = drawn @ sums, drawn @ counts
         there = (of > 0).all(1)
         found += ((total[there] / of[there]) @ weights).tolist()
+        if len(found) >= RESAMPLES:
+            break
     return found[:RESAMPLES]
+
+
+@lru_cache(maxsize=4)
+def _draws(clusters: int, batch: int) -> NDArray[np.float64]:
+    """How often each cluster is in each resample, [RESAMPLES, clusters]: so many of them, with replacement."""
+    rng = np.random.default_rng(batch)
+    return rng.multinomial(clusters, np.full(clusters, 1 / clusters), RESAMPLES).astype(np.float64)
 
 
 def equivalent(parts: Sequence[Part], margin: float) -> bool:

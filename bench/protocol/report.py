@@ -83,30 +83,43 @@ def _ties(check: Found) -> str:
     return f", near ties {near['n']}: {_short(near['value'])}" if near["n"] else ""
 
 
-def write(path: Path, about: Mapping[str, Any], found: Sequence[Found]) -> None:
-    """A JSON of one model's verdicts, with what they are of."""
-    data = {"about": dict(about), "verdicts": list(found), "not built": NOT_BUILT}
+def document(about: Mapping[str, Any], found: Sequence[Found]) -> dict[str, Any]:
+    """One model's verdicts, with what they are of."""
+    return {"about": dict(about), "verdicts": list(found), "not built": NOT_BUILT}
+
+
+def write(path: Path, data: Found) -> None:
+    """A document as JSON."""
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Found:
+    """A document that was written."""
+    found: Found = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def merged(path: Path, about: Mapping[str, Any], found: Sequence[Found]) -> list[Found]:
     """The verdicts, and those that the file has already of others, in the order of the page; none if it is not of the
     same."""
-    was = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"about": {}, "verdicts": []}
+    was = read(path) if path.is_file() else document({}, [])
     known = was["verdicts"] if was["about"] == dict(about) else []
     every = {(one["hypothesis"], one["words"]): one for one in (*known, *found)}
     order = list(HYPOTHESES)
     return sorted(every.values(), key=lambda one: order.index(one["hypothesis"]))
 
 
-def page(files: Mapping[int, Path]) -> str:
-    """The page, of one file for each training seed that was measured. Raise KeptError for files that are of other
+def page(documents: Mapping[int, Found]) -> str:
+    """The page, of one document for each training seed that was measured. Raise KeptError where they are of other
     texts or settings, and for a model that is in two of them."""
-    data = {seed: json.loads(path.read_text(encoding="utf-8")) for seed, path in sorted(files.items())}
+    data = dict(sorted(documents.items()))
     for name in ("commit", "settings", "sources"):
         if len({one["about"][name] for one in data.values()}) > 1:
-            paths = ", ".join(str(path) for path in files.values())
-            raise KeptError(f"{paths} are of different {name}: measure all seeds alike, or remove those that are not")
+            seeds = ", ".join(map(str, data))
+            raise KeptError(
+                f"training seeds {seeds} were measured with different {name}: measure all alike, or remove the "
+                "protocol-seed-N.json of those that were not"
+            )
     if len({one["about"]["weights"] for one in data.values()}) < len(data):
         raise KeptError("two training seeds have the same weights: one of --seed-of-training was wrong")
     parts = [HEAD, *(_of(seed, one["about"]) for seed, one in data.items())]

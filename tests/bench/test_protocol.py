@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.experiments.cases import joined
+from bench.experiments.methods import ALL
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
 from bench.protocol import __main__ as command
@@ -21,7 +23,7 @@ from bench.protocol.keeping import Kept, KeptError
 from bench.protocol.measures import again, lines, mixing, notes
 from bench.protocol.measures.lines import places
 from bench.protocol.measures.thinking import Reasoned
-from bench.protocol.report import as_json, merged, overall, page, write
+from bench.protocol.report import as_json, document, merged, overall, page, write
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import KINDS, Next, Policies
 from notes_cli import config
@@ -308,6 +310,135 @@ def test_selective_must_not_fall() -> None:
     assert judge(HYPOTHESES["H10"], "known", table(0.1, 0.1, 0.2, 0.39)).says == "fails"
 
 
+BESIDE = {"cosine": 1.0, "kl": 0.0, "margin": 0.5, "near": False}
+
+
+def first(n: int, count: int) -> bool:
+    return n <= count
+
+
+def spliced(same: int, lost: int) -> dict[str, Table]:
+    """300 pairs, of which so many agree, and so many lose the right answer."""
+    ways = ("direct", "reasoned")
+    return {
+        "splice": Table(
+            {
+                "case": n,
+                "way": way,
+                "same": first(n, same),
+                "choice_same": True,
+                "right": n > lost,
+                "recompute_right": True,
+                **BESIDE,
+            }
+            for n in range(1, 301)
+            for way in ways
+        )
+    }
+
+
+def versions(rotated: int, unrotated: int) -> dict[str, Table]:
+    beside = {f"{name}_{what}": 1.0 for name in ("rotated", "unrotated") for what in ("cosine", "kl", "margin")}
+    return {
+        "versions": Table(
+            {"case": n, "right": True, "rotated": first(n, rotated), "unrotated": first(n, unrotated), **beside}
+            for n in range(1, 201)
+        )
+    }
+
+
+def controls(other: int, random: int) -> dict[str, Table]:
+    beside = {f"{name}_{what}": 1.0 for name in ("other", "random", "own") for what in ("cosine", "kl", "margin")}
+    return {
+        "controls": Table(
+            {"case": n, "other": first(n, other), "random": first(n, random), "own": True, **beside}
+            for n in range(1, 201)
+        )
+    }
+
+
+def said_again(nothing: int, again: int) -> dict[str, Table]:
+    return {"again": Table({"case": n, "nothing": first(n, nothing), "again": first(n, again)} for n in range(1, 201))}
+
+
+def toggled(fall: float, lowest: float) -> dict[str, Table]:
+    return {
+        "toggled": Table(
+            {
+                "case": n,
+                "cache": cache,
+                "turn": turn,
+                "same": True,
+                **BESIDE,
+                "cosine": lowest if (n, turn) == (5, 9) and cache == "compacted" else 0.9999 - fall * turn,
+            }
+            for n in range(1, 13)
+            for cache in ("errata", "compacted")
+            for turn in range(1, 29)
+        )
+    }
+
+
+def edits(field: int) -> dict[str, Table]:
+    """Of 300, in so many `field` decides as the recompute where the skill is transplanted, and in 150 where not."""
+
+    def rows(count: int) -> Table:
+        return Table(
+            {
+                "case": n,
+                "method": name,
+                "direct_same": first(n, count if name == "field" else 150),
+                "reasoned_same": True,
+                **BESIDE,
+            }
+            for n in range(1, 301)
+            for name in ALL
+        )
+
+    return {"transplanted": rows(field), "ordinary": rows(150)}
+
+
+def in_blocks(together: int, split: int) -> dict[str, Table]:
+    count = {"together": together, "split": split}
+    return {
+        "blocks": Table(
+            {"case": (n + 2) // 3, "layout": layout, "asked_for": size, "same": first(n, count[layout]), **BESIDE}
+            for n in range(1, 61)
+            for layout in count
+            for size in (1, 2, 4, 8, 16)
+        )
+    }
+
+
+def agents(same: int) -> dict[str, Table]:
+    return {
+        "agent": Table(
+            {"case": (n + 29) // 30, "agent": name, "same": first(n, same), "right": True, **BESIDE}
+            for n in range(1, 301)
+            for name in ("prefill every turn", "erratum")
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("H3", spliced(295, 0), [spliced(293, 0), spliced(300, 5)]),
+        ("H11", versions(200, 140), [versions(200, 141), versions(100, 200)]),
+        ("H12", controls(120, 120), [controls(121, 0), controls(0, 121)]),
+        ("H14", said_again(40, 50), [said_again(40, 51), said_again(51, 40)]),
+        ("H15", toggled(0.0, 0.99), [toggled(0.0, 0.989), toggled(1e-4, 0.9999)]),
+        ("H16", edits(165), [edits(166), edits(134)]),
+        ("H17", in_blocks(57, 51), [in_blocks(56, 40), in_blocks(60, 55)]),
+        ("H18", agents(294), [agents(293)]),
+    ],
+)
+def test_a_bar_is_where_the_page_has_it(name: str, good: dict[str, Table], bad: list[dict[str, Table]]) -> None:
+    """At the bar it holds, and one case further it fails."""
+    assert judge(HYPOTHESES[name], "known", good).says == "holds"
+    assert [judge(HYPOTHESES[name], "known", tables).says for tables in bad] == ["fails"] * len(bad)
+
+
 # What is kept, and the page.
 
 
@@ -325,47 +456,52 @@ def test_rows_are_kept_case_by_case(tmp_path: Path) -> None:
         Kept(path, {"weights": "b"})
 
 
-def test_all_three_seeds_decide(tmp_path: Path) -> None:
+def verdict_of(name: str, same: int) -> dict[str, object]:
+    return as_json(judge(HYPOTHESES[name], "known", {"decisions": decisions(same, 300)}))
+
+
+def documents(*sames: int) -> dict[int, Mapping[str, Any]]:
+    """Of as many training seeds, whose H1 is right in so many of 300."""
+    return {
+        seed: document({**ABOUT, "weights": str(seed) * 64}, [verdict_of("H1", same)])
+        for seed, same in enumerate(sames, 1)
+    }
+
+
+def test_all_three_seeds_decide() -> None:
     """One that fails is enough to fail, and one that is missing leaves it undecided; what is not built is told."""
 
-    def files(*sames: int) -> dict[int, Path]:
-        found = {}
-        for seed, same in enumerate(sames, 1):
-            verdict = as_json(judge(HYPOTHESES["H1"], "known", {"decisions": decisions(same, 300)}))
-            found[seed] = tmp_path / f"{seed}.json"
-            write(found[seed], {**ABOUT, "weights": str(seed) * 64}, [verdict])
-        return found
-
     def said(*sames: int) -> str:
-        data = {n: json.loads(path.read_text())["verdicts"] for n, path in files(*sames).items()}
-        return overall(
-            ("known",), "H1", {n: {(v["hypothesis"], v["words"]): v for v in one} for n, one in data.items()}
-        )
+        found = {seed: {("H1", "known"): one["verdicts"][0]} for seed, one in documents(*sames).items()}
+        return overall(("known",), "H1", found)
 
     assert said(300, 299, 285) == "holds" and said(300, 280, 300) == "**fails**" and said(300, 300) == "undecided"
-    text = page(files(300, 300))
+    text = page(documents(300, 300))
     assert "Not measured yet: training seed 3" in text and "H21 | read and write heads" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
-    found = files(300, 300)
-    write(found[2], {**ABOUT, "weights": "1" * 64}, [])
+
+
+def test_what_does_not_belong_together_is_not_written(tmp_path: Path) -> None:
+    """One model under two seeds, or texts of two commits: refused, and what is there stays."""
+    command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {path.name for path in before} == {"protocol.md", "protocol-seed-1.json"}
     with pytest.raises(KeptError, match="same weights"):
-        page(found)
-    write(found[2], {**ABOUT, "commit": "f" * 40, "weights": "2" * 64}, [])
+        command._write(tmp_path, 2, ABOUT, [verdict_of("H1", 300)])
     with pytest.raises(KeptError, match="different commit"):
-        page(found)
+        command._write(tmp_path, 2, {**ABOUT, "weights": "v", "commit": "f" * 40}, [])
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    command._write(tmp_path, 2, {**ABOUT, "weights": "v"}, [verdict_of("H1", 200)])
+    assert "**fails**" in (tmp_path / "protocol.md").read_text()
 
 
 def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
     """Later ones take the place of those they repeat; those of other weights go."""
     path = tmp_path / "results.json"
-
-    def verdict(name: str, same: int) -> dict[str, object]:
-        return as_json(judge(HYPOTHESES[name], "known", {"decisions": decisions(same, 300)}))
-
-    write(path, ABOUT, merged(path, ABOUT, [verdict("H13", 300), verdict("H1", 200)]))
-    found = merged(path, ABOUT, [verdict("H1", 300)])
+    write(path, document(ABOUT, merged(path, ABOUT, [verdict_of("H13", 300), verdict_of("H1", 200)])))
+    found = merged(path, ABOUT, [verdict_of("H1", 300)])
     assert [(one["hypothesis"], one["says"]) for one in found] == [("H1", "holds"), ("H13", "holds")]
-    assert len(merged(path, {**ABOUT, "weights": "x"}, [verdict("H1", 300)])) == 1
+    assert len(merged(path, {**ABOUT, "weights": "x"}, [verdict_of("H1", 300)])) == 1
 
 
 # The command.
