@@ -18,7 +18,8 @@ HEAD = """# What the protocol asked, and what was found
 
 Written by `python -m bench.protocol`; do not edit. [The hypotheses, their bars and the seeds](../protocol.md) were
 fixed before. In brackets: 95% intervals, by resampling memories; `near ties`: cases whose two most probable outcomes
-are within 0.1 nat in the reference, which are in the main figures, too."""
+are within 0.1 nat in the reference, which are in the main figures, too. What the page leaves open was settled in
+`bench/protocol/__init__.py`, before the model was trained."""
 
 Found = Mapping[str, Any]  # what `as_json` makes of a verdict
 
