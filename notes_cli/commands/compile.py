@@ -106,11 +106,14 @@ def command(
     """Prefill a skill once and keep its K/V on disk.
 
     SOURCE is a text file, a SKILL.md with front matter, a folder that holds one, an image (PNG, JPEG, WebP, BMP; with
-    --mmproj), or - for standard input. Where there
-    is no such file it is the name of a compiled skill, whose file is read again, or that of an Agent Skill in
-    .agents/skills or .claude/skills, of the project (from this folder up to the repository's root) or of the user.
+    --mmproj), or - for standard input. Where there is no such file it is the name of a compiled skill, whose file is
+    read again, or that of an Agent Skill in .agents/skills or .claude/skills, of the project (from this folder up to
+    the repository's root) or of the user.
     Its fields are `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to
     stdout. A skill that has not changed is not compiled again.
+
+    With a projector an image in a text, ![what it shows](photo.jpg), is looked at in its place. Its file must be in the
+    folder of the text's; all other such marks stay text, with a warning that says why, and so do those in code.
 
     A SOURCE named *.json is a set of tools (OpenAI's form): what the model's chat template tells of them is compiled,
     for requests to `notes serve` that have the same tools in any order.
@@ -292,29 +295,32 @@ def _compile(
         kv=shape.kv,
         listener=listening(quiet),
     )
+    info = peek(compiled.path)
+    values = {span.name: span.value for span in info.fields}
     if not quiet and (compiled.reasons or not fresh_only):
-        fields = listed(list(skill.values)) if skill.values else "no fields, as no line is like date: 2026-06-01"
+        fields = listed(list(values)) if values else "no fields, as no line is like date: 2026-06-01"
         if skill.picture:
             fields = f"an image of {skill.picture.width} x {skill.picture.height} pixels"
+        elif info.pictures:
+            fields = f"{'an image' if len(info.pictures) == 1 else f'{len(info.pictures)} images'} in it, {fields}"
         done = "; ".join(compiled.reasons).replace(NEW, "new") if compiled.reasons else "up to date"
         if compiled.blocks > 1:
             fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
             done += fresh if compiled.reasons else ", in blocks"
         elif compiled.reasons and compiled.decoded < compiled.tokens:
             done += f"; the first {compiled.tokens - compiled.decoded} tokens were there already"
-        carried = peek(compiled.path).carried > 0
-        where = f". {allowed(model.workspace, compiled.tokens, carried=carried)}" if compiled.reasons else ""
-        small = f". Its rows are kept as {kept_as(peek(compiled.path))}" if compiled.kv != "f16" else ""
+        where = f". {allowed(model.workspace, compiled.tokens, carried=info.carried > 0)}" if compiled.reasons else ""
+        small = f". Its rows are kept as {kept_as(info)}" if compiled.kv != "f16" else ""
         output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}{small}")
-    return _facts(skill, compiled)
+    return _facts(skill, compiled, values)
 
 
-def _facts(skill: Skill, compiled: Compiled) -> dict[str, Any]:
+def _facts(skill: Skill, compiled: Compiled, values: dict[str, str]) -> dict[str, Any]:
     return {
         "name": skill.name,
         "path": str(compiled.path),
         "tokens": compiled.tokens,
-        "fields": skill.values,
+        "fields": values,
         "up_to_date": not compiled.reasons,
         "reasons": list(compiled.reasons),
         "kv": compiled.kv,

@@ -58,10 +58,14 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
     if not files:
         raise NotesError("there is nothing to watch", "Name a SOURCE: notes watch skills/")
     with open_model(quiet=quiet or json_, **model) as opened:
-        for path, word in files.items():
+        sees = opened.workspace.sees
+        for path, word in list(files.items()):
             look = look_at(path)
             _compile(opened, Words(library()), word, path, json_, first=True)
             watched.handled(path, look)
+            for image in _images(path) if sees else ():
+                files.setdefault(image, word)
+                watched.handled(image, look_at(image))
         if not quiet:
             output.say(f"watching {len(files)} {'file' if len(files) == 1 else 'files'}; Ctrl-C ends it")
         while True:
@@ -73,6 +77,7 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
                     _tell(json_, event="gone", source=str(path))
                 else:
                     _compile(opened, Words(library()), files[path], path, json_)
+                    files = {**dict.fromkeys(_images(path) if sees else (), files[path]), **files}
                 watched.handled(path, look)
 
 
@@ -95,6 +100,15 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, str]:
             if entry.info is not None and len(files_of(entry.info.source)) == 1:
                 found.setdefault(Path(entry.info.source), entry.name)
     return found
+
+
+def _images(path: Path) -> list[Path]:
+    """The images that the text in a file shows."""
+    from notes_cli.text.skill import load_skill
+
+    with suppress(NotesError):  # tools, or a text that cannot be read, of which others tell
+        return [Path(link.path).absolute() for link in load_skill(path).links if not link.why]
+    return []
 
 
 def _file(skill: Skill | ToolSet) -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from notes_cli.engine.model import Model
 from notes_cli.engine.patches import Patch, shifted
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
+from notes_cli.errors import UnsupportedError
 from notes_cli.text.fields import Field, clean_value
 from notes_cli.text.skill import Skill, with_values
 from notes_cli.text.spans import token_spans
@@ -74,7 +75,11 @@ def change(model: Model, segment: Segment, values: Mapping[str, str]) -> Change 
 
 
 def skill_of(segment: Segment) -> Skill:
-    """The skill that a segment was compiled from."""
+    """The skill that a segment was compiled from. Raise UnsupportedError for one with images, which is no text."""
+    if segment.media:
+        raise UnsupportedError(
+            f"{segment.name} has an image, and its text cannot be edited", "Correct it by an erratum"
+        )
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
     return Skill(segment.name, segment.description, segment.text, fields, "")
 

@@ -11,8 +11,9 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,35 @@ class Seen:
     axes: NDArray[np.int32] | None
     rows: tuple[Rows, ...]
     whole: bool
+
+
+def words(tokens: Tokens) -> Seen:
+    """A text, to be joined with images."""
+    return Seen(tokens, (), None, (), False)
+
+
+def joined(parts: Sequence[Seen]) -> Seen:
+    """Texts and images as one, each after those before it."""
+    if len(parts) == 1:
+        return parts[0]
+    media: list[Media] = []
+    axes: list[NDArray[np.int32]] = []
+    row = at = 0
+    for part in parts:
+        count = len(part.tokens)
+        media += [replace(one, first=one.first + row, last=one.last + row) for one in part.media]
+        axes.append(
+            at + (np.repeat(np.arange(count, dtype=np.int32)[:, None], 3, 1) if part.axes is None else part.axes)
+        )
+        row, at = row + count, at + count + sum(one.positions - one.rows for one in part.media)
+    shared = any(part.axes is not None for part in parts)
+    return Seen(
+        np.concatenate([part.tokens for part in parts]),
+        tuple(media),
+        np.concatenate(axes).astype(np.int32) if shared else None,
+        tuple(rows for part in parts for rows in part.rows),
+        any(part.whole for part in parts),
+    )
 
 
 def _load() -> Any:

@@ -209,6 +209,15 @@ class Media:
         return self.last - self.first
 
 
+@dataclass(frozen=True, slots=True)
+class Pictured:
+    """The file of an image, to be looked at again, which characters [start, end) of a segment's text stand for."""
+
+    start: int
+    end: int
+    data: bytes
+
+
 class _Referable:
     """May be held weakly, which dataclasses with slots cannot say of themselves before Python 3.11."""
 
@@ -251,12 +260,12 @@ class Segment(_Referable):
     stamp: tuple[int, ...] = ()
     # What its file keeps rows as, one of KEPT. Those of a segment that was not read from there may not be so yet.
     kv: str = "f16"
-    # Images among its rows, in order, with `text` standing for them. `axes`: where rows are not one a position, time,
+    # Images among its rows, in order, and what their files hold. `axes`: where rows are not one a position, time,
     # row and column of each, [n_tokens, 3], from 0 on. `projector`: the digest of what made the rows, and its limits.
     media: tuple[Media, ...] = ()
     axes: NDArray[np.int32] | None = None
     projector: str = ""
-    picture: bytes = b""  # the file of the image, to be looked at again
+    pictures: tuple[Pictured, ...] = ()
 
     @property
     def first(self) -> int:
@@ -304,7 +313,7 @@ class Segment(_Referable):
             raise EngineError(f"{self.name} has {len(self)} tokens: [{first}, {last}) is not a part of them")
         part = last - first < len(self)
         if part and self.media:
-            raise EngineError(f"{self.name} is an image, of which no part can be taken out")
+            raise EngineError(f"{self.name} is an image or has one, so that no part can be taken out")
         if part and ((self.pinned and first) or any(rows.part == "state" for rows in self.layers)):
             raise EngineError(f"the rows of {self.name} cannot be moved, so no part of them can be taken out")
         left = self.base - self.first  # rows of the left context, which stay before a first part

@@ -28,6 +28,7 @@ from notes_cli.engine.segment import (
     Q8_0,
     Carry,
     LayerRows,
+    Pictured,
     RowArray,
     Segment,
     Stored,
@@ -47,11 +48,12 @@ from notes_cli.library.info import (
     FORMAT,
     INFLUENCE,
     KIND,
-    PICTURE,
+    PICTURES,
     PLAIN,
     SegmentInfo,
     field_names,
     metadata,
+    places,
     read_info,
 )
 from notes_cli.library.metadata import MAGIC, Cursor, FormatError, ShortError, begin, read_metadata
@@ -170,7 +172,7 @@ def open_stored(path: Path) -> Segment:
             media=info.media,
             axes=_axes(file, head, info),
             projector=info.projector,
-            picture=_picture(file, head, info),
+            pictures=_pictures(file, head, info),
         )
         opened.pop_all()  # the file is its rows' now
         return segment
@@ -271,9 +273,10 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
             tensors[f"blk.{rows.layer}.{kind}"] = np.ascontiguousarray(values)
     if segment.axes is not None:
         tensors[AXES] = np.ascontiguousarray(segment.axes, "<i4")
-    if segment.picture:
+    if segment.pictures:
         # As numbers, because older versions of notes, which are to say that they are old, know no tensor of bytes.
-        tensors[PICTURE] = np.frombuffer(segment.picture + bytes(-len(segment.picture) % 4), "<i4")
+        files = places(segment.pictures)[1]
+        tensors[PICTURES] = np.frombuffer(files + bytes(-len(files) % 4), "<i4")
     for one in segment.carry.load() if segment.carry else ():
         for kind, numbers in (("r", one.r), ("a", one.a), ("b", one.b)):
             tensors[f"blk.{one.layer}.carry.{kind}"] = np.ascontiguousarray(numbers, "<f4")
@@ -513,19 +516,23 @@ def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | 
     return axes
 
 
-def _picture(file: BinaryIO, head: Head, info: SegmentInfo) -> bytes:
-    """The file of the image, which must be the one whose rows these are."""
-    entry = head.tensors.get(PICTURE)
+def _pictures(file: BinaryIO, head: Head, info: SegmentInfo) -> tuple[Pictured, ...]:
+    """The files of the images, which must be those whose rows these are."""
+    entry = head.tensors.get(PICTURES)
     if entry is None:
-        return b""
-    size = head.metadata.get(f"{PICTURE}.size")
-    if entry.dtype != np.int32 or not isinstance(size, int) or not 0 <= entry.nbytes - size < 4:
-        raise FormatError(f"{PICTURE} is not the bytes of a file")
+        if info.pictures:
+            raise FormatError(f"it has no {PICTURES}")
+        return ()
+    end = max((one.byte + one.size for one in info.pictures), default=0)
+    if entry.dtype != np.int32 or not 0 <= entry.nbytes - end < 4:
+        raise FormatError(f"{PICTURES} is not the bytes of files")
     data = _bytes(file, entry.offset, entry.end)
-    _check(data, _checksum(head, PICTURE), PICTURE)
-    found = bytes(data[:size])
-    if not info.media or any(one.sha256 != sha256(found).hexdigest() for one in info.media):
-        raise FormatError(f"{PICTURE} is not the image that its rows are of")
+    _check(data, _checksum(head, PICTURES), PICTURES)
+    found = tuple(Pictured(one.start, one.end, bytes(data[one.byte : one.byte + one.size])) for one in info.pictures)
+    digests = {one.data: sha256(one.data).hexdigest() for one in found}
+    named = all(info.text.endswith(digests[one.data], one.start, one.end) for one in found)
+    if not named or {one.sha256 for one in info.media} != set(digests.values()):
+        raise FormatError(f"{PICTURES} does not hold the images that its rows are of")
     return found
 
 
@@ -559,7 +566,7 @@ def _layers(head: Head, n_rows: int, kv: str) -> list[StoredLayer]:
     found: dict[tuple[int, str], list[StoredTensor | None]] = {}
     for name, entry in head.tensors.items():
         checksum = _checksum(head, name)
-        if name in (*LISTS, INFLUENCE, AXES, PICTURE) or CARRY_NAME.fullmatch(name):
+        if name in (*LISTS, INFLUENCE, AXES, PICTURES) or CARRY_NAME.fullmatch(name):
             continue
         match = ROWS_NAME.fullmatch(name)
         if match is None:

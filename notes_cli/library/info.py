@@ -13,12 +13,12 @@ from dataclasses import fields as fields_of
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import BLOCK, KEPT, Q8_0, Carry, FieldSpan, Media, Segment, Tokens, quantized
+from notes_cli.engine.segment import BLOCK, KEPT, Q8_0, Carry, FieldSpan, Media, Pictured, Segment, Tokens, quantized
 from notes_cli.library.gguf import Head, TensorEntry
 from notes_cli.library.metadata import FormatError
 
@@ -26,8 +26,17 @@ FORMAT = 2  # the newest that is read; older versions of notes would read such a
 PLAIN = 1  # of files in which nothing needs more, which older versions of notes read, too
 KIND = "segment"
 INFLUENCE = "notes.influence"
-AXES, PICTURE = "notes.axes", "notes.picture"  # tensors of files with images
+AXES, PICTURES = "notes.axes", "notes.pictures"  # tensors of files with images
 POSITIONS = (1 << 31) - 1  # of tokens, as llama.cpp counts them
+
+
+class Place(NamedTuple):
+    """What stands for an image: characters [start, end) of the text; and its file: `size` bytes from `byte` on."""
+
+    start: int
+    end: int
+    byte: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class SegmentInfo:
     computed: int = 0  # that they would take in the type in which they were computed
     media: tuple[Media, ...] = ()  # the images among its rows
     projector: str = ""  # what made their rows
-    picture: bool = False  # the file of the image is there, too
+    pictures: tuple[Place, ...] = ()  # the files of images that are there, too
 
 
 def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
@@ -89,7 +98,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         **({"source.stamp": json.dumps(segment.stamp)} if segment.stamp else {}),
         **({"media": json.dumps([asdict(one) for one in segment.media])} if segment.media else {}),
         **({"projector": segment.projector} if segment.projector else {}),
-        **({"picture.size": len(segment.picture)} if segment.picture else {}),
+        **({"pictures.places": json.dumps(places(segment.pictures)[0])} if segment.pictures else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -159,7 +168,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         computed=_computed(layers.values(), np.dtype("<f4" if "f32" in text("identity.kv_type") else "<f2")),
         media=_media(head.metadata.get("notes.media"), len(tokens)),
         projector=text("projector") if "notes.projector" in head.metadata else "",
-        picture=PICTURE in head.tensors,
+        pictures=_places(head.metadata.get("notes.pictures.places"), text("text")),
     )
 
 
@@ -260,6 +269,32 @@ def _media(encoded: object, n_tokens: int) -> tuple[Media, ...]:
         raise FormatError("its images cannot be read") from error
     if not sound:
         raise FormatError("its images do not fit its tokens")
+    return found
+
+
+def places(pictures: Iterable[Pictured]) -> tuple[list[Place], bytes]:
+    """Where the file of each image is among the bytes of all, and these: each file once."""
+    known: dict[bytes, int] = {}
+    found = []
+    for one in pictures:
+        byte = known.setdefault(one.data, sum(map(len, known)))
+        found.append(Place(one.start, one.end, byte, len(one.data)))
+    return found, b"".join(known)
+
+
+def _places(encoded: object, text: str) -> tuple[Place, ...]:
+    """Where images are in the text, in order, and their files. None without the key."""
+    if encoded is None:
+        return ()
+    try:
+        found = tuple(Place(*entry) for entry in json.loads(str(encoded)))
+        numbers = all(type(number) is int and number >= 0 for one in found for number in one)
+        sound = numbers and all(one.start < one.end <= len(text) and one.size for one in found)
+        sound = sound and bool(found) and all(one.end <= other.start for one, other in pairwise(found))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormatError("notes.pictures.places cannot be read") from error
+    if not sound:
+        raise FormatError("notes.pictures.places does not fit its text")
     return found
 
 

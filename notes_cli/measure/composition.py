@@ -125,9 +125,12 @@ def repaired(
 
 
 def whole_of(segments: Sequence[Segment]) -> Skill:
-    """The skills of these segments as one, by the texts that they hold. Raise UnsupportedError for tools."""
+    """The skills of these segments as one, by the texts that they hold. Raise UnsupportedError for tools
+    and images."""
     if any(one.tools for one in segments):
         raise UnsupportedError("tools are not compiled together with a text")
+    if any(one.media for one in segments):
+        raise UnsupportedError("images are not compiled together with a text of another file")
     skills = [
         Skill(
             *(one.name, one.description, one.text),

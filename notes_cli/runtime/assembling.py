@@ -13,7 +13,7 @@ import numpy as np
 
 from notes_cli.editing.amend import amend, free_cells, prepare
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import Method
+from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.loop import Task, run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
@@ -123,7 +123,7 @@ def open_segments(
 def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, dry: bool) -> Segment:
     """A text's segment: that of the library if it is up to date, else compiled now. It is kept where its name is free
     and the library can be written to; what came from elsewhere is never replaced."""
-    from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan, stale, taken
+    from notes_cli.runtime.compiling import compile_skill, compile_to_library, meant, plan, stale, taken
     from notes_cli.text.skill import load_skill
 
     if given == "-":
@@ -131,6 +131,7 @@ def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, dry:
     skill = load_skill(given)
     for warning in skill.warnings:
         say(Notice(f"warning: {warning}"))
+    skill = meant(workspace, skill, say)
     why = taken(workspace, skill)
     if why and skill.picture:  # pictures of one name are many: this one has a name of its own
         skill = replace(skill, name=f"{skill.name[:40]}-{skill.picture.sha256[:16]}")
@@ -396,17 +397,29 @@ def cells_meanwhile(prompt: Prompt, parts: Parts) -> int:
 def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
     """What the prompt's values change, by skill. Raise SkillError for a field that no skill has."""
     values = resolved(prompt.values, prompt.segments)
+    for segment in prompt.segments if prompt.method.record.edits_rows else ():
+        if segment.media and any(one.skill == segment.name for one, _ in values):
+            what = f"{segment.name} has an image, and its fields cannot be edited by {prompt.method.name}"
+            raise UnsupportedError(what, Help.OTHER_METHOD(method=ERRATUM))
     found = {
         segment.name: change(
             workspace.model, segment, {one.field: value for one, value in values if one.skill == segment.name}
         )
         for segment in prompt.segments
+        if not segment.media  # of which no row is edited
     }
     return {name: changed for name, changed in found.items() if changed}
 
 
 def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
     """The edit method for the prompt's values where the user names none, and why."""
+    if any(
+        one.skill == segment.name
+        for segment in prompt.segments
+        if segment.media
+        for one, _ in resolved(prompt.values, prompt.segments)
+    ):
+        return ERRATUM, f"{ERRATUM}: a skill that it corrects has an image, and no rows of such a one are edited"
     return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think)
 
 

@@ -31,11 +31,12 @@ from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.eye import Seen
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.segment import BLOCK, Carry, LayerRows, Segment, quantized
+from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, LayerRows, Pictured, Segment, quantized
 from notes_cli.errors import (
     DamagedError,
     EngineError,
     Help,
+    Notice,
     Progress,
     Say,
     SegmentError,
@@ -49,8 +50,9 @@ from notes_cli.library.container import SegmentInfo, open_segment, peek, small, 
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
+from notes_cli.text.keys import listed
 from notes_cli.text.names import BETWEEN, files_of
-from notes_cli.text.skill import Skill
+from notes_cli.text.skill import Skill, with_images
 from notes_cli.text.toolset import ToolSet, tools_skill
 
 KEEP = 20.0  # seconds of a prefill after which what is there is kept, for a compile that is interrupted
@@ -102,6 +104,7 @@ def compile_skill(
     this is interrupted. Raise UnsupportedError where this model's rows cannot be kept, or not so, EngineError for more
     tokens than it was trained for.
     """
+    skill = meant(workspace, skill)
     workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     if workspace.context.supports("read") is None:
         workspace.measure_rotation()
@@ -156,7 +159,7 @@ def _in_one(
     keep: Callable[[Segment], object] | None,
     look: Callable[[Segment], Seen],
 ) -> Segment:
-    if segment.picture:
+    if segment.pictures:
         notebook.show(look(segment))
         notebook.flush(progress)
         return replace(segment, layers=_read(notebook, segment))
@@ -305,19 +308,21 @@ def _influence(notebook: Notebook, segment: Segment, measure: Progress) -> dict[
 def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: str = "f16") -> Segment:
     """What compiling the skill would give, without its rows: enough for a dry run. Raise UnsupportedError where this
     model's rows cannot be kept so."""
-    tokens, left = workspace.tokens_of(skill), workspace.left_context
+    skill, left = meant(workspace, skill), workspace.left_context
+    seen = _seen(workspace, skill)
+    tokens = seen.tokens if seen else workspace.tokens_of(skill)
     workspace.make_room(len(left) + len(tokens))
     check_support(workspace, skill.name)
-    if skill.picture and blocks not in (None, 1):
-        raise SkillError(f"{skill.name} is an image, which has no blocks")
-    if skill.picture and any(quantized(kv)):  # what rounding does to its rows, the check of compile_skill cannot tell
+    has = f"{skill.name} {'is' if skill.picture else 'has'} an image"
+    if seen and blocks not in (None, 1):
+        raise SkillError(f"{has}, and is compiled in no blocks")
+    if seen and any(quantized(kv)):  # what rounding does to its rows, the check of compile_skill cannot tell
         raise UnsupportedError(
-            f"{skill.name} is an image and cannot be kept as {kv}: how near its rows stay has not been measured",
+            f"{has} and cannot be kept as {kv}: how near its rows stay has not been measured",
             Help.KEEP_IMAGE_AS_COMPUTED(),
         )
     _check_kept(workspace, skill.name, kv)
-    fields = () if skill.picture else field_spans(workspace.model, skill, tokens)
-    seen = workspace.eye.plan(skill.picture) if skill.picture else None
+    fields = _fields_beside(workspace, skill) if seen else field_spans(workspace.model, skill, tokens)
     segment = Segment(
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
@@ -329,12 +334,37 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: s
         media=seen.media if seen else (),
         axes=seen.axes if seen else None,
         projector=workspace.projector if seen else "",
-        picture=skill.picture.data if skill.picture else b"",
+        pictures=tuple(Pictured(one.start, one.end, one.picture.data) for one in skill.pictures),
     )
     if segment.pinned and segment.axes is not None:
         why = workspace.context.supports("splice")
-        raise UnsupportedError(f"{skill.name} is an image, whose rows cannot be put back on this model: {why}")
+        raise UnsupportedError(f"{has}, whose rows cannot be put back on this model: {why}")
     return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
+
+
+def _seen(workspace: Workspace, skill: Skill) -> Seen | None:
+    """A skill with images as a whole, these not looked at; None without any."""
+    if not skill.pictures:
+        return None
+    from notes_cli.engine.eye import joined
+
+    return joined([part for *_, part in workspace.stretches(skill)])
+
+
+def _fields_beside(workspace: Workspace, skill: Skill) -> tuple[FieldSpan, ...]:
+    """The tokens that hold each field's value, in the texts between images."""
+    found: list[FieldSpan] = []
+    row = 0
+    for start, end, part in workspace.stretches(skill):
+        if not part.media:
+            inside = (one for one in skill.fields if start <= one.start < end)
+            own = tuple(one._replace(start=one.start - start, end=one.end - start) for one in inside)
+            text = replace(skill, text=skill.text[start:end], fields=own, pictures=())
+            for span in field_spans(workspace.model, text, part.tokens):
+                place = span.start + start, span.end + start, span.first + row, span.last + row
+                found.append(FieldSpan(span.name, span.value, *place))
+        row += len(part.tokens)
+    return tuple(found)
 
 
 def _cut(workspace: Workspace, segment: Segment, blocks: Blocks) -> Segment:
@@ -448,13 +478,17 @@ def compile_to_library(
     CompilingError where that takes longer, SegmentError if `output` is a file that is no segment, TakenError if what is
     there holds the text of another source, unless `force` says to write over it; UnwritableError if the disk refuses.
     """
-    if skill.picture is None or workspace.sees:
+    check_support(workspace, skill.name)
+    skill = meant(workspace, skill, say, output, force=force)
+    if not skill.pictures or workspace.sees:
         workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
+    if measure is not None and skill.pictures:
+        what = f"{skill.name} has an image, and the influence of its fields cannot be measured"
+        raise UnsupportedError(what, "Leave that out, and correct it by errata")
     if output is not None:
         if output.exists() and not force:
             _check_output(skill, output)
         return _compile_to(workspace, skill, output, force, progress, measure, blocks, kv, begins=False)
-    check_support(workspace, skill.name)
     path = workspace.library.path(skill.name, workspace.identity)
     if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks, kv=kv):
         _move_along(workspace, skill, path)  # else nothing is written: the library may be read-only
@@ -464,6 +498,46 @@ def compile_to_library(
         if why:
             raise TakenError(why, Help.OTHER_NAME_OR_FORCE())
         return _compile_to(workspace, skill, path, force, progress, measure, blocks, kv, begins=not force)
+
+
+def meant(
+    workspace: Workspace,
+    skill: Skill,
+    say: Say | None = None,
+    output: Path | None = None,
+    *,
+    force: bool = False,
+) -> Skill:
+    """The skill with the images that its text refers to in their places, where the model sees; else the text as it is.
+
+    What was compiled with images (in the library, or at `output`) is not compiled without them but by `force`: who
+    forgets to name the projector loses nothing. `say` is told what is left as text, and why. Raise ImageError for a
+    file that is no image, or is refused.
+    """
+    if not skill.links:
+        return skill
+    name = files_of(skill.source)[0] if files_of(skill.source) else skill.name
+    if not workspace.sees and (
+        force or not _has_images(output or workspace.library.path(skill.name, workspace.identity))
+    ):
+        files = [link for link in skill.links if not link.address]
+        if say and files:
+            remedy = None if all(link.why for link in files) else Help.NAME_PROJECTOR(model=workspace.model.name)
+            targets = listed([link.target[:200] for link in files], most=3)
+            say(Notice(f"warning: {name} shows {targets}: that is compiled as the text it is", remedy))
+        return replace(skill, links=())
+    for link in skill.links:
+        if say and link.why:
+            say(Notice(f"warning: {name} shows {link.target[:200]}, which is compiled as the text it is: {link.why}"))
+    return with_images(skill)
+
+
+def _has_images(path: Path) -> bool:
+    """Whether a segment there was compiled with images."""
+    try:
+        return path.exists() and bool(peek(path).media)
+    except SegmentError:
+        return False
 
 
 def _compile_to(
@@ -485,7 +559,7 @@ def _compile_to(
     if not reasons:
         return _up_to_date(path)
     known = None if force else _known(path)
-    kv = kv or ("f16" if skill.picture else _kept(path))
+    kv = kv or ("f16" if skill.pictures else _kept(path))
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
     if begins and (part := begun.kept(path)) is not None:
@@ -615,12 +689,19 @@ def stale(
         info = peek(path)
     except DamagedError as error:
         return [error.what]
-    here = skill.picture is not None and workspace.sees
-    # Without a projector an image is what it was, if its bytes are.
-    tokens = info.tokens if skill.picture and not here and info.text == skill.text else workspace.tokens_of(skill)
-    found = ["the projector, or its limits, have changed"] if here and info.projector != workspace.projector else []
+    skill = meant(workspace, skill, output=path)
+    here = bool(skill.pictures) and workspace.sees
+    # Without a projector images are what they were, if their bytes are.
+    places = [(one.start, one.end) for one in info.pictures]
+    same = info.text == skill.text and places == [(one.start, one.end) for one in skill.pictures]
+    tokens = info.tokens if skill.pictures and not here and same else workspace.tokens_of(skill)
+    found = []
+    if here and info.projector != workspace.projector:
+        found.append(
+            "the projector, or its limits, have changed" if info.media else "an image in it was text until now"
+        )
     _ = workspace.identity  # and with it whether a state is carried
-    if info.pinned and not info.carried and not skill.picture and captured(workspace.context, len(tokens)):
+    if info.pinned and not info.carried and not skill.pictures and captured(workspace.context, len(tokens)):
         found.append(UNCAPTURED)
     return found + changes(
         info,

@@ -20,7 +20,8 @@ from notes_cli.library.digest import known_sha256
 from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.library.store import Entry, Library, source_text
 from notes_cli.text.names import files_of
-from notes_cli.text.skill import Field, Skill, load_source
+from notes_cli.text.pictures import Shown
+from notes_cli.text.skill import Field, Skill, load_source, with_images
 from notes_cli.text.toolset import ToolSet, load_tools
 
 CARRIED = 16  # tokens of a skill from which on some are always left between those that are decoded anyway
@@ -62,7 +63,7 @@ def reasons(
     if weights is not None and weights not in here:
         made = f"{info.identity.model} {info.identity.quantization}"
         found.append(Reason(Stale.MODEL, f"it was compiled for {made}, not for the model in use"))
-    if profiles is not None and info.fields and not info.influence and wants_influence(profiles, info.identity):
+    if profiles is not None and _measurable(info) and not info.influence and wants_influence(profiles, info.identity):
         what = "the profile of its model edits fields by their influence, which has not been measured"
         found.append(Reason(Stale.PROFILE, what))
     uncaptured = info.states and not info.carried and len(info.tokens) >= CARRIED
@@ -70,6 +71,11 @@ def reasons(
         what = "the profile of its model carries recurrent states through skills, which has not been captured"
         found.append(Reason(Stale.PROFILE, what))
     return found
+
+
+def _measurable(info: SegmentInfo) -> bool:
+    """Whether it has fields whose influence can be measured."""
+    return bool(info.fields) and not info.media
 
 
 def text_changed(info: SegmentInfo) -> Reason | None:
@@ -94,10 +100,14 @@ def text_changed(info: SegmentInfo) -> Reason | None:
         return Reason(Stale.TEXT, f"the file has changed: {source}") if info.stamp else None
     try:
         skill = load_source(info.source, info.name)
+        skill = with_images(skill) if info.media else skill
     except SkillError as error:
         return Reason(Stale.TEXT, f"its file cannot be compiled any more: {error.what}")
-    if skill.text != info.text:
-        return Reason(Stale.TEXT, f"the text has changed: {source}")
+    if skill.text != info.text or [one[:2] for one in info.pictures] != [
+        (one.start, one.end) for one in skill.pictures
+    ]:
+        what = "the text, or an image in it," if info.media else "the text"
+        return Reason(Stale.TEXT, f"{what} has changed: {source}")
     if [(span.name, span.value, span.start, span.end) for span in info.fields] != list(skill.fields):
         return Reason(Stale.TEXT, f"the fields have changed: {source}")
     if skill.description != info.description:
@@ -136,9 +146,12 @@ def again(info: SegmentInfo, name: str | None = None) -> Skill:
     another model's template tells of them in another way."""
     if info.tools:
         raise SkillError(f"{info.name} holds tools as one model's template tells of them", "Compile their file again")
-    picture = read_picture(open_stored(info.path).picture, source_text(info.source)) if info.media else None
+    files = open_stored(info.path).pictures if info.media else ()
+    pictures = tuple(Shown(one.start, one.end, read_picture(one.data, source_text(info.source))) for one in files)
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
-    return Skill(name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp, picture=picture)
+    return Skill(
+        name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp, pictures=pictures
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from notes_cli.images import read_picture
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.runtime.compiling import compile_to_library, pinned, taken
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Field, Skill
 
 SAMPLES = 64  # tokens that are computed again
@@ -67,13 +68,13 @@ def import_segment(
     if segment.tools:
         raise SegmentError(f"{source} holds tools as one model's template tells of them", "Compile their file")
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
-    picture = read_picture(segment.picture, str(source)) if segment.media else None
-    skill = Skill(name or segment.name, segment.description, segment.text, fields, "", picture=picture)
-    if picture is None or workspace.sees:
+    pictures = tuple(Shown(one.start, one.end, read_picture(one.data, str(source))) for one in segment.pictures)
+    skill = Skill(name or segment.name, segment.description, segment.text, fields, "", pictures=pictures)
+    if not segment.media or workspace.sees:
         workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     why = differences(workspace, segment)
     if not why and not trust:
-        why = ["rows of an image cannot be checked one by one"] if picture else _uncheckable(workspace)
+        why = ["rows of an image cannot be checked one by one"] if segment.media else _uncheckable(workspace)
     if why:
         made = compile_to_library(
             workspace, skill, force=force, progress=progress, blocks=len(segment.blocks) or 1, kv=segment.kv, say=say
@@ -98,7 +99,7 @@ def import_segment(
             raise TakenError(taken_by, Help.OTHER_NAME_OR_FORCE())
         if not force and _there(path, segment):
             return Imported(skill.name, path, len(segment), "kept")
-        spans = () if picture else field_spans(workspace.model, skill, segment.tokens)
+        spans = () if segment.media else field_spans(workspace.model, skill, segment.tokens)
         influence = segment.influence if trust else {}
         own = replace(segment, name=skill.name, fields=spans, influence=influence, source="", stamp=())
         write_segment(path, own, writer=f"notes {notes_cli.__version__}")

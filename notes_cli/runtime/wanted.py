@@ -129,4 +129,8 @@ def shape(wanted: Wanted, library: Library, identity: Identity, profiles: Profil
     info = mine or wanted.latest
     influence = info.influence or wants_influence(profiles, identity)
     fields = wanted.skill.fields if isinstance(wanted.skill, Skill) else ()
-    return Shape(None if mine else len(info.blocks) or 1, bool(influence and fields), None if mine else info.kv)
+    return Shape(
+        None if mine else len(info.blocks) or 1,
+        bool(influence and fields and not info.media),
+        None if mine else info.kv,
+    )

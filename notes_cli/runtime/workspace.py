@@ -34,6 +34,7 @@ from notes_cli.library.renderings import Renderings
 from notes_cli.library.rotations import keep_check, load_checks
 from notes_cli.library.store import Store
 from notes_cli.runtime.naming import library as own_library
+from notes_cli.text.pictures import Shown
 from notes_cli.text.prompt import Chunk, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
 from notes_cli.text.rendering import start_rendering
@@ -352,15 +353,36 @@ class Workspace:
             raise _changed(source.path)
         return f"{digest} {self.eye.settings}"
 
+    def stretches(self, skill: Skill, *, dry: bool = True) -> list[tuple[int, int, Seen]]:
+        """The texts of a skill and the images among them, each with its characters [start, end): each text tokenised
+        apart, each image looked at, or (`dry`) how many rows it would take."""
+        from notes_cli.engine.eye import words
+
+        found: list[tuple[int, int, Seen]] = []
+        at = 0
+        for one in (*skill.pictures, None):
+            end = one.start if one else len(skill.text)
+            if at < end:
+                found.append((at, end, words(self.model.tokenize(skill.text[at:end]))))
+            if one:
+                found.append((one.start, one.end, (self.eye.plan if dry else self.eye.see)(one.picture)))
+                at = one.end
+        return found
+
     def look(self, segment: Segment, *, dry: bool = False) -> Seen:
-        """The image of a segment, looked at again. `dry`: how many rows it would take."""
-        if not segment.picture:
+        """A segment with images, these looked at again. `dry`: how many rows they would take."""
+        from notes_cli.engine.eye import joined
+
+        if not segment.pictures:
             raise SegmentError(f"{segment.name} holds no image to look at again", self.compile_again(segment.name))
-        picture = read_picture(segment.picture, segment.name)
-        if segment.projector != self.projector or not np.array_equal(self.eye.plan(picture).tokens, segment.tokens):
+        pictures = [Shown(one.start, one.end, read_picture(one.data, segment.name)) for one in segment.pictures]
+        skill = Skill(segment.name, "", segment.text, (), "", pictures=tuple(pictures))
+        same = segment.projector == self.projector
+        seen = joined([part for *_, part in self.stretches(skill)]) if same else None
+        if seen is None or not np.array_equal(seen.tokens, segment.tokens) or seen.media != segment.media:
             what = f"{segment.name} was compiled with another projector than {self.eye.path}, or with other limits"
             raise SegmentError(what, self.compile_again(segment.name))
-        return self.eye.plan(picture) if dry else self.eye.see(picture)
+        return seen if dry else joined([part for *_, part in self.stretches(skill, dry=False)])
 
     def _hash(self) -> str:
         memory = self.paths.models / "digests.json"
@@ -459,9 +481,9 @@ class Workspace:
         return self.model.tokenize_runs(chunk.runs)
 
     def tokens_of(self, skill: Skill) -> Tokens:
-        """Tokens of a skill that is to be compiled; of an image those that mark it, and one for each row."""
-        if skill.picture:
-            return self.eye.plan(skill.picture).tokens
+        """Tokens of a skill that is to be compiled; of its images those that mark them, and one for each row."""
+        if skill.pictures:
+            return np.concatenate([part.tokens for *_, part in self.stretches(skill)])
         return self.model.tokenize_runs(skill.runs) if skill.runs else self.model.tokenize(skill.text)
 
     def opened(self, tokens: Tokens) -> Tokens:

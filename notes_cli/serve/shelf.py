@@ -23,7 +23,7 @@ from notes_cli.runtime.compiling import compile_skill, compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
-from notes_cli.text.skill import Skill
+from notes_cli.text.skill import image_skill
 
 SHORTEST = 64  # characters of a text that is looked for in messages: others cost less than looking
 OPEN = 32  # segments that are kept open beside those that somebody has: each takes a file descriptor
@@ -82,11 +82,11 @@ class Shelf:
         if not private:
             projector = workspace.projector if workspace.sees else None
             for info in self.known():
-                same = info.media and info.text == picture.text and projector in (None, info.projector)
+                same = info.pictures and info.text == picture.text and projector in (None, info.projector)
                 if same and (segment := self.opened(info)) is not None:
                     return segment
         name = f"image-{picture.sha256[:16]}"
-        skill = Skill(name, "", picture.text, (), "", picture=picture)
+        skill = image_skill(picture, name)
         if private:
             return compile_skill(workspace, skill)
         try:

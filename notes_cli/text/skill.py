@@ -19,6 +19,7 @@ from notes_cli.images import SUFFIXES, Picture, looks_like_image, read_picture
 from notes_cli.text import names
 from notes_cli.text.fields import Field, Hole, clean_value, fences, fill, find_fields, within
 from notes_cli.text.keys import FIELD_NAME, field_name, is_name, listed
+from notes_cli.text.pictures import Link, Shown, find_images, load_images
 
 MAX_BYTES = 64 << 20  # far more than any context holds; a model file given by mistake is refused, not read
 MAX_HEADER = 64 << 10  # characters of front matter, because reading YAML is slow
@@ -37,6 +38,7 @@ LINK = re.compile(
 __all__ = [
     "Field",
     "Skill",
+    "image_skill",
     "joined",
     "linked_files",
     "load_skill",
@@ -46,6 +48,7 @@ __all__ = [
     "skill_file",
     "skill_sources",
     "stamp_of",
+    "with_images",
     "with_values",
 ]
 
@@ -64,7 +67,16 @@ class Skill:
     runs: tuple[tuple[str, bool], ...] = ()
     # What of the file does not stay if it changes (stamp_of), as it was when the text was read; empty: not known.
     stamp: tuple[int, ...] = field(default=(), compare=False)
-    picture: Picture | None = None  # an image, for which `text` stands: equal texts are equal bytes
+    # Images that the text refers to; none of them has been looked at (`with_images`).
+    links: tuple[Link, ...] = ()
+    # Images in the place of what stands for them in the text: equal texts are equal bytes.
+    pictures: tuple[Shown, ...] = ()
+
+    @property
+    def picture(self) -> Picture | None:
+        """The image that all of it is, None of a text."""
+        whole = self.pictures and (self.pictures[0].start, self.pictures[0].end) == (0, len(self.text))
+        return self.pictures[0].picture if whole else None
 
     @property
     def values(self) -> dict[str, str]:
@@ -103,7 +115,10 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     if folder and not name and skill.name != folder:
         warning = f"{path}: the name {skill.name!r} differs from its folder {folder!r}"
         skill = replace(skill, warnings=(*skill.warnings, warning))
-    linked = linked_files(skill.text, path.parent)
+    links = find_images(skill.text, path.parent)
+    skill = replace(skill, links=links)
+    shown = {link.target for link in links}  # of these is told where it is known whether the model sees
+    linked = [target for target in linked_files(skill.text, path.parent) if target not in shown]
     if linked:
         warning = f"{path} links to {listed(linked, most=3)}: linked files are not compiled with it"
         skill = replace(skill, warnings=(*skill.warnings, warning))
@@ -112,8 +127,40 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
 
 def _of_image(data: bytes, source: str, name: str) -> Skill:
     """A skill that is an image."""
-    picture = read_picture(data, source)
-    return Skill(_called(name, source), "", picture.text, (), source, picture=picture)
+    return image_skill(read_picture(data, source), _called(name, source), source)
+
+
+def image_skill(picture: Picture, name: str, source: str = "") -> Skill:
+    """A skill that is an image, by a name that is one."""
+    return Skill(name, "", picture.text, (), source, pictures=(Shown(0, len(picture.text), picture),))
+
+
+def with_images(skill: Skill) -> Skill:
+    """The skill with the images that its text refers to in their places; what stands for each names its bytes.
+
+    A field whose value would be in such a place is none. Raise ImageError for a file that is no image, or is refused.
+    """
+    if not skill.links:
+        return skill
+    taken = [link for link in skill.links if not link.why]
+    text, fields, shown = "", list[Field](), list[Shown]()
+    at = 0
+
+    def told(end: int) -> None:
+        nonlocal text
+        by = len(text) - at
+        inside = (one for one in skill.fields if at <= one.start and one.end <= end)
+        fields.extend(one._replace(start=one.start + by, end=one.end + by) for one in inside)
+        text += skill.text[at:end]
+
+    for link, picture in zip(taken, load_images(taken), strict=True):
+        told(link.start)
+        shown.append(Shown(len(text), len(text) + len(picture.text), picture))
+        text += picture.text
+        at = link.end
+    told(len(skill.text))
+    # No stamp: the text's own file does not tell whether one of the images has changed.
+    return replace(skill, text=text, fields=tuple(fields), links=(), pictures=tuple(shown), stamp=())
 
 
 def joined(skills: Sequence[Skill], name: str) -> Skill:
@@ -129,10 +176,11 @@ def joined(skills: Sequence[Skill], name: str) -> Skill:
         for key, value in skill.values.items():
             values.setdefault(key, set()).add(value)
     several = sorted(one for one, found in values.items() if len(found) > 1)
-    text, fields = "", []
+    text, fields, links = "", list[Field](), list[Link]()
     for skill in skills:
         text += "\n\n" if text else ""
         at = len(text)
+        links += [replace(link, start=link.start + at, end=link.end + at) for link in skill.links]
         fields += [
             one._replace(start=one.start + at, end=one.end + at) for one in skill.fields if one.name not in several
         ]
@@ -151,6 +199,7 @@ def joined(skills: Sequence[Skill], name: str) -> Skill:
         tuple(fields),
         "-" if any(source in ("", "-") for source in sources) else names.BETWEEN.join(sources),
         (*(warning for skill in skills for warning in skill.warnings), *warnings),
+        links=tuple(links),
     )
 
 

@@ -62,6 +62,35 @@ def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path:
     assert plan.code == 0 and plan.out.count("spliced") >= 2
 
 
+def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
+    """`notes compile` looks at the images of a text, says what it leaves as text, and `notes ls` tells when a picture
+    has changed; asked about, it decides as decoded; the blind model takes the text as it is."""
+    text = tmp_path / "report.md"
+    text.write_text("Read this.\n\n![a photo](photo.png)\n\nday: four\n\n![gone](gone.png)")
+    outcome = notes("compile", text, *SEES)
+    assert outcome.code == 0 and "report: " in outcome.err and ", an image in it, day (new)" in outcome.err
+    assert "report.md shows gone.png, which is compiled as the text it is: there is no such file" in outcome.err
+    question = "What shape is at the top left?"
+    spliced = notes("ask", question, "--splice", "report", "--json", *SEES).json
+    decoded = notes("ask", question, "--splice", "report", "--no-splice", "--json", *SEES).json
+    assert spliced["answer"] == decoded["answer"] != "" and spliced["tokens"]["total"] == decoded["tokens"]["total"]
+    assert spliced["tokens"]["spliced"] > 18 and decoded["tokens"]["spliced"] == 0
+    corrected = notes(
+        "ask", question, "--splice", "report", "--erratum", "day=five", "--explain", "-s", "Brief.", *SEES
+    )
+    assert corrected.code == 0 and "seam" in corrected.out and "erratum" in corrected.out
+    assert notes("ls", "--json").json[0]["stale"] == []
+    photo.write_bytes(image_bytes(48, 48, seed=2))
+    assert notes("ls", "--json").json[0]["stale"] != []
+    assert notes("compile", "--stale", *SEES).out.strip() and "stale" not in notes("ls").out
+    blind = notes("compile", text, "--name", "words", "-m", config.shipped_model(), "-t", "1")
+    assert blind.code == 0 and "shows photo.png, gone.png: that is compiled as the text it is" in blind.err
+    assert "--mmproj FILE" in blind.err
+    photo.write_bytes(b"no picture")
+    broken = notes("compile", text, *SEES)
+    assert broken.code == 1 and "photo.png is no image that can be read" in broken.err and broken.out == ""
+
+
 def test_a_folder_of_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
     """Each of them; one that is broken does not stop the rest, and the exit status is 1."""
     folder = tmp_path / "photos"

@@ -13,7 +13,7 @@ from projectors import image_bytes, write_projector
 from reference import decode, nmse
 
 from notes_cli.engine.context import Context, ContextOptions
-from notes_cli.engine.eye import Eye, Seen
+from notes_cli.engine.eye import Eye, Seen, joined, words
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
@@ -172,6 +172,66 @@ def segment(notebook: Notebook, seen: Seen, name: str = "photo") -> Segment:
     identity = Identity("tiny", "tiny", "F32", "", "", "", "f32/f32", "")
     nothing = np.zeros(0, np.int32)
     return Segment(*(name, "", "image", seen.tokens, 0, nothing, (), identity, rows), media=seen.media, axes=seen.axes)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+@pytest.mark.parametrize(
+    ("name", "projector"),
+    [
+        ("qwen2vl-dense", "qwen2vl_merger"),
+        ("qwen3vl-dense", "qwen3vl_merger"),
+        ("llama-dense", "mlp"),
+        ("gemma3-dense", "gemma3"),
+    ],
+)
+def test_a_text_with_images_in_it_moves_as_one(
+    sight: Callable[..., Sight], name: str, projector: str, kind: str
+) -> None:
+    """Text, image, image, text, image, text as one segment, spliced elsewhere: rows and logits are those of decoding
+    and showing them there one after the other; of the images in another order they are not."""
+    model, seen, other = sight(name, projector)
+    parts = [words(BEFORE), seen, other, words(AFTER), seen, words(AFTER)]
+    whole, swapped = joined(parts), joined([parts[0], other, seen, *parts[3:]])
+    assert (whole.tokens == swapped.tokens).all() and len(whole.media) == 3 * len(seen.media)
+    with context(model) as scratch, context(model, kind) as ours, context(model, kind) as stock:
+        with Notebook(scratch) as book:
+            one = segment(book, whole)
+        at = TARGET
+        for part in parts:
+            at = shown(stock, part, at)
+        assert at == TARGET + one.positions
+        logits = asked(stock, at)
+        ours.splice(0, TARGET, one.tokens, one.layers, 0, axes=one.axes)
+        assert nmse(asked(ours, at), logits) < BOUNDS[kind]
+
+        def rows(ctx: Context) -> tuple[LayerRows, ...]:
+            if one.axes is None:
+                return ctx.read(0, TARGET, len(one), base=0, dtype="f32")
+            found, axes = ctx.read_axes(0, TARGET, len(one), base=0, dtype="f32")
+            assert (axes == one.axes).all()
+            return found
+
+        assert distance(rows(ours), rows(stock)) < BOUNDS[kind]
+        with Notebook(scratch) as book:
+            wrong = segment(book, swapped)
+        ours.clear()
+        ours.splice(0, TARGET, wrong.tokens, wrong.layers, 0, axes=wrong.axes)
+        assert nmse(asked(ours, at), logits) > 5 * BOUNDS[kind]
+
+
+def shown(ctx: Context, part: Seen, at: int) -> int:
+    """Decode a text, or an image with the tokens that mark it, from a position on; returns the next position."""
+    done = 0
+    for image, rows in zip(part.media, part.rows, strict=True):
+        if done < image.first:
+            decode(ctx, part.tokens[done : image.first], at)
+        at += image.first - done
+        axes = None if part.axes is None else part.axes[image.first : image.last] - part.axes[image.first, 0]
+        ctx.show(0, at, rows, axes, whole=part.whole)
+        done, at = image.last, at + image.positions
+    if done < len(part.tokens):
+        decode(ctx, part.tokens[done:], at)
+    return at + len(part.tokens) - done
 
 
 @pytest.mark.parametrize(("name", "projector"), [("qwen2vl-dense", "qwen2vl_merger"), ("qwen2-dense", "mlp")])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.engine.segment import Q8_0, Media, Segment
+from notes_cli.engine.segment import Q8_0, Media, Pictured, Segment
 from notes_cli.errors import NewerError, SegmentError
 from notes_cli.library import container
 from notes_cli.library.container import open_segment, peek, write_segment
@@ -26,7 +26,9 @@ def photo(make_segment: MakeSegment) -> Segment:
     """One token, four rows of an image that take two positions, one token."""
     media = (Media(1, 5, 2, sha256(DATA).hexdigest(), 48, 24),)
     axes = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]], np.int32)
-    return make_segment(6, media=media, axes=axes, projector="ab max=4", picture=DATA, fields=(), text="image")
+    text = f"Look: image {sha256(DATA).hexdigest()}."
+    pictures = (Pictured(6, len(text) - 1, DATA),)
+    return make_segment(6, media=media, axes=axes, projector="ab max=4", pictures=pictures, fields=(), text=text)
 
 
 def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
@@ -34,8 +36,9 @@ def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
     write_segment(tmp_path / "photo.gguf", photo)
     found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
     assert found.media == photo.media and (found.axes == photo.axes).all() and found.axes.dtype == np.int32
-    assert (found.projector, found.picture) == (photo.projector, DATA)
-    assert (info.media, info.projector, info.picture) == (photo.media, photo.projector, True)
+    assert (found.projector, found.pictures) == (photo.projector, photo.pictures)
+    assert (info.media, info.projector) == (photo.media, photo.projector)
+    assert [info.text[one.start : one.end] for one in info.pictures] == [f"image {sha256(DATA).hexdigest()}"]
     assert found.positions == 4 and found.repairable == 1
 
 
@@ -57,8 +60,29 @@ def test_a_file_may_have_quantized_rows_and_an_image(tmp_path: Path, photo: Segm
     write_segment(tmp_path / "photo.gguf", replace(photo, layers=rows, kv="q8_0"))
     found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
     assert (found.kv, info.kv, info.dtype) == ("q8_0", "q8_0", "q8_0")
-    assert found.media == info.media == photo.media and found.picture == DATA
+    assert found.media == info.media == photo.media and found.pictures == photo.pictures
     assert all(one.k.dtype == one.v.dtype == Q8_0 for one in found.layers)
+
+
+def test_a_text_with_images_keeps_each_file_once(tmp_path: Path, photo: Segment) -> None:
+    """Three places, two files: the same picture is not written twice, and all come back where they were."""
+    files = DATA, b"another picture's", DATA
+    text, pictures, media = "", [], []
+    for number, data in enumerate(files):
+        text += "See "
+        digest = sha256(data).hexdigest()
+        pictures.append(Pictured(len(text), len(text) + 64, data))
+        text += digest + ". "
+        media.append(Media(2 * number, 2 * number + 1, 1, digest, 8, 8))
+    segment = replace(photo, text=text, pictures=tuple(pictures), media=tuple(media), axes=None)
+    write_segment(tmp_path / "photo.gguf", segment)
+    assert open_segment(tmp_path / "photo.gguf").pictures == segment.pictures
+    data = (tmp_path / "photo.gguf").read_bytes()
+    assert data.count(DATA) == data.count(files[1]) == 1
+    missing = replace(segment, pictures=(pictures[0], pictures[2]))
+    write_segment(tmp_path / "photo.gguf", missing)
+    with pytest.raises(SegmentError, match="does not hold the images that its rows are of"):
+        open_segment(tmp_path / "photo.gguf")
 
 
 def other(photo: Segment, place: tuple[int, int], by: int) -> np.ndarray:
@@ -80,7 +104,10 @@ WRONG = {
     "more positions than rows": lambda one: {"media": (replace(one.media[0], positions=5),)},
     "one inside another": lambda one: {"media": (one.media[0], replace(one.media[0], first=2))},
     "no digest": lambda one: {"media": (replace(one.media[0], sha256="12"),)},
-    "another image's bytes": lambda one: {"picture": DATA[:-1] + b"?"},
+    "another image's bytes": lambda one: {"pictures": (replace(one.pictures[0], data=DATA[:-1] + b"?"),)},
+    "a place beyond the text": lambda one: {"pictures": (replace(one.pictures[0], end=99),)},
+    "a place of other words": lambda one: {"pictures": (replace(one.pictures[0], start=0, end=5),)},
+    "two in one place": lambda one: {"pictures": one.pictures * 2},
     "bytes without an image": lambda one: {"media": (), "axes": None},
 }
 
@@ -99,4 +126,4 @@ def test_gguf_dump_reads_it(tmp_path: Path, photo: Segment) -> None:
     script = "from gguf.scripts.gguf_dump import main; main()"
     command = [sys.executable, "-c", script, str(tmp_path / "photo.gguf")]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert all(name in shown for name in ("notes.axes", "notes.picture", "notes.media", "notes.projector"))
+    assert all(name in shown for name in ("notes.axes", "notes.pictures", "notes.media", "notes.projector"))

@@ -14,15 +14,18 @@ from projectors import image_bytes, write_projector
 from reference import decode, nmse
 
 from notes_cli import config
+from notes_cli.editing.methods import Method
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.eye import Seen
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import EngineError, ModelError, SegmentError, SkillError
+from notes_cli.errors import EngineError, ModelError, Notice, SegmentError, SkillError, UnsupportedError
+from notes_cli.images import load_picture
 from notes_cli.library.container import open_segment, peek
 from notes_cli.runtime.asking import Answer, Request, ask, explain
 from notes_cli.runtime.assembling import Prompt, assemble, parse_errata, parts_of
 from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.compiling import compile_to_library, stale
+from notes_cli.runtime.freshness import reasons
 from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill
@@ -39,6 +42,20 @@ def photo(folder: Path, seed: int = 1, name: str = "photo", size: tuple[int, int
     path = folder / f"{name}.png"
     path.write_bytes(image_bytes(*size, seed=seed))
     return load_skill(path)
+
+
+TEXT = (
+    "Read this receipt:\n\n![receipt](one.png)\n\nshop: Ada\n\nAnd these shapes: ![shapes](<the second.png>), please."
+)
+
+
+def pictured(folder: Path, text: str = TEXT, name: str = "pictured") -> Skill:
+    """A text with two images in it."""
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "one.png").write_bytes(image_bytes(36, 60, seed=4))
+    (folder / name / "the second.png").write_bytes(image_bytes(48, 48, seed=5))
+    (folder / name / f"{name}.md").write_text(text)
+    return load_skill(folder / name / f"{name}.md")
 
 
 def compiled(workspace: Workspace, skill: Skill) -> Segment:
@@ -149,7 +166,7 @@ def test_what_cannot_be_spliced_is_looked_at_again(
         found = notebook.logits()
     assert np.allclose(found, logits(seeing, prompt, splice=False), atol=1e-5)
     with pytest.raises(SegmentError, match="holds no image"):
-        seeing.look(replace(image, picture=b""))
+        seeing.look(replace(image, pictures=()))
 
 
 def test_a_mark_in_the_words_of_a_user_is_words(seeing: Workspace) -> None:
@@ -163,7 +180,7 @@ def test_a_mark_in_the_words_of_a_user_is_words(seeing: Workspace) -> None:
 def test_an_image_has_no_blocks_and_joins_no_texts(seeing: Workspace, tmp_path: Path) -> None:
     """Refused with a reason, before anything is computed."""
     skill = photo(tmp_path)
-    with pytest.raises(SkillError, match="is an image, which has no blocks"):
+    with pytest.raises(SkillError, match="is an image, and is compiled in no blocks"):
         compile_to_library(seeing, skill, blocks=2)
     image = compiled(seeing, skill)
     with pytest.raises(EngineError, match="no part can be taken out"):
@@ -228,6 +245,94 @@ def test_many_questions_about_an_image(seeing: Workspace, tmp_path: Path) -> Non
     assert isinstance(refused, SkillError) and "is a text, and no image" in refused.what
 
 
+def test_a_text_with_images_is_one_skill(seeing: Workspace, tmp_path: Path) -> None:
+    """Its rows are those of the text and the images one after the other; where it was compiled they are exact, and what
+    is decoded instead is looked at again, from the bytes that it holds."""
+    skill = pictured(tmp_path)
+    segment = compiled(seeing, skill)
+    assert [one.positions < one.rows for one in segment.media] == [True, True]
+    assert [segment.text[one.start : one.end].split()[0] for one in segment.pictures] == ["image", "image"]
+    assert [(span.name, span.value) for span in segment.fields] == [("shop", "Ada")]
+    (span,) = segment.fields
+    assert seeing.model.text(segment.tokens[span.first : span.last]).strip() == "Ada"
+    shutil.rmtree(tmp_path / "pictured")
+    here = Prompt("What is the total?", [segment])
+    exact = logits(seeing, here, splice=False)
+    assert nmse(logits(seeing, here), exact) < 1e-5
+    with assemble(seeing, here, splice=False) as notebook:
+        notebook.logits()
+        (decoded,) = [piece for piece in notebook.pieces if piece.name == "pictured"]
+        assert decoded.how == "decoded" and decoded.tokens == len(segment)
+
+
+def test_another_picture_makes_the_text_another(seeing: Workspace, tmp_path: Path) -> None:
+    """Words, sizes and names the same: compiled again, and `notes ls` says so before."""
+    first = compile_to_library(seeing, pictured(tmp_path))
+    assert not compile_to_library(seeing, pictured(tmp_path)).reasons
+    (entry,) = seeing.library.entries("pictured")
+    assert entry.info and reasons(entry, [entry]) == []
+    before = open_segment(first.path)
+    (tmp_path / "pictured" / "one.png").write_bytes(image_bytes(36, 60, seed=6))
+    (reason,) = reasons(entry, [entry])
+    assert "the text, or an image in it, has changed" in reason.what
+    again = compile_to_library(seeing, load_skill(tmp_path / "pictured" / "pictured.md"))
+    after = open_segment(again.path)
+    assert again.reasons == ("the text has changed",) and (after.tokens == before.tokens).all()
+    assert any((a.v != b.v).any() for a, b in zip(before.layers, after.layers, strict=True))
+
+
+def test_without_a_projector_a_text_is_text(seeing: Workspace, tmp_path: Path) -> None:
+    """As ever, with a line that says so; but what was compiled with images is not replaced by a text unless forced."""
+    model = config.shipped_eye()[0]
+    said: list[Notice] = []
+    with Workspace(model, ContextOptions(n_ctx=512, n_threads=1)) as blind:
+        plain = compile_to_library(blind, pictured(tmp_path, name="plain"), say=said.append)
+        assert open_segment(plain.path).text == TEXT and not peek(plain.path).media
+        (notice,) = said
+        assert "plain.md shows one.png, the second.png: that is compiled as the text it is" in str(notice)
+        path = compile_to_library(seeing, pictured(tmp_path)).path
+        assert not compile_to_library(blind, pictured(tmp_path)).reasons  # the bytes are the same
+        with pytest.raises(ModelError, match="takes its projector"):
+            compile_to_library(blind, pictured(tmp_path, TEXT + " Now."))
+        assert peek(path).pictures
+        compile_to_library(blind, pictured(tmp_path), force=True)
+        assert not peek(path).pictures
+    found = compile_to_library(seeing, pictured(tmp_path, name="plain"))
+    assert found.reasons[0] == "an image in it was text until now" and len(peek(found.path).pictures) == 2
+
+
+def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: Path) -> None:
+    """Its fields are corrected by errata, which is what happens by itself; all else is refused, and says what to do."""
+    segment = compiled(seeing, pictured(tmp_path))
+    request = Request("What is the total?", [segment], values={"shop": "Ben"}, limit=2)
+    plan = explain(seeing, request)
+    assert [piece.kind for piece in plan.notebook.pieces if piece.kind in ("splice", "erratum")] == [
+        "splice",
+        "erratum",
+    ]
+    assert "no rows of such a one are edited" in str(plan.settings.why)
+    for name in ("field", "suffix", "block", "recompute", "field+erratum"):
+        with pytest.raises(UnsupportedError, match="has an image, and its fields cannot be edited by"):
+            ask(seeing, replace(request, method=Method.parse(name)))
+    assert ask(seeing, replace(request, values={}, errata=["shop=Ben"])).counts.spliced == len(segment)
+    with pytest.raises(SkillError, match="has an image, and is compiled in no blocks"):
+        compile_to_library(seeing, pictured(tmp_path), blocks=2)
+    with pytest.raises(UnsupportedError, match="influence of its fields cannot be measured"):
+        compile_to_library(seeing, pictured(tmp_path), measure=lambda done, of: None)
+
+
+def test_the_words_of_an_image_are_no_image(seeing: Workspace, tmp_path: Path) -> None:
+    """A text that spells what stands for an image, or marks of images, is a text, also beside an image."""
+    pictured(tmp_path)
+    words = load_picture(tmp_path / "pictured" / "one.png").text
+    (tmp_path / "words.md").write_text(f"{words} <__media__> <|vision_start|><|image_pad|>")
+    segment = compiled(seeing, load_skill(tmp_path / "words.md"))
+    assert not segment.media and not {3, 4, 5} & set(segment.tokens.tolist())
+    both = compiled(seeing, pictured(tmp_path, f"{words} <|vision_start|> ![it](one.png)", "both"))
+    assert len(both.media) == len(both.pictures) == 1 and both.pictures[0].start > len(words)
+    assert (both.tokens[: both.media[0].first] == 3).sum() == 1  # the mark before its rows
+
+
 def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segment], Seen]) -> Segment:
     """The segment computed anew with what it begins after, so that its first row is at a position."""
     scratch.clear()
@@ -263,6 +368,7 @@ def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path
         for name, text in (("note", "Answer in one word."), ("long", "A receipt has a day and a total. " * 4)):
             (tmp_path / f"{name}.txt").write_text(text)
             known.append(compiled(workspace, load_skill(tmp_path / f"{name}.txt")))
+        known.append(compiled(workspace, pictured(tmp_path)))
         wrong = []
         for _ in range(24):
             segments = chance.sample(known, chance.randint(1, 4))

@@ -219,7 +219,7 @@ def test_linked_files_are_said_to_be_left_out(tmp_path: Path) -> None:
         "```\n[code](c.md)\n```\n"
     )
     (warning,) = load_skill(write(tmp_path, "s/SKILL.md", text)).warnings
-    assert warning.endswith("links to references/a.md, b.md, p.png and 1 more: linked files are not compiled with it")
+    assert warning.endswith("links to references/a.md, b.md, scripts/run.py: linked files are not compiled with it")
     assert not load_skill(
         write(tmp_path, "t/SKILL.md", "---\ndescription: d\n---\n[x](https://x.org) a[1](2:3)")
     ).warnings
