@@ -218,10 +218,8 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
 
 def _of_a_server(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The document of an answer that a server gives; None where this process has to."""
-    if given["server"] == OFF or (given["images"] and given["server"] == AUTO):
+    if given["server"] == OFF:
         return None
-    if given["images"]:
-        raise click.UsageError("--image is looked at here, by no server: leave --server out")
     from notes_cli.commands.warm import ask_server
 
     return ask_server(call, started, given)

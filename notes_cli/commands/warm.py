@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -23,6 +24,7 @@ from notes_cli.commands.request import Call
 from notes_cli.engine.source import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.explaining import Room
+from notes_cli.images import MAX_BYTES
 from notes_cli.library.files import segment_files, skill_named
 from notes_cli.serve import wire
 from notes_cli.serve.client import Declined, Lost, ask
@@ -110,6 +112,32 @@ def _named(words: Words | None) -> Words | None:
     return {**words, "splice": [found[word] for word in words["splice"]], "decode": decode}
 
 
+def _sent(words: Words) -> list[dict[str, str]]:
+    """The images of a question: those of the library by their names, others with their bytes. Raise Declined for what
+    cannot be sent."""
+    if not words["images"]:
+        return []
+    known = {name for name, _ in segment_files(config.paths().library)}
+    found = []
+    for word in words["images"]:
+        name = skill_named(word, known)
+        path = Path(os.path.abspath(os.path.expanduser(word)))
+        if name is not None:
+            found.append({"name": name})
+            continue
+        if not path.is_file() or path.suffix.lower() == ".gguf":
+            raise Declined(f"{word} is no file of an image")
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise Declined(f"{word}: {reason(error)}") from error
+        if len(data) > MAX_BYTES:
+            raise Declined(f"{word} is larger than {MAX_BYTES >> 20} MiB")
+        found.append({"word": word, "path": str(path), "data": b64encode(data).decode()})
+    return found
+
+
 def _difference(server: Server, chosen: Chosen) -> str | None:
     """Why a server would not answer as this process does."""
     try:
@@ -134,8 +162,10 @@ def _stamp(path: Path) -> list[int]:
 
 def _answered(server: Server, chosen: Chosen, call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
     """What it answers. Raise Declined before anything was said, NotesError."""
-    words, following = _named(call.words), _named(call.following)
-    asked = {"words": words, "following": following, "session": call.session, "explain": call.explain}
+    images = _sent(call.words)
+    words, following = _named({**call.words, "images": ()}), _named(call.following and {**call.following, "images": ()})
+    asked: dict[str, Any] = {"words": words, "following": following, "session": call.session, "explain": call.explain}
+    asked |= {"images": images} if images else {}
     before = time.perf_counter() - started
     with Voices(call) as voices, ExitStack() as stack, closing(ask(server, asked)) as events:  # type: ignore[type-var]
         update = None

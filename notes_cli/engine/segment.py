@@ -281,6 +281,11 @@ class Segment(_Referable):
         return len(self) + sum(one.positions - one.rows for one in self.media)
 
     @property
+    def is_image(self) -> bool:
+        """Whether it is an image and nothing else."""
+        return bool(self.pictures) and (self.pictures[0].start, self.pictures[0].end) == (0, len(self.text))
+
+    @property
     def repairable(self) -> int:
         """How many of its first tokens may be decoded again: those before an image."""
         return self.media[0].first if self.media else len(self)

@@ -30,6 +30,7 @@ from notes_cli.runtime.assembling import (
     known_fields,
     meant,
     method_for,
+    no_image,
     open_segments,
     parse_errata,
     unseen,
@@ -245,8 +246,8 @@ class Draft:
 def settled(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Draft:
     """Open the skills and settle what holds."""
     grammar = held_to(workspace, request)
-    segments = named_apart(opened(workspace, (*request.splice, *request.images), listener, dry=dry))
-    check_images(segments[len(segments) - len(request.images) :])
+    skills = opened(workspace, request.splice, listener, dry=dry)
+    segments = named_apart([*skills, *opened(workspace, request.images, listener, image=True, dry=dry)])
     at = time.perf_counter()
     settings = settle(workspace, request, segments, listener)
     tell_meant(request, segments, listener)
@@ -260,19 +261,12 @@ def named_apart(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[
     named: list[Segment] = []
     for one in segments:
         name, number = one.name, 1
-        while one.media and name in seen:
+        while one.is_image and name in seen:
             number += 1
             name = f"{one.name}-{number}"
         seen.add(name)
         named.append(one if name == one.name else replace(one, name=name))
     return named
-
-
-def check_images(segments: Sequence[Segment]) -> None:
-    """Raise SkillError for what is to be shown as an image and is none."""
-    for one in segments:
-        if not one.media:
-            raise SkillError(f"{one.name} is a text, and no image", "Splice it instead")
 
 
 def held_to(workspace: Workspace, request: Request) -> str | None:
@@ -297,15 +291,21 @@ def check_usable(workspace: Workspace, grammar: str) -> None:
     Grammar(workspace.model, grammar).close()
 
 
-def opened(workspace: Workspace, wanted: Sequence[Wanted], listener: Listener, *, dry: bool = False) -> list[Segment]:
-    """A segment for each, in order; texts are compiled now (`dry`: they are not), and those at hand checked."""
+def opened(
+    workspace: Workspace, wanted: Sequence[Wanted], listener: Listener, *, image: bool = False, dry: bool = False
+) -> list[Segment]:
+    """A segment for each, in order; texts are compiled now (`dry`: they are not), and those at hand checked. `image`:
+    each must be an image. Raise SkillError for one that is none."""
     segments: list[Segment] = []
+    how = {"image": image, "dry": dry}
     for one in wanted:
         if isinstance(one, Segment):
             workspace.check(one)
             segments.append(one)
         else:
-            segments += open_segments(workspace, [os.fspath(one)], listener.notice, dry=dry, watch=listener.watch)
+            segments += open_segments(workspace, [os.fspath(one)], listener.notice, watch=listener.watch, **how)
+        if image and not segments[-1].is_image:
+            raise no_image(segments[-1].name)
     _ = workspace.context
     return segments
 

@@ -42,6 +42,7 @@ from notes_cli.text.references import ALL, Known, Reference
 
 if TYPE_CHECKING:
     from notes_cli.engine.eye import Seen
+    from notes_cli.text.skill import Skill
 
 _OPENING = Chunk("text")  # BOS
 
@@ -99,11 +100,18 @@ def unseen(
 
 
 def open_segments(
-    workspace: Workspace, words: Sequence[str], say: Say, *, dry: bool = False, watch: Watch = unseen
+    workspace: Workspace,
+    words: Sequence[str],
+    say: Say,
+    *,
+    image: bool = False,
+    dry: bool = False,
+    watch: Watch = unseen,
 ) -> list[Segment]:
     """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now.
 
-    `dry`: a text is not compiled; its segment has no rows. `watch` shows how far compiling has come.
+    `image`: each must be an image. `dry`: a text is not compiled; its segment has no rows. `watch` shows how far
+    compiling has come. Raise SkillError for what is no image and must be one.
     """
     segments = []
     for given in words:
@@ -116,21 +124,36 @@ def open_segments(
             assert target.path is not None
             segments.append(workspace.open(target.path))
         else:
-            segments.append(_open_text(workspace, given, say, watch, dry=dry))
+            segments.append(_open_text(workspace, given, say, watch, image=image, dry=dry))
     return segments
 
 
-def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, dry: bool) -> Segment:
-    """A text's segment: that of the library if it is up to date, else compiled now. It is kept where its name is free
-    and the library can be written to; what came from elsewhere is never replaced."""
-    from notes_cli.runtime.compiling import compile_skill, compile_to_library, meant, plan, stale, taken
+def no_image(name: str) -> SkillError:
+    """What to raise for what is to be shown as an image and is none."""
+    return SkillError(f"{name} is a text, and no image", "Splice it instead")
+
+
+def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
     from notes_cli.text.skill import load_skill
 
     if given == "-":
         raise NotesError("a skill cannot be spliced from standard input", Help.COMPILE())
     skill = load_skill(given)
+    if image and not skill.picture:
+        raise no_image(skill.name)
     for warning in skill.warnings:
         say(Notice(f"warning: {warning}"))
+    return open_skill(workspace, skill, given, say, watch, dry=dry)
+
+
+def open_skill(
+    workspace: Workspace, skill: Skill, given: str, say: Say, watch: Watch = unseen, *, dry: bool = False
+) -> Segment:
+    """A text's or an image's segment: that of the library if it is up to date, else compiled now. It is kept where its
+    name is free and the library can be written to; what came from elsewhere is never replaced. `given`: what the user
+    calls it."""
+    from notes_cli.runtime.compiling import compile_skill, compile_to_library, meant, plan, stale, taken
+
     skill = meant(workspace, skill, say)
     why = taken(workspace, skill)
     if why and skill.picture:  # pictures of one name are many: this one has a name of its own

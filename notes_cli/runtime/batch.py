@@ -29,7 +29,6 @@ from notes_cli.runtime.asking import (
     Settings,
     Wanted,
     answering,
-    check_images,
     held_to,
     named_apart,
     opened,
@@ -298,8 +297,9 @@ class _Batch:
             self._stems[key] = self._stems.pop(key)
             return self._stems[key]
         wanted = (*request.splice, *request.images)
-        segments = named_apart(segment for word in wanted for segment in self._opened(word))
-        check_images(segments[len(segments) - len(request.images) :])
+        skills = [segment for word in request.splice for segment in self._opened(word)]
+        images = [segment for word in request.images for segment in self._opened(word, image=True)]
+        segments = named_apart([*skills, *images])
         settings = settle(self._workspace, request, segments, self._listener)
         tell_meant(request, segments, self._listener)
         stem = _Stem(wanted, segments, settings, prompt_of(request, settings, segments))
@@ -311,13 +311,13 @@ class _Batch:
         self._segments = {word: found for word, found in self._segments.items() if word in words}
         return stem
 
-    def _opened(self, word: Wanted) -> list[Segment]:
+    def _opened(self, word: Wanted, *, image: bool = False) -> list[Segment]:
         """The segment, which another stem may have opened already."""
         if not isinstance(word, str):
-            return opened(self._workspace, [word], self._listener)
-        if word not in self._segments:
-            self._segments[word] = opened(self._workspace, [word], self._listener)
-        return self._segments[word]
+            return opened(self._workspace, [word], self._listener, image=image)
+        found = self._segments.get(word) or opened(self._workspace, [word], self._listener, image=image)
+        self._segments[word] = found
+        return found if not image else opened(self._workspace, found, self._listener, image=True)
 
 
 def _key(request: Request) -> object:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,7 +54,8 @@ def _response(connection: HTTPConnection, server: Server, asked: Mapping[str, An
     connection.connect()
     sock = connection.sock
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.token}"}
-    connection.request("POST", ASK, json.dumps(asked), headers)
+    with suppress(BrokenPipeError, ConnectionResetError):  # of a request that is too large, it answers half of it
+        connection.request("POST", ASK, json.dumps(asked), headers)
     response = connection.getresponse()
     sock.settimeout(SILENT)
     if response.status != 200:

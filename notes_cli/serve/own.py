@@ -6,9 +6,11 @@ and nothing gone on from that another request has left. What is told on the way 
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from notes_cli.engine.decision import variants_of
@@ -16,9 +18,10 @@ from notes_cli.engine.loop import Task, one_by_one
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, NotesError, reason
+from notes_cli.errors import Help, NotesError, Say, reason
 from notes_cli.explaining import Room as Cut
 from notes_cli.explaining import plan_as_json, turn_as_json
+from notes_cli.images import SUFFIXES, looks_like_image
 from notes_cli.runtime.asking import (
     ENDLESS,
     Answer,
@@ -31,7 +34,7 @@ from notes_cli.runtime.asking import (
     settled,
     tell_unspliced,
 )
-from notes_cli.runtime.assembling import Parts, assembling, cells_meanwhile, parts_of
+from notes_cli.runtime.assembling import Parts, assembling, cells_meanwhile, no_image, open_skill, parts_of
 from notes_cli.runtime.requests import Words, read_request
 from notes_cli.runtime.thinking import ROOM, Thought
 from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
@@ -45,6 +48,8 @@ from notes_cli.serve.tally import Tally
 from notes_cli.serve.turns import fault
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
+from notes_cli.text.names import name_of
+from notes_cli.text.skill import read_image
 
 LONG = 512  # tokens of a prompt of whose reading is told
 SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
@@ -60,6 +65,32 @@ class _Alone:
     request: Request
     draft: Draft
     parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """An image of a question: by its name in the library, or with its bytes. No file is opened here."""
+
+    word: str  # as it was typed
+    path: str
+    data: bytes | None
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> _Sent:
+        """Raise LookupError, TypeError or ValueError for what is none."""
+        if "name" in told:
+            return cls(str(told["name"]), "", None)
+        return cls(str(told["word"]), str(told["path"]), b64decode(told["data"], validate=True))
+
+    def segment(self, at: _At, say: Say, *, dry: bool) -> Segment:
+        """Compiled now if it is not yet, as `notes ask` by itself would. Raise NotesError."""
+        if self.data is None:
+            return at.shelf.segment(self.word)
+        path = Path(self.path)
+        if not looks_like_image(self.data) and path.suffix.lower() not in SUFFIXES:
+            raise no_image(name_of(path.stem))
+        skill = replace(read_image(self.data, self.word, path.stem), source=self.path)
+        return open_skill(at.workspace, skill, self.word, say, dry=dry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +130,18 @@ class Own:
     """One call of `notes ask`. `begin` may be called again and again, until there is room for it."""
 
     def __init__(self, asked: Mapping[str, Any], hear: Callable[[Json], object]) -> None:
-        """`asked`: `words` (runtime/requests.py) and those for a session that goes on, `following`; `session` and
-        `explain`. Raise Refused for anything else. `hear` is told, in the scheduler's thread."""
+        """`asked`: `words` (runtime/requests.py) and those for a session that goes on, `following`; `images`, by name
+        or with their bytes; `session` and `explain`. Raise Refused for anything else. `hear` is told, in the
+        scheduler's thread."""
         try:
             self.words: Words = asked["words"]
             self._following: Words | None = asked["following"]
             self._session: str | None = asked["session"]
             self._explain: bool = asked["explain"]
+            self._sent = [_Sent.read(one) for one in asked.get("images", ())]
+            self._images: list[Segment] | None = None
             self.formed = self.words["grammar"] is not None or self.words["json_schema"] is not None
-        except (LookupError, TypeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise Refused(400, f"these are no words of a question: {error!r}"[:200]) from None
         self._hear, self._waiting = hear, list[Json]()
         self._accepted, self._known = False, False
@@ -148,7 +182,7 @@ class Own:
 
     def _read(self, at: _At, words: Words) -> Request:
         """The request, with skills of the library. Raise Refused for another process's files, NotesError."""
-        request = read_request(words)
+        request = read_request({**words, "images": ()})
         self._known = True
         segments = []
         for word in words["splice"]:
@@ -156,7 +190,9 @@ class Own:
             if target.kind != "name":
                 raise Refused(400, f"{word} is no compiled skill, and files are for whoever asks")
             segments.append(at.shelf.segment(target.name))
-        return replace(request, splice=segments)
+        if self._images is None:
+            self._images = [one.segment(at, self._listener.notice, dry=self._explain) for one in self._sent]
+        return replace(request, splice=segments, images=self._images)
 
     # Without a session.
 
@@ -217,8 +253,8 @@ class Own:
             if stored.state.live:
                 if self._following is None:
                     self._accept()
-                    self._tell({"begun": True})
                     held.close()
+                    self._tell({"begun": True})
                     return _nothing()
                 request = self._read(at, self._following)
             told = _length(workspace, stored, request)
@@ -246,9 +282,9 @@ class Own:
         with held:
             try:
                 answer = yield from one_by_one(session.answering(request, self._listening(workspace), assembled))
-                self._document(at, request, answer, goes_on)
             except Exception as error:
                 raise _told(error, workspace) from error
+        self._document(at, request, answer, goes_on)  # who hears it may go on with the session
 
     # What both have.
 
@@ -307,7 +343,7 @@ def _length(workspace: Workspace, stored: SessionFolder, request: Request) -> in
     words = (request.question, request.system or "", *request.errata, *request.values.values())
     told = len(stored.state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in words)
     told += SENTENCE * (len(request.errata) + len(request.values) + len(stored.state.pending))
-    return told + sum(len(one) for one in request.splice if isinstance(one, Segment))
+    return told + sum(len(one) for one in (*request.splice, *request.images) if isinstance(one, Segment))
 
 
 def _nothing() -> Task[None]:

@@ -124,7 +124,8 @@ class Session:
         if request.results:
             self._check_results(request)
         grammar = held_to(self.workspace, request)
-        segments = opened(self.workspace, (*request.splice, *request.images), listener)
+        skills = opened(self.workspace, request.splice, listener)
+        segments = [*skills, *opened(self.workspace, request.images, listener, image=True)]
         self._check_images(segments)
         segments = named_apart(segments, [skill.name for skill in self.state.skills])
         at = perf_counter()

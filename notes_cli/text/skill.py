@@ -45,6 +45,7 @@ __all__ = [
     "load_source",
     "parse_skill",
     "read_card",
+    "read_image",
     "skill_file",
     "skill_sources",
     "stamp_of",
@@ -96,7 +97,7 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
             raise SkillError("nothing to read on standard input", "Pipe the text in, or name a file")
         data = stdin.read(MAX_BYTES + 1)
         if looks_like_image(data):
-            return _of_image(data, "-", name or "stdin")
+            return read_image(data, "-", name or "stdin")
         return parse_skill(_decode(data, "-"), source="-", default="stdin", name=name)
     path = skill_file(source)
     try:
@@ -108,7 +109,7 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     except OSError as error:
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
     if looks_like_image(data) or path.suffix.lower() in SUFFIXES:
-        return replace(_of_image(data, str(path), name or path.stem), stamp=stamp)
+        return replace(read_image(data, str(path), name or path.stem), stamp=stamp)
     folder = path.absolute().parent.name if path.name.lower() == "skill.md" else ""
     skill = parse_skill(_decode(data, str(path)), source=str(path), default=folder or path.stem, name=name)
     skill = replace(skill, stamp=stamp)
@@ -125,8 +126,8 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     return skill
 
 
-def _of_image(data: bytes, source: str, name: str) -> Skill:
-    """A skill that is an image."""
+def read_image(data: bytes, source: str, name: str) -> Skill:
+    """A skill that is the image in these bytes. Raise ImageError, and SkillError for a name that can be none."""
     return image_skill(read_picture(data, source), _called(name, source), source)
 
 
