@@ -13,6 +13,7 @@ from notes_cli.editing.change import Change, Stretch
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch, Range, disturbed, patched
 from notes_cli.engine.pieces import Reason
+from notes_cli.engine.places import taken_out
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
 
@@ -125,7 +126,8 @@ def decode_from(notebook: Notebook, patches: Sequence[Patch]) -> list[Range]:
     first, tokens = patches[0].first, patched(notebook.tokens.tolist(), patches)
     if notebook.context.model.recurrent:
         first = 0
-    if any(image.last > first for image in notebook.images):
+    out = taken_out(notebook.images, [patch.span for patch in patches])
+    if any(image.last > first and image not in out for image in notebook.images):
         raise UnsupportedError("an image follows the change, and its rows are not decoded again as tokens")
     notebook.truncate(first)
     notebook.append(tokens[first:], reason=Reason.AGAIN)

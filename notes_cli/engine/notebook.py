@@ -19,7 +19,7 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.decoding import decode
 from notes_cli.engine.patches import Patch, align, ascending, new_positions, patched, shifted
 from notes_cli.engine.pieces import How, Piece, Reason
-from notes_cli.engine.places import Image, check_words, images_of, length, position, row
+from notes_cli.engine.places import Image, check_words, images_of, length, position, row, taken_out
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
 from notes_cli.engine.sequences import Lease
@@ -36,11 +36,12 @@ Stopped = Literal["end", "limit", "context"]  # why an answer ends: by itself, c
 
 
 class _Tail(NamedTuple):
-    """Rows [start, end) of a notebook that are moved: the position of the first, and axes where images share them."""
+    """Rows [start, end) of a notebook that are moved: the positions of the first, and axes where images share them."""
 
     start: int
     end: int
     at: int
+    to: int
     rows: tuple[LayerRows, ...]
     axes: NDArray[np.int32] | None
 
@@ -415,28 +416,27 @@ class Notebook:
     def replace(self, patches: Sequence[Patch], also: Sequence[int] = ()) -> int:
         """Put other tokens in place of some, in one pass; returns how many were decoded.
 
-        Patches ascend. What follows one of another length is moved, its keys rotated. `also`: positions outside
-        of the patches whose rows are recomputed with them.
+        Patches ascend. What follows one of another length is moved, its keys rotated. An image gives way as a whole.
+        `also`: rows outside of the patches that are recomputed with them.
         """
         self.flush()
         inside = ascending([patch.span for patch in patches], len(self))
         if not patches or not inside or any(patch.first == patch.last for patch in patches):
             raise EngineError(f"changes must ascend inside of the notebook, which has {len(self)} tokens")
-        if self._images:
-            check_words(self._images, [*also, *(place for patch in patches for place in range(*patch.span))])
+        check_words(self._images, also)
+        out = taken_out(self._images, [patch.span for patch in patches])
         self._check_room(sum(patch.grows for patch in patches))
-        moves = any(patch.grows for patch in patches)
-        tails = self._tails(patches) if moves else []
+        moves = bool(out) or any(patch.grows for patch in patches)
         tokens, shift, new = patched(self._tokens, patches), shifted(patches), new_positions(patches)
         places = new | set(map(shift, also))
-        images = [
-            replace(one, first=shift(one.first), last=shift(one.first) + one.last - one.first) for one in self._images
-        ]
+        left = [one for one in self._images if one not in out]
+        images = [replace(one, first=shift(one.first), last=shift(one.first) + one.last - one.first) for one in left]
+        tails = self._tails(patches, images) if moves else []
         started = time.perf_counter()
         try:
             if moves and not self.dry:
                 # Rewriting fills gaps between rows: at position 0 the old one stays until then.
-                self._spread(max(patches[0].first, 1 if 0 in new else 0), tails, shift)
+                self._spread(max(patches[0].first, 1 if 0 in new else 0), tails)
             self._done = len(tokens) if self.dry else row(images, self.context.length(self.sequence))
             ready = sorted(place for place in places if place < self._done)
             if ready and not self.dry:  # the rest is at the end, and is decoded with what comes after it
@@ -462,28 +462,25 @@ class Notebook:
         again = sum(start <= place < end for place in places)
         return replace(piece, position=start).resized(end - start, piece.rewritten + again)
 
-    def _tails(self, patches: Sequence[Patch]) -> list[_Tail]:
-        """What follows each patch. Raise UnsupportedError if it cannot be moved."""
+    def _tails(self, patches: Sequence[Patch], images: Sequence[Image]) -> list[_Tail]:
+        """What follows each patch, with the `images` that are left. Raise UnsupportedError if it cannot be moved."""
         parts = [part for part in align(patches, len(self)) if not part.patch and part.before[0] >= patches[0].last]
+        found = []
         for part in parts:
-            (start, end), by = part.before, part.after[0] - part.before[0]
-            at = self.position(start)
-            reason = self.context.can_move(at, at + by, self.position(end) - at)
+            start, end = part.before
+            at, to = self.position(start), position(images, part.after[0])
+            reason = self.context.can_move(at, to, self.position(end) - at)
             if reason:
                 raise UnsupportedError(f"what follows the change cannot be moved: {reason}")
-        return [] if self.dry else [self._tail(*part.before) for part in parts]
+            found.append((start, end, at, to))
+        return [] if self.dry else [_Tail(*one, *self.read(*one[:2], self.context.lossless_type)) for one in found]
 
-    def _tail(self, start: int, end: int) -> _Tail:
-        """Rows [start, end), rotated as they are."""
-        return _Tail(start, end, self.position(start), *self.read(start, end, self.context.lossless_type))
-
-    def _spread(self, keep: int, tails: Sequence[_Tail], shift: Callable[[int], int]) -> None:
+    def _spread(self, keep: int, tails: Sequence[_Tail]) -> None:
         """Keep the first rows, put what follows each patch where it will be, and leave the rest vacant."""
         self.context.truncate(self.sequence, self.position(keep))
         for tail in tails:
             tokens = np.array(self._tokens[tail.start : tail.end], np.int32)
-            to = tail.at + shift(tail.start) - tail.start
-            self.context.splice(self.sequence, to, tokens, tail.rows, tail.at, axes=tail.axes)
+            self.context.splice(self.sequence, tail.to, tokens, tail.rows, tail.at, axes=tail.axes)
 
     def read(self, start: int, end: int, dtype: str) -> tuple[tuple[LayerRows, ...], NDArray[np.int32] | None]:
         """Rows [start, end), rotated as they are, and their positions on three axes where images share them."""

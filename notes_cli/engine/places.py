@@ -109,6 +109,16 @@ def check_cut(images: Sequence[Image], rows: Iterable[int]) -> None:
             )
 
 
+def taken_out(images: Sequence[Image], spans: Iterable[tuple[int, int]]) -> list[Image]:
+    """The images that are within one of these stretches of rows. Raise EngineError for a stretch that has a part of
+    one."""
+    found = []
+    for first, last in spans:
+        check_cut(images, (first, last))
+        found += [image for image in images if first <= image.first and image.last <= last]
+    return found
+
+
 def check_words(images: Sequence[Image], rows: Iterable[int]) -> None:
     """Raise EngineError if one of these rows is an image's: there is no token to decode again."""
     for one in rows:

@@ -132,10 +132,18 @@ class Editor:
         found = change(self._workspace.model, segment, {one.field: value})
         return _Changed(skill, segment, found) if found else None
 
+    def _pictured(self, one: Reference) -> bool:
+        """Whether the skill of a field has images among its rows."""
+        skill = next(skill for skill in self._state.skills if skill.name == one.skill)
+        first, last = skill.position, skill.position + skill.tokens
+        return any(first <= image.first < last for image in self._state.images)
+
     def _choose(self, one: Reference, value: str) -> tuple[Method, str]:
         """The method that holds for this model and this notebook, and why."""
         if one.key in self._state.stated:  # in the text a new value would precede it, and be contradicted
             return ERRATUM, f"{ERRATUM}: what one said of {one.key} follows the text"
+        if self._pictured(one):
+            return ERRATUM, f"{ERRATUM}: {one.skill} has an image, and no rows of such a skill are edited"
         changed, found = self._changed(one, value), defaults(self._workspace)
         if changed is None:
             return ERRATUM, f"{ERRATUM}: the text says {one.key}={value} as it is, an erratum says otherwise"
@@ -150,6 +158,9 @@ class Editor:
 
     def _edit(self, one: Reference, value: str, method: Method, chosen: str) -> Edited:
         record = method.record
+        if record.edits_rows and self._pictured(one):
+            what = f"{one.skill} has an image, and its fields cannot be edited by {method.name}"
+            raise UnsupportedError(what, Help.OTHER_METHOD(method=ERRATUM))
         changed = self._changed(one, value) if record.edits_rows else None
         if record.edits_rows and not record.appends_erratum and not changed:
             what = f"the text says {one.key}={value} as it is, an erratum says otherwise"
@@ -178,10 +189,9 @@ class Editor:
     def _amend(self, changed: _Changed, method: Method) -> tuple[Sequence[Range], Prepared]:
         """Bring the change into the notebook; the positions of rows that are others now, and what it took to know."""
         segment, found, selects = changed.segment, changed.change, method.record.selects
-        if self._state.images:
-            raise UnsupportedError(
-                "the session has images, and rows beside them are not edited yet", instead(session=True)
-            )
+        if self._state.images and selects and selects.needs_pass(segment):
+            what = f"the edit method {method} goes over rows by where they are, and the session has images"
+            raise UnsupportedError(what, instead(session=True))
         check(self._workspace.context, method, session=True)
         if method.record.in_place and any(patch.grows for patch in found.patches):
             check_moves(self._live, f"the edit method {method} is not possible", instead(session=True))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from notes_cli.editing.ways import decode_from
 from notes_cli.engine.patches import Patch, disturbed, shifted
 from notes_cli.engine.pieces import Reason
+from notes_cli.engine.places import taken_out
 from notes_cli.errors import Help, NotesError, SessionError, UnsupportedError
 from notes_cli.sessions.edits import as_lines, check_moves, moves, sentence
 from notes_cli.sessions.lines import Line
@@ -77,8 +78,6 @@ class Forgetter:
 
         Raise NotesError where that cannot be; then nothing is changed.
         """
-        if self._state.images:
-            raise SessionError(f"session {self._name} has images, and nothing of such a session can be taken out yet")
         if method not in METHODS:
             raise NotesError(f"no method {method!r} of forgetting", f"Choose {' or '.join(METHODS)}")
         if not names and (method == CUT or not self._state.traces):
@@ -90,6 +89,8 @@ class Forgetter:
         left = len(self._state.tokens) + sum(patch.grows for patch in plan.patches)
         if method == CUT:
             self._check_movable(plan.patches)
+        else:
+            self._check_decodable(plan.patches, first)
         new = sum(len(patch.tokens) for patch in plan.patches)
         found = Forgotten(
             plan.parts,
@@ -120,6 +121,13 @@ class Forgetter:
             raise UnsupportedError(f"what follows cannot be moved: {reason}", remedy)
         check_moves(self._live, "what follows cannot be moved", remedy)
 
+    def _check_decodable(self, patches: Sequence[Patch], first: int) -> None:
+        """Raise UnsupportedError where an image that is left would be decoded again: a session has its rows alone."""
+        out = taken_out(self._state.images, [patch.span for patch in patches])
+        if any(image.last > first and image not in out for image in self._state.images):
+            what = f"an image of session {self._name} follows, and its rows are not decoded again as tokens"
+            raise UnsupportedError(what, Help.OTHER_METHOD(method=CUT))
+
     def _make(self, plan: _Plan, found: Forgotten, first: int) -> None:
         """Change the notebook, and write down what is left of it."""
         new = sum(len(patch.tokens) for patch in plan.patches)
@@ -142,8 +150,10 @@ class Forgetter:
         rest = _as_line(replace(plan.rest, entries=entries))
         line = {"op": "forget", "method": found.method, "what": list(plan.parts.names), "rest": rest}
         if found.method == SUFFIX:
-            tokens = [int(token) for token in self._live.held.tokens]
-            self._live.rewrite({**line, "moves": done, "patches": as_lines([Patch(0, 0, tokens)])})
+            held = self._live.held
+            tokens = [int(token) for token in held.tokens]
+            images = {"images": [asdict(image) for image in held.images]} if held.images else {}
+            self._live.rewrite({**line, **images, "moves": done, "patches": as_lines([Patch(0, 0, tokens)])})
         else:
             places = disturbed(plan.patches, before)
             self._live.commit({**line, "moves": int(found.moved > 0), "patches": as_lines(plan.patches)}, places)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from notes_cli.engine.patches import patched, shifted
 from notes_cli.engine.pieces import Reason
-from notes_cli.engine.places import Image
+from notes_cli.engine.places import Image, taken_out
 from notes_cli.engine.segment import FieldSpan
+from notes_cli.errors import EngineError
 from notes_cli.sessions.lines import ROWS, Line, ids_of, number_of, patches_of, ranges_of, text_of
 from notes_cli.sessions.origin import Origin, as_line, origin_of
 from notes_cli.text.references import Known
@@ -233,6 +234,8 @@ class State:
         self.entries = [Entry.from_dict(piece) for piece in rest["pieces"]]
         if any(entry.end > len(self.tokens) or entry.turn > self.turns for entry in self.entries):
             raise ValueError("pieces")
+        for image in line.get("images", ()):  # where it is the first
+            self.images.append(_image(image, max([0, *(one.last for one in self.images)]), len(self.tokens)))
         self.skills = [SkillText.from_dict(skill) for skill in rest["skills"]]
         self.values = {key: text_of(rest["values"], key) for key in rest["values"]}
         self.pending = {key: text_of(rest["pending"], key) for key in rest["pending"]}
@@ -253,9 +256,11 @@ class State:
         for row, place in enumerate(changed):
             self.rows[place] = line["rows"], row
         self.entries = [_shifted(entry, shift) for entry in self.entries]
-        if any(patch.first < image.last and image.first < patch.last for patch in patches for image in self.images):
-            raise ValueError("images")
-        moved = [(image, shift(image.first) - image.first) for image in self.images]
+        try:
+            out = taken_out(self.images, [patch.span for patch in patches])
+        except EngineError as error:
+            raise ValueError("images") from error
+        moved = [(image, shift(image.first) - image.first) for image in self.images if image not in out]
         self.images = [replace(image, first=image.first + by, last=image.last + by) for image, by in moved]
         self.skills = [replace(skill, position=shift(skill.position)) for skill in self.skills]
         return changed[0] if changed else len(self.tokens)

@@ -235,6 +235,41 @@ def shown(ctx: Context, part: Seen, at: int) -> int:
 
 
 @pytest.mark.parametrize(("name", "projector"), [("qwen2vl-dense", "qwen2vl_merger"), ("qwen2-dense", "mlp")])
+@pytest.mark.parametrize("new", [(), (7,), tuple(range(2, 40))])
+def test_an_image_gives_way_as_a_whole(
+    sight: Callable[..., Sight], name: str, projector: str, new: tuple[int, ...]
+) -> None:
+    """Taken out, or replaced by fewer or more tokens, with the image after it moved by its positions: as if it had
+    never been there. A part of it is refused, and nothing changes."""
+    model, seen, other = sight(name, projector)
+    with context(model) as ctx, context(model) as fresh, context(model) as scratch:
+        with Notebook(scratch) as one:
+            first = segment(one, seen, "first")
+        with Notebook(scratch) as one:
+            second = segment(one, other, "second")
+        with Notebook(ctx) as book, Notebook(fresh) as wanted:
+            book.append(BEFORE)
+            book.splice(first)
+            book.splice(second)
+            start, end = len(BEFORE), len(BEFORE) + len(first)
+            image = book.images[0]
+            for part in ((image.first + 1, end), (start, image.last - 1), (image.first, image.first + 1)):
+                with pytest.raises(EngineError, match="inside of an image"):
+                    book.replace([Patch(*part, (1,))])
+            assert len(book) == end + len(second) and len(book.images) == 2 * len(seen.media)
+            book.replace([Patch(start, end, new)])
+            wanted.append([*BEFORE, *new])
+            wanted.splice(second)
+            assert (book.tokens == wanted.tokens).all() and book.images == wanted.images
+            (found, where), (exact, there) = (one.read(0, len(one), "f32") for one in (book, wanted))
+            assert distance(found, exact) < BOUNDS["f32"]
+            assert (where is None) == (there is None) and (where is None or (where == there).all())
+            for one in (book, wanted):
+                one.append(QUESTION)
+            assert nmse(book.logits(), wanted.logits()) < BOUNDS["f32"]
+
+
+@pytest.mark.parametrize(("name", "projector"), [("qwen2vl-dense", "qwen2vl_merger"), ("qwen2-dense", "mlp")])
 def test_a_notebook_with_images_goes_on_as_if_it_had_been_written_so(
     sight: Callable[..., Sight], name: str, projector: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,12 @@ from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.ledger import LedgerError, read_ledger
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import parse_skill
+
+FOUR = 'root ::= "four"'  # an answer that is the same after whatever was said
+
+
+def nmse(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.square(found - wanted).sum() / np.square(wanted).sum())
 
 
 @contextmanager
@@ -100,15 +107,130 @@ def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> N
         tokens = session.state.tokens
         assert session.edit("total", "17").method == "erratum"
         session.undo()
-        for method in ("field", "suffix"):
-            with pytest.raises(NotesError, match="the session has images"):
-                session.edit("total", "17", Method.parse(method))
-        with pytest.raises(SessionError, match="has images, and nothing of such a session can be taken out"):
-            session.forget(["1"])
+        with pytest.raises(NotesError, match="an image follows the change"):
+            session.edit("total", "17", Method.parse("suffix"))
+        with pytest.raises(NotesError, match="and the session has images"):
+            session.edit("total", "17", Method.parse("blend"))
         with pytest.raises(NotesError, match="which a prefill of its tokens cannot show"):
             verify_session(session, [])
-        assert session.state.tokens == tokens
         session.ask(Request("What is the day?", limit=2))
+        with pytest.raises(SessionError, match=r"turn 1 of session mine cannot be taken out"):
+            session.forget(["1"])  # the image is in the message of its question, which is the session's first
+        session.undo()
+        assert session.state.tokens == tokens
+
+
+@pytest.mark.parametrize("cache", ["f16", "f32"])
+@pytest.mark.parametrize("gone", [["2"], ["3"], ["2", "3"], ["4"]])
+def test_turns_around_images_are_taken_out(asked: list[Request], gone: list[str], cache: str) -> None:
+    """With the images in them, by cut: tokens, images and places are those of a session that never had them, and so are
+    the rows of images, which have seen nothing; what was written down puts back the same, and undo brings all back."""
+    asked = [replace(request, grammar=FOUR, limit=8) for request in asked]
+    left = [request for number, request in enumerate(asked, 1) if str(number) not in gone]
+    with seeing(cache) as workspace, held(workspace, "without") as without, held(workspace) as session:
+        for request in left:
+            without.ask(request)
+        for request in asked:
+            session.ask(request)
+        had = session.state.tokens, session.state.images
+        plan = session.forget(gone, dry=True)
+        found = session.forget(gone)
+        assert found == plan and found.tokens == len(session.state.tokens)
+        assert (session.state.tokens, session.state.images) == (without.state.tokens, without.state.images)
+        for mine, other in zip(session.state.images, without.state.images, strict=True):
+            rows = [one.notebook.read(im.first, im.last, "f32") for one, im in ((session, mine), (without, other))]
+            for one, wanted in zip(rows[0][0], rows[1][0], strict=True):
+                assert nmse(one.v, wanted.v) < 1e-9 and nmse(one.k, wanted.k) < (1e-5 if cache == "f16" else 1e-9)
+        logits = session.notebook.lookahead([7])[0]
+        state = session.state
+    with seeing(cache) as workspace, held(workspace) as session:
+        assert (session.state.tokens, session.state.images) == (state.tokens, state.images)
+        assert np.array_equal(session.notebook.lookahead([7])[0], logits)
+        session.ask(Request("What is the day?", limit=2))
+        session.undo()
+        session.undo()
+        assert (session.state.tokens, session.state.images) == had
+        session.notebook.lookahead([7])
+
+
+def test_what_follows_the_last_image_is_forgotten_for_good(asked: list[Request]) -> None:
+    """By suffix: as a session that never had it, images where they were, and nothing of the ledger tells of it; with
+    an image after it, refused."""
+    first, second, third = (replace(request, grammar=FOUR, limit=8) for request in asked[:3])
+    last = Request("How many shapes are there?", grammar=FOUR, limit=8)
+    with seeing("f32") as workspace, held(workspace) as session:
+        for request in (first, second, last):
+            session.ask(request)
+        session.forget(["2"], "suffix")
+        assert len(session.state.images) == 1 and "void" not in session.stored.ledger.read_text()
+        logits, state = session.notebook.lookahead([7])[0], session.state
+        with held(workspace, "fresh") as fresh:
+            fresh.ask(first)
+            fresh.ask(last)
+            assert (fresh.state.tokens, fresh.state.images) == (state.tokens, state.images)
+            assert nmse(logits, fresh.notebook.lookahead([7])[0]) < 1e-9
+    with seeing("f32") as workspace, held(workspace) as session:
+        assert session.state.tokens == state.tokens and session.state.images == state.images
+        assert np.array_equal(session.notebook.lookahead([7])[0], logits)
+        session.ask(third)
+        with pytest.raises(NotesError, match="an image of session mine follows"):
+            session.forget(["2"], "suffix")
+        session.forget(["3"], "suffix")  # the image goes with its turn
+        assert session.state.images == state.images
+
+
+def test_fields_beside_images_are_edited(asked: list[Request]) -> None:
+    """In the text before an image, in place, a longer value moves it along; after it, by decoding all of it: that is a
+    session with that value from the beginning."""
+    skill = parse_skill("The shop is open.\n\ntotal: 42\n\nBe kind.", source="note.txt", default="note")
+    with seeing("f32") as workspace, held(workspace) as session:
+        note = compile_skill(workspace, skill)
+        session.ask(Request("What is the total?", [note], images=asked[0].images, limit=2))
+        (image,), rows = session.state.images, session.notebook.read(*_span(session), "f32")[0]
+        session.edit("total", "one hundred and 17", Method.parse("field"))
+        (moved,) = session.state.images
+        assert moved.first > image.first and moved.last - moved.first == image.last - image.first
+        for one, before in zip(session.notebook.read(*_span(session), "f32")[0], rows, strict=True):
+            assert nmse(one.v, before.v) < 1e-12
+        state = session.state
+    with seeing("f32") as workspace, held(workspace) as session:
+        assert session.state.images == state.images
+        session.notebook.lookahead([7])
+    other = parse_skill("The shop is open.\n\ntotal: 17\n\nBe kind.", source="note.txt", default="note")
+    found, logits = [], []
+    for name, text in (("edited", skill), ("as-is", other)):
+        with seeing("f32") as workspace, held(workspace, name) as session:
+            session.ask(Request("What is the day?", images=asked[0].images, grammar=FOUR))
+            session.ask(Request("What is the total?", [compile_skill(workspace, text)], grammar=FOUR))
+            if name == "edited":
+                assert session.edit("total", "17", Method.parse("suffix")).method == "suffix"
+            found.append((session.state.tokens, session.state.images))
+            logits.append(session.notebook.lookahead([7])[0])
+    assert nmse(*logits) < 1e-2  # as-is was spliced there, and saw none of what precedes it
+    assert found[0] == found[1]
+
+
+def test_a_text_with_images_in_a_session(tmp_path: Path) -> None:
+    """It goes on as it was; its fields are corrected by errata, and edits of its rows are refused."""
+    (tmp_path / "photo.png").write_bytes(image_bytes(36, 60, seed=1))
+    (tmp_path / "report.md").write_text("Read this: ![receipt](photo.png)\n\nday: four")
+    with seeing() as workspace, held(workspace) as session:
+        session.ask(Request("What is the total?", [str(tmp_path / "report.md")], limit=2))
+        for method in ("field", "suffix", "selective"):
+            with pytest.raises(NotesError, match="report has an image, and its fields cannot be edited by"):
+                session.edit("day", "five", Method.parse(method))
+        edited = session.edit("day", "five")
+        assert edited.method == "erratum" and "has an image" in edited.chosen
+        logits = session.notebook.lookahead([7])[0]
+    with seeing() as workspace, held(workspace) as session:
+        assert np.array_equal(session.notebook.lookahead([7])[0], logits)
+        answer = session.ask(Request("What is the day?", limit=2))
+        assert any(piece.kind == "erratum" for piece in answer.pieces)
+
+
+def _span(session: Session) -> tuple[int, int]:
+    (image,) = session.state.images
+    return image.first, image.last
 
 
 def test_results_of_tools_come_without_images(asked: list[Request]) -> None:
