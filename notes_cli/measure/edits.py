@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.methods import METHODS, RECOMPUTE, Method
-from notes_cli.errors import NotesError, Notice, Progress
+from notes_cli.errors import NotesError, Notice, Progress, UnsupportedError
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, check_questions, decided, other_decision
 from notes_cli.runtime.assembling import Prompt, assemble, changes_of, method_for
@@ -101,6 +101,9 @@ def verify_edits(
     and where there is no question. `progress` is told of each recompute.
     """
     check_questions(questions)
+    if any(one.media for one in prompt.segments):
+        what = "of a skill with an image nothing is edited, so there are no methods to compare"
+        raise UnsupportedError(what, "Leave it out, and correct it by an erratum")
     if not changes_of(workspace, prompt):
         values = ", ".join(f"{name}={value}" for name, value in prompt.values.items())
         raise NotesError(f"there is nothing to verify: the text says {values} already")

@@ -259,7 +259,8 @@ def _corrected_decision(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> str | None:
     said = [erratum for erratum in prompt.errata if erratum.field]
-    if not said:
+    names = {span.name for one in prompt.segments if one.media for span in one.fields}
+    if not said or names & {erratum.field for erratum in said}:  # a text with images in it is not written anew
         return None
     free = [erratum for erratum in prompt.errata if erratum.field is None]
     segments = [

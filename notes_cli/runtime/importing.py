@@ -99,7 +99,7 @@ def import_segment(
             raise TakenError(taken_by, Help.OTHER_NAME_OR_FORCE())
         if not force and _there(path, segment):
             return Imported(skill.name, path, len(segment), "kept")
-        spans = () if segment.media else field_spans(workspace.model, skill, segment.tokens)
+        spans = segment.fields if segment.media else field_spans(workspace.model, skill, segment.tokens)
         influence = segment.influence if trust else {}
         own = replace(segment, name=skill.name, fields=spans, influence=influence, source="", stamp=())
         write_segment(path, own, writer=f"notes {notes_cli.__version__}")

@@ -21,11 +21,15 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, ModelError, Notice, SegmentError, SkillError, UnsupportedError
 from notes_cli.images import load_picture
 from notes_cli.library.container import open_segment, peek
+from notes_cli.measure.composition import whole_of
+from notes_cli.measure.edits import verify_edits
+from notes_cli.measure.verify import verify
 from notes_cli.runtime.asking import Answer, Request, ask, explain
 from notes_cli.runtime.assembling import Prompt, assemble, parse_errata, parts_of
 from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.compiling import compile_to_library, stale
 from notes_cli.runtime.freshness import reasons
+from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill
@@ -319,6 +323,25 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
         compile_to_library(seeing, pictured(tmp_path), blocks=2)
     with pytest.raises(UnsupportedError, match="influence of its fields cannot be measured"):
         compile_to_library(seeing, pictured(tmp_path), measure=lambda done, of: None)
+
+
+def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path: Path) -> None:
+    """Taken over with its fields, or compiled from what it holds; a correction of it is compared, its edits refused."""
+    segment = compiled(seeing, pictured(tmp_path))
+    path = next(entry.path for entry in seeing.library.entries("pictured"))
+    shutil.rmtree(tmp_path / "pictured")
+    for name, trust in (("trusted", True), ("computed", False)):
+        import_segment(seeing, path, name=name, trust=trust)
+        (entry,) = seeing.library.entries(name)
+        found = seeing.open(entry.path)
+        assert (found.pictures, found.fields, found.media) == (segment.pictures, segment.fields, segment.media)
+    prompt = Prompt("", [segment], parse_errata(["shop=Ben"], [segment]))
+    _, case = verify(seeing, prompt, ["What is the total?"]).cases
+    assert case.errata and case.cosine > 0.99 and case.corrected is None
+    with pytest.raises(UnsupportedError, match="of a skill with an image nothing is edited"):
+        verify_edits(seeing, replace(prompt, errata=[], values={"shop": "Ben"}), ["What is the total?"], ["all"])
+    with pytest.raises(UnsupportedError, match="images are not compiled together"):
+        whole_of([segment, segment])
 
 
 def test_the_words_of_an_image_are_no_image(seeing: Workspace, tmp_path: Path) -> None:
