@@ -376,6 +376,7 @@ def assembling(
     except NotesError as error:
         workspace.advise(error)
         raise
+    place = Placing(seam, rotate, strict, partial(workspace.look, dry=dry))
     notebook = workspace.notebook(dry=dry) if begun is None else begun
     try:
         there = len(notebook)
@@ -398,10 +399,9 @@ def assembling(
                 text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
                 notebook.append(text, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif changed:
-                place = partial(place_segment, seam=seam, rotate=rotate, strict=strict)
                 amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
-                yield from placing(notebook, segment, seam, rotate, strict, partial(workspace.look, dry=dry), later)
+                yield from place.task(notebook, segment, later)
     except BaseException:
         notebook.close()
         raise
@@ -452,65 +452,55 @@ def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
     return changed.tokens if changed and len(changed.tokens) > len(segment) else segment.tokens
 
 
-def place_segment(
-    notebook: Notebook,
-    segment: Segment,
-    seam: int,
-    rotate: bool = True,
-    strict: bool = False,
-    look: Callable[[Segment], Seen] | None = None,
-) -> None:
-    """The best that is right: restored, spliced, or decoded where its rows cannot be placed, and why.
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """How a segment comes to a notebook's end, the best that is right: restored, spliced, or decoded where its rows
+    cannot be placed, and why. `strict`: raise UnsupportedError instead of decoding it. `look` at the images of a
+    segment where its rows cannot be placed."""
 
-    `strict`: raise UnsupportedError instead of decoding it.
-    """
-    run(placing(notebook, segment, seam, rotate, strict, look))
+    seam: int
+    rotate: bool = True
+    strict: bool = False
+    look: Callable[[Segment], Seen] | None = None
 
+    def __call__(self, notebook: Notebook, segment: Segment) -> None:
+        run(self.task(notebook, segment))
 
-def placing(
-    notebook: Notebook,
-    segment: Segment,
-    seam: int,
-    rotate: bool = True,
-    strict: bool = False,
-    look: Callable[[Segment], Seen] | None = None,
-    later: bool = False,
-) -> Task[None]:
-    """`place_segment` as a task of a loop. `look` at the image of a segment, where its rows cannot be placed. `later`:
-    as Notebook.splice has it."""
-    same_left = np.array_equal(notebook.tokens, segment.context)
-    if segment.pinned and same_left:
-        notebook.restore(segment)
-        return
-    context = notebook.context
-    if segment.pinned:
-        reason = _uncarried(notebook, segment)
-        refusal: str | None = f"preceded by a different context than at compile time; {reason}" if reason else None
-    else:
-        refusal = context.can_move(segment.base, notebook.position(len(notebook)), segment.positions)
-    if refusal is None and segment.carry:
-        notebook.open_carry(segment)
-        if notebook.pending and not notebook.dry:
-            yield [notebook]
-        notebook.carry(segment, rotate=rotate)
-    elif refusal is None:
-        seam = 0 if same_left else seam
-        notebook.open_splice(segment, seam)
-        if notebook.pending and not notebook.dry and not later:
-            yield [notebook]
-        notebook.splice(segment, seam=seam, rotate=rotate, opened=True, later=later)
-    elif strict:
-        raise UnsupportedError(
-            f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))
-        )
-    elif segment.media:
-        if look is None:
-            raise UnsupportedError(f"{segment.name} is an image, and cannot be spliced here: {refusal}")
-        if notebook.pending and not notebook.dry:
-            yield [notebook]
-        notebook.show(look(segment), "splice", segment.name, Reason.REFUSED, refusal)
-    else:
-        notebook.append(segment.tokens, "splice", segment.name, reason=Reason.REFUSED, detail=refusal)
+    def task(self, notebook: Notebook, segment: Segment, later: bool = False) -> Task[None]:
+        """The same as a task of a loop. `later`: as Notebook.splice has it."""
+        same_left = np.array_equal(notebook.tokens, segment.context)
+        if segment.pinned and same_left:
+            notebook.restore(segment)
+            return
+        context = notebook.context
+        if segment.pinned:
+            reason = _uncarried(notebook, segment)
+            refusal: str | None = f"preceded by a different context than at compile time; {reason}" if reason else None
+        else:
+            refusal = context.can_move(segment.base, notebook.position(len(notebook)), segment.positions)
+        if refusal is None and segment.carry:
+            notebook.open_carry(segment)
+            if notebook.pending and not notebook.dry:
+                yield [notebook]
+            notebook.carry(segment, rotate=self.rotate)
+        elif refusal is None:
+            seam = 0 if same_left else self.seam
+            notebook.open_splice(segment, seam)
+            if notebook.pending and not notebook.dry and not later:
+                yield [notebook]
+            notebook.splice(segment, seam=seam, rotate=self.rotate, opened=True, later=later)
+        elif self.strict:
+            raise UnsupportedError(
+                f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))
+            )
+        elif segment.media:
+            if self.look is None:
+                raise UnsupportedError(f"{segment.name} has an image, and cannot be spliced here: {refusal}")
+            if notebook.pending and not notebook.dry:
+                yield [notebook]
+            notebook.show(self.look(segment), "splice", segment.name, Reason.REFUSED, refusal)
+        else:
+            notebook.append(segment.tokens, "splice", segment.name, reason=Reason.REFUSED, detail=refusal)
 
 
 def _uncarried(notebook: Notebook, segment: Segment) -> str | None:

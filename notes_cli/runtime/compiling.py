@@ -242,8 +242,6 @@ def _shared(segment: Segment, known: Segment | None) -> int:
     """How many first tokens of the segment have the rows that they would get in `known`."""
     if known is None or known.blocks or segment.blocks or segment.pinned or not _alike(known, segment):
         return 0
-    if known.media or segment.media:
-        return 0
     same = min(len(known), len(segment))
     differ = np.flatnonzero(known.tokens[:same] != segment.tokens[:same])
     return int(differ[0]) if len(differ) else same
@@ -293,6 +291,7 @@ def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[
 def _alike(known: Segment, segment: Segment) -> bool:
     same_left = np.array_equal(known.context, segment.context)
     same = same_left and known.base == segment.base and not known.pinned and not any(quantized(known.kv))
+    same = same and not known.media and not segment.media  # whose tokens do not tell which images they are of
     return same and not known.identity.differences(segment.identity)
 
 

@@ -173,6 +173,7 @@ def _uncheckable(workspace: Workspace) -> list[str]:
 def _there(path: Path, segment: Segment) -> bool:
     """Whether the library has that text, compiled for this model, already."""
     try:
-        return path.exists() and peek(path).text == segment.text
+        info = peek(path) if path.exists() else None
+        return info is not None and (info.text, info.media) == (segment.text, segment.media)
     except SegmentError:
         return False

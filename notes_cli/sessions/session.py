@@ -38,7 +38,7 @@ from notes_cli.runtime.asking import (
     stream,
     tell_meant,
 )
-from notes_cli.runtime.assembling import Prompt, assemble, changes_of, known_fields, meant, place_segment
+from notes_cli.runtime.assembling import Placing, Prompt, assemble, changes_of, known_fields, meant
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor
@@ -237,9 +237,10 @@ class Session:
         for segment in segments:  # again: a larger context may rotate otherwise (LongRoPE)
             self.workspace.check(segment)
         notebook = self.notebook
+        place = Placing(seam, strict=strict, look=self.workspace.look)
         for chunk, ids in zip(chunks, tokens, strict=True):
             if chunk.kind == "splice":
-                place_segment(notebook, skills[chunk.name], seam, strict=strict, look=self.workspace.look)
+                place(notebook, skills[chunk.name])
             else:
                 notebook.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
         for segment in segments:

@@ -174,6 +174,15 @@ def segment(notebook: Notebook, seen: Seen, name: str = "photo") -> Segment:
     return Segment(*(name, "", "image", seen.tokens, 0, nothing, (), identity, rows), media=seen.media, axes=seen.axes)
 
 
+def both(scratch: Context, seen: Seen, other: Seen) -> list[Segment]:
+    """Two images, each compiled by itself."""
+    found = []
+    for one, name in ((seen, "first"), (other, "second")):
+        with Notebook(scratch) as book:
+            found.append(segment(book, one, name))
+    return found
+
+
 @pytest.mark.parametrize("kind", ["f32", "f16"])
 @pytest.mark.parametrize(
     ("name", "projector"),
@@ -243,10 +252,7 @@ def test_an_image_gives_way_as_a_whole(
     never been there. A part of it is refused, and nothing changes."""
     model, seen, other = sight(name, projector)
     with context(model) as ctx, context(model) as fresh, context(model) as scratch:
-        with Notebook(scratch) as one:
-            first = segment(one, seen, "first")
-        with Notebook(scratch) as one:
-            second = segment(one, other, "second")
+        first, second = both(scratch, seen, other)
         with Notebook(ctx) as book, Notebook(fresh) as wanted:
             book.append(BEFORE)
             book.splice(first)
@@ -277,10 +283,7 @@ def test_a_notebook_with_images_goes_on_as_if_it_had_been_written_so(
     each equals decoding all of it from the beginning."""
     model, seen, other = sight(name, projector)
     with context(model) as ctx, context(model) as fresh, context(model) as scratch:
-        with Notebook(scratch) as one:
-            first = segment(one, seen, "first")
-        with Notebook(scratch) as one:
-            second = segment(one, other, "second")
+        first, second = both(scratch, seen, other)
 
         def written(book: Notebook, before: np.ndarray, *, splice: bool) -> None:
             book.append(before)
