@@ -19,6 +19,7 @@ from notes_cli.errors import NotesError, SkillError
 if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.runtime.wanted import Words
+    from notes_cli.runtime.watching import Look
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
 
@@ -58,14 +59,17 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
     if not files:
         raise NotesError("there is nothing to watch", "Name a SOURCE: notes watch skills/")
     with open_model(quiet=quiet or json_, **model) as opened:
-        sees = opened.workspace.sees
-        for path, word in list(files.items()):
-            look = look_at(path)
-            _compile(opened, Words(library()), word, path, json_, first=True)
-            watched.handled(path, look)
-            for image in _images(path) if sees else ():
-                files.setdefault(image, word)
-                watched.handled(image, look_at(image))
+
+        def brought(path: Path, look: Look, *, first: bool = False) -> None:
+            """A file, and with it the images that its text shows, is up to date as it was at this look."""
+            shown = _images(opened, path)
+            files.update({image: files[path] for image in shown if image not in files})
+            _compile(opened, Words(library()), files[path], path, json_, first=first)
+            for one, seen in {**shown, path: look}.items():
+                watched.handled(one, seen)
+
+        for path in list(files):
+            brought(path, look_at(path), first=True)
         if not quiet:
             output.say(f"watching {len(files)} {'file' if len(files) == 1 else 'files'}; Ctrl-C ends it")
         while True:
@@ -75,10 +79,9 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
             for path, look in watched.changed(files):
                 if look is None:
                     _tell(json_, event="gone", source=str(path))
+                    watched.handled(path, look)
                 else:
-                    _compile(opened, Words(library()), files[path], path, json_)
-                    files = {**dict.fromkeys(_images(path) if sees else (), files[path]), **files}
-                watched.handled(path, look)
+                    brought(path, look)
 
 
 def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, str]:
@@ -102,13 +105,16 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, str]:
     return found
 
 
-def _images(path: Path) -> list[Path]:
-    """The images that the text in a file shows."""
+def _images(model: Model, path: Path) -> dict[Path, Look]:
+    """The images that the text in a file shows, if the model sees, as they are now."""
+    from notes_cli.runtime.watching import look_at
     from notes_cli.text.skill import load_skill
 
     with suppress(NotesError):  # tools, or a text that cannot be read, of which others tell
-        return [Path(link.path).absolute() for link in load_skill(path).links if not link.why]
-    return []
+        links = load_skill(path).links if model.workspace.sees else ()
+        found = [Path(link.path).absolute() for link in links if not link.why]
+        return {image: look_at(image) for image in found}
+    return {}
 
 
 def _file(skill: Skill | ToolSet) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from projectors import image_bytes, write_projector
 
 from notes_cli import config
 
-from .conftest import Notes
+from .conftest import Notes, command_line
 
 
 @pytest.fixture
@@ -89,6 +91,31 @@ def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
     photo.write_bytes(b"no picture")
     broken = notes("compile", text, *SEES)
     assert broken.code == 1 and "photo.png is no image that can be read" in broken.err and broken.out == ""
+
+
+def test_watching_a_text_watches_its_images(photo: Path, tmp_path: Path) -> None:
+    """One that changes, and one that the text shows later, has the text compiled again, once."""
+    text = tmp_path / "report.md"
+    text.write_text("Read this: ![a photo](photo.png)")
+    command = command_line("watch", text, "--interval", "0.1", "--json", "-q", *SEES)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+
+        def event() -> tuple[str, str]:
+            assert process.stdout
+            line = json.loads(process.stdout.readline())
+            return line["event"], Path(line["source"]).name
+
+        assert event() == ("compiled", "report.md")
+        photo.write_bytes(image_bytes(48, 48, seed=2))
+        assert event() == ("compiled", "photo.png")
+        (tmp_path / "new.png").write_bytes(image_bytes(48, 48, seed=3))
+        text.write_text("Read this: ![a photo](photo.png) ![new](new.png)")
+        assert event() == ("compiled", "report.md")
+        (tmp_path / "new.png").write_bytes(image_bytes(48, 48, seed=4))
+        assert event() == ("compiled", "new.png")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130 and not process.stdout.read()
 
 
 def test_a_folder_of_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
