@@ -114,8 +114,9 @@ def taken_out(images: Sequence[Image], spans: Iterable[tuple[int, int]]) -> list
     one."""
     found = []
     for first, last in spans:
-        check_cut(images, (first, last))
-        found += [image for image in images if first <= image.first and image.last <= last]
+        inside = [image for image in images if first <= image.first and image.last <= last]
+        check_words([image for image in images if image not in inside], range(first, last))
+        found += inside
     return found
 
 

@@ -260,7 +260,7 @@ def test_an_image_gives_way_as_a_whole(
             start, end = len(BEFORE), len(BEFORE) + len(first)
             image = book.images[0]
             for part in ((image.first + 1, end), (start, image.last - 1), (image.first, image.first + 1)):
-                with pytest.raises(EngineError, match="inside of an image"):
+                with pytest.raises(EngineError, match="are no words"):
                     book.replace([Patch(*part, (1,))])
             assert len(book) == end + len(second) and len(book.images) == 2 * len(seen.media)
             book.replace([Patch(start, end, new)])
