@@ -33,7 +33,7 @@ from notes_cli.measure.proof import interval
 from notes_cli.runtime.assembling import Prompt, assemble, parse_errata
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill
+from notes_cli.text.skill import image_skill
 from training.eye import pictures
 
 MODELS = Path(__file__).resolve().parents[1] / "notes_cli" / "models"
@@ -90,7 +90,7 @@ class Asker:
 
     def compiled(self, data: bytes, name: str) -> Segment:
         picture: File = read_picture(data, name)
-        return compile_skill(self.workspace, Skill(name, "", picture.text, (), "", picture=picture))
+        return compile_skill(self.workspace, image_skill(picture, name))
 
     def prompt(self, case: Case, segments: Sequence[Segment]) -> Prompt:
         errata = parse_errata([case.erratum] if case.erratum else [], segments)
