@@ -10,11 +10,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import notes_cli
+from notes_cli.classes import dataclass
 from notes_cli.errors import Help, NotesError
 
 APP = "notes"

@@ -15,11 +15,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import click
 
+from notes_cli.classes import dataclass
 from notes_cli.errors import OutputError, UnreadError
 from notes_cli.text.sizes import human_size as human_size
 

@@ -50,7 +50,7 @@ LEVELS = (
     "sessions",
     "runtime",
 )
-LEVELS += ("editing library", "text engine", "config", "shipped", "documents images", "errors lib")
+LEVELS += ("editing library", "text engine", "config", "shipped", "documents images", "errors lib", "classes")
 
 # Who alone may import these: paths are handed in below `runtime`, and bindings stay in the engine.
 ONLY = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Literal
 
+from notes_cli.classes import dataclass
 from notes_cli.editing.selecting import Selection
 from notes_cli.editing.ways import Way, by_blocks, corrected_text, from_change_on, in_place, unchanged
 from notes_cli.errors import NotesError

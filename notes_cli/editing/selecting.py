@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from notes_cli.classes import dataclass
 from notes_cli.editing.change import Change
 from notes_cli.editing.influence import deviation
 from notes_cli.engine.notebook import Notebook

@@ -6,7 +6,9 @@ Two identities are equal or they are not; where they differ, `differences` says 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
+
+from notes_cli.classes import dataclass
 
 # What people read is kept beside what is compared: a renamed file is still the same model.
 COMPARED = ("architecture", "weights", "rope", "kv_type", "adapters")

@@ -5,9 +5,11 @@ Plain data; it knows neither llama.cpp nor files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Literal
+
+from notes_cli.classes import dataclass
 
 How = Literal["decoded", "spliced", "seam", "live"]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from notes_cli.classes import dataclass
 from notes_cli.engine import native
 from notes_cli.engine.grammar import CANDIDATE, Grammar
 from notes_cli.engine.native import free_once, llama

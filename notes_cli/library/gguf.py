@@ -9,12 +9,12 @@ without gaps) and knows nothing of what the keys mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from notes_cli.classes import dataclass
 from notes_cli.engine.segment import BLOCK, Q8_0
 from notes_cli.library.metadata import Cursor, FormatError, ShortError, begin, read_metadata
 

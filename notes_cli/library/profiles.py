@@ -10,11 +10,12 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
 from notes_cli.library import private

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
+from notes_cli.classes import dataclass
 from notes_cli.errors import NotesError, reason
 from notes_cli.library import private
 from notes_cli.library.lock import HeldError, locked

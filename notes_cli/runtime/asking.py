@@ -9,9 +9,10 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from notes_cli.classes import dataclass
 from notes_cli.editing.methods import RECOMPUTE, Method
 from notes_cli.engine.decision import Decision, deciding
 from notes_cli.engine.grammar import Grammar

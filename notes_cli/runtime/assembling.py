@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from notes_cli.classes import dataclass
 from notes_cli.editing.amend import amend, free_cells, prepare
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import ERRATUM, Method

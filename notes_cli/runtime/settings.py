@@ -6,9 +6,10 @@ By the profile that a calibration wrote of this model; without one, by what is s
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from notes_cli.classes import dataclass
 from notes_cli.editing.amend import refusal
 from notes_cli.editing.change import Change
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from notes_cli.classes import dataclass
 from notes_cli.engine.decision import Decision, deciding
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.loop import Logits, Task

@@ -7,10 +7,10 @@ ledger may begin with what was left. It knows neither llama.cpp nor files.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import NamedTuple
 
+from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
 from notes_cli.sessions.lines import Line, text_of
 from notes_cli.sessions.state import State, fold

@@ -6,9 +6,10 @@ A sentence that is known is turned into the data that it was made of; the edge w
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from notes_cli.classes import dataclass
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.sessions.lines import Line, number_of, text_of
 

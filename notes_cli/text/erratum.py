@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from notes_cli.classes import dataclass
 from notes_cli.config import resource
 from notes_cli.errors import NotesError, SkillError
 from notes_cli.shipped import read_shipped

@@ -24,9 +24,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from notes_cli.classes import dataclass
 from notes_cli.errors import SkillError
 from notes_cli.text.keys import KeyLine, field_name, key_lines, listed
 

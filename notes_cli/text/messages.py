@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from notes_cli.classes import dataclass
 from notes_cli.errors import NotesError
 from notes_cli.images import Picture
 from notes_cli.text.untrusted import check_unicode

@@ -15,9 +15,10 @@ gives them, and so has what is in no usual place: a later system message, and wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
+from notes_cli.classes import dataclass
 from notes_cli.errors import ModelError, NotesError
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, Message, SkillPart, TextPart, checked
 from notes_cli.text.slots import Slot, Slots, cut, cut_after_calls

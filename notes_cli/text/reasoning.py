@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from notes_cli.classes import dataclass
 from notes_cli.config import resource
 from notes_cli.errors import NotesError
 from notes_cli.shipped import read_shipped
