@@ -36,6 +36,7 @@ _MADE = _Made()
 
 
 def _defined(cls: type, frozen: bool, eq: bool) -> Any:
+    cls.__doc__ = cls.__doc__ or cls.__name__  # else its signature is written there, which takes a parser
     made: Any = _dataclass(init=False, repr=False, eq=False, slots=True)(cls)
     methods: dict[str, Any] = {"__init__": _init(made, frozen), "__repr__": _repr}
     if frozen:

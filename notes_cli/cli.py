@@ -5,12 +5,14 @@ Settings come from flags, then NOTES_* variables, then config.yaml, then default
 
 from __future__ import annotations
 
-import gc
+import atexit
 import importlib
 import keyword
 import os
 import sys
+import threading
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -239,8 +241,18 @@ def main() -> NoReturn:
         stops.end(say=False)
     if status == UNREAD:
         stops.end_unread()
-    gc.freeze()  # what is left is the system's to take: Python would go through all of it twice, for 20 ms
-    sys.exit(status)
+    _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process. All is written and closed, so what is left is the system's to take: Python would go through all
+    of it twice, and then take its modules apart."""
+    if sum(not one.daemon for one in threading.enumerate()) > 1:  # somebody computes yet, for whom Python waits
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):  # nobody is there to be told, or the stream is closed
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def run(arguments: list[str]) -> int:
@@ -249,6 +261,7 @@ def run(arguments: list[str]) -> int:
     output.begin(json="--json" in own)
     try:
         outcome = _invoke(arguments)
+        sys.stdout.flush()  # here, where it may fail
         status = outcome if isinstance(outcome, int) else 0
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()

@@ -8,13 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from notes_cli import output
-from notes_cli.commands.remedies import tell
 from notes_cli.explaining import Room
 
 if TYPE_CHECKING:
     from notes_cli.commands.request import Call
     from notes_cli.engine.notebook import Stopped
-    from notes_cli.errors import Progress
+    from notes_cli.errors import Notice, Progress
     from notes_cli.runtime.asking import Answer, Listener
     from notes_cli.runtime.thinking import Thought
     from notes_cli.runtime.workspace import Workspace
@@ -28,6 +27,12 @@ def watch(
     """Show how far something has come, as runtime/assembling.py asks for it (Watch)."""
     short = tokens is not None and tokens < LONG
     return output.progress(label, unit, hidden=short or hidden, later=later)
+
+
+def _tell(notice: Notice) -> None:
+    from notes_cli.commands.remedies import tell  # with all that may help: to most answers there is nothing to say
+
+    tell(notice)
 
 
 class _Voice:
@@ -80,7 +85,7 @@ class Voices:
             self.answered(answer.text, answer.stopped, Room.of(workspace))
 
         return Listener(
-            notice=tell,
+            notice=_tell,
             watch=partial(watch, hidden=self._call.json),
             thought=self.thought if self._streams else None,
             thought_ended=thought_ended,

@@ -530,9 +530,10 @@ def _model_path(
 def _given_model(word: str, verbose: int, tell: Callable[[str], object]) -> Path:
     """The file of a model that the user names. Raise ModelError for a name that there is not. People are told which
     file a name is (`verbose`), and that a file is in a form that is misread: names of such are refused."""
-    from notes_cli.engine.header import read_header
-    from notes_cli.engine.ollama_form import INSTEAD, form_of_ollama
-    from notes_cli.errors import ModelError, told
+    from notes_cli import config
+    from notes_cli.engine.ollama_form import INSTEAD
+    from notes_cli.errors import NotesError, told
+    from notes_cli.library.forms import form_of
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)
@@ -540,7 +541,7 @@ def _given_model(word: str, verbose: int, tell: Callable[[str], object]) -> Path
         if verbose:
             tell(f"model {word}: {path}")
         return path
-    with suppress(ModelError):  # whoever loads it says it better
-        if form := form_of_ollama(read_header(path)):
+    with suppress(NotesError):  # whoever loads it says it better
+        if form := form_of(path, config.paths().models / "forms.json"):
             tell(f"warning: {told(f'{path} is {form}', INSTEAD)}")
     return path

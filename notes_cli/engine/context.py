@@ -767,7 +767,8 @@ class Context:
         pointer = llama.llama_get_logits_ith(self.handle, index)
         if not pointer:
             raise EngineError(f"there are no logits for output {index}")
-        logits = np.array(np.ctypeslib.as_array(pointer, (self.model.n_vocab,)), np.float32)
+        logits = np.empty(self.model.n_vocab, np.float32)
+        ctypes.memmove(logits.ctypes.data, pointer, logits.nbytes)
         if np.isnan(logits).any():
             self._damaged = True
             raise EngineError(

@@ -16,6 +16,8 @@ _GPUS = 1, 2  # kinds of devices: with memory of its own, with this machine's
 
 @dataclass(frozen=True, slots=True)
 class Device:
+    """What llama.cpp computes on."""
+
     name: str
     description: str  # of another machine's: its address
     free: int  # bytes

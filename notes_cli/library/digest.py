@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,23 +32,30 @@ def file_sha256(path: Path, file: BinaryIO, memory: Path, progress: Progress | N
     What is read is `file`, whatever the path names by now. `progress` gets bytes done and bytes in all meanwhile.
     Raise ModelError if it cannot be read.
     """
+    return remembered(path, file, memory, lambda: _hash(file, progress))
+
+
+def remembered(path: Path, file: BinaryIO, memory: Path, find: Callable[[], str], *, only: str | None = None) -> str:
+    """What `find` finds about an open file, 64 hexadecimal digits, from `memory` (a JSON file) where it is known by its
+    `path`; `only`: where this is what is known. Raise ModelError if the file cannot be read, and what `find` raises.
+    """
     try:
         path = path.resolve()
         before = list(stamp(file))
         known = _load(memory)
         entry = known.get(str(path))
-        if entry is not None and entry[:-1] == before:
+        if entry is not None and entry[:-1] == before and only in (None, entry[-1]):
             return str(entry[-1])
-        digest = _hash(file, progress)
+        found = find()
         after = list(stamp(file))
         settled = time.time() - os.fstat(file.fileno()).st_mtime > SETTLED
     except OSError as error:
         raise ModelError(f"cannot read {path}: {reason(error)}") from error
     if settled and after == before:
         known.pop(str(path), None)
-        known[str(path)] = [*before, digest]
+        known[str(path)] = [*before, found]
         _store(memory, dict(list(known.items())[-KEPT:]))
-    return digest
+    return found
 
 
 def known_sha256(path: Path, memory: Path) -> str | None:

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from notes_cli import config
 from notes_cli.errors import NotesError
-from notes_cli.library.models import Models
 from notes_cli.text.sizes import parse_size
 
 if TYPE_CHECKING:
+    from notes_cli.library.models import Models
     from notes_cli.library.store import Library
 
 
 def models() -> Models:
     """All models by name: those of other programs, and the aliases of config.yaml. Raise NotesError for a config that
     cannot be read."""
+    from notes_cli.library.models import Models  # which knows the stores of four programs; a file needs none of it
+
     return Models(config.model_stores(), config.aliases(config.load_config()))
 
 

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,8 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import subprocess
+
     import jinja2
 
 SECONDS = 2  # of processor time for one text; the templates that ship with llama.cpp take milliseconds
@@ -98,6 +99,8 @@ def _started() -> subprocess.Popen[bytes]:
     global _child, _owner
     if _child is not None and _owner == os.getpid() and _child.poll() is None:
         return _child
+    import subprocess  # most commands start nothing
+
     command = [sys.executable, "-I", "-c", _CHILD.format(sys.path)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     try:
@@ -134,6 +137,8 @@ def _ask(request: bytes) -> dict[str, Any]:
 def _end(child: subprocess.Popen[bytes]) -> int:
     """End the child and return its status; below 0 it is the signal that had ended it."""
     global _child
+    from subprocess import TimeoutExpired
+
     _child = None
     assert child.stdin is not None and child.stdout is not None
     with contextlib.suppress(OSError):
@@ -141,7 +146,7 @@ def _end(child: subprocess.Popen[bytes]) -> int:
     child.stdout.close()
     try:
         return child.wait(0.2)  # it has ended already, unless it was interrupted
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         child.kill()
         return child.wait()
 

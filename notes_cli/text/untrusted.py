@@ -8,15 +8,15 @@ and they are tokenised together with the words around them, as the model was tra
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from notes_cli.errors import NotesError
 
 # A secret, so that nobody can write a mark. Letters and digits only, so that no template escapes it or takes it apart.
-_SECRET = secrets.token_hex(6)
+_SECRET = os.urandom(6).hex()
 OPEN, CLOSE = f"NOTES{_SECRET}open", f"NOTES{_SECRET}shut"
 MAX_DEPTH = 64
 
