@@ -19,7 +19,7 @@ import click
 
 from notes_cli import __version__, output, stops
 from notes_cli.commands.common import give
-from notes_cli.errors import NotesError, UnreadError
+from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
 
@@ -250,8 +250,8 @@ def _leave(status: int) -> NoReturn:
     if sum(not one.daemon for one in threading.enumerate()) > 1:  # somebody computes yet, for whom Python waits
         sys.exit(status)
     atexit._run_exitfuncs()
-    with suppress(OSError, ValueError):  # nobody is there to be told, or the stream is closed
-        sys.stderr.flush()
+    with suppress(OutputError):  # what came after an error that was told
+        output.flush()
     os._exit(status)
 
 
@@ -261,7 +261,7 @@ def run(arguments: list[str]) -> int:
     output.begin(json="--json" in own)
     try:
         outcome = _invoke(arguments)
-        sys.stdout.flush()  # here, where it may fail
+        output.flush()  # here, where it may fail
         status = outcome if isinstance(outcome, int) else 0
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()

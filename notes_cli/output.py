@@ -132,6 +132,13 @@ def _write(text: str) -> None:
     click.echo(text, sys.stdout, nl=False, color=True)
 
 
+def flush() -> None:
+    """Have all of it out. Raise OutputError where stdout cannot take it."""
+    sys.stdout.flush()
+    with suppress(OSError, ValueError):  # nobody is there to be told
+        sys.stderr.flush()
+
+
 def say(message: str) -> None:
     """A line for people, on stderr."""
     if not _run.quiet:

@@ -42,7 +42,7 @@ from notes_cli.engine.segment import (
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
 from notes_cli.library import held
 from notes_cli.library.atomic import replacing
-from notes_cli.library.gguf import Head, TensorEntry, padded, read_head
+from notes_cli.library.gguf import Head, TensorEntry, head_of, padded, read_head
 from notes_cli.library.info import (
     AXES,
     FORMAT,
@@ -74,37 +74,18 @@ NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state"
 
 def write_segment(path: Path, segment: Segment, *, writer: str = "notes", created: str | None = None) -> None:
     """Write the segment to `path`, all or nothing, mode 0600. Raise UnwritableError if the disk refuses."""
-    import gguf  # 0.2 s, and only a compile writes
-
     tensors = _tensors(small(segment))
-    out = gguf.GGUFWriter(None, "notes")
-    for key, value in metadata(segment, writer, created).items():
-        # Not add_string, which leaves out an empty one.
-        kind = gguf.GGUFValueType.UINT32 if isinstance(value, int) else gguf.GGUFValueType.STRING
-        out.add_key_value(f"notes.{key}", value, kind)
-    for name, tensor in tensors.items():
-        out.add_string(f"notes.checksum.{name}", _tensor_sum(tensor))
-        if tensor.dtype == Q8_0:
-            kept = tensor.view(np.uint8).reshape(len(tensor), -1)
-            out.add_tensor(name, kept, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-        else:
-            out.add_tensor(name, tensor)
-    out.add_string(HEAD_SUM, NO_DIGEST)
-    out.add_name(segment.name)
+    values: dict[str, str | int] = {"general.architecture": "notes"}
+    values |= {f"notes.{key}": value for key, value in metadata(segment, writer, created).items()}
+    values |= {f"notes.checksum.{name}": _tensor_sum(tensor) for name, tensor in tensors.items()}
+    values |= {HEAD_SUM: NO_DIGEST, "general.name": segment.name}
     try:
         with replacing(path) as temporary:
-            try:
-                out.write_header_to_file(temporary)
-                out.write_kv_data_to_file()
-                out.write_ti_data_to_file()
-                assert out.fout is not None
-                (file,) = out.fout
-                out.write_padding(file, file.tell())
-                for tensor in tensors.values():  # not as gguf does, by tofile, which does not tell of a full disk
+            with temporary.open("wb") as file:
+                file.write(head_of(values, tensors))
+                for tensor in tensors.values():
                     file.write(tensor.reshape(-1).view(np.uint8).data)
-                    out.write_padding(file, tensor.nbytes)
-            finally:
-                out.close()
+                    file.write(bytes(padded(tensor.nbytes) - tensor.nbytes))
             _seal(temporary)
     except OSError as error:
         raise UnwritableError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
