@@ -3,10 +3,10 @@
     python -m bench.cold [--sections 9] [--repeat 5] [--threads N]
 
 Two processes take turns, with a random model in the shape of Qwen3-0.6B: `notes ask` of one token, and one that maps
-the weights and decodes as many tokens as `notes ask` does, after rows that are there (the times of these two alone
-count): those of the prompt, and the answer's, after which `notes` looks whether it has ended. Medians, in milliseconds
-of the clock and of the processor. A third process is `notes ask` whose parts are timed, so that it tells what the rest
-consists of. Also `notes --help`. Exits 1 beyond the bars.
+the weights, decodes as many tokens as `notes ask` does, after rows that are there, and unmaps the weights (the times of
+these three alone count). The tokens are those of the prompt, and the answer's, after which `notes` looks whether it has
+ended. Medians, in milliseconds of the clock and of the processor. A third process is `notes ask` whose parts are timed,
+so that it tells what the rest consists of. Also `notes --help`. Exits 1 beyond the bars.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Took = tuple[float, float]  # seconds of the clock and of the processor
 
 
 def bare(model: Path, tokens: int, threads: int) -> None:
-    """Print how long the weights and the question take."""
+    """Print how long the weights, there and back, and the question take."""
     import numpy as np
 
     from bench.speed import make_segment, random_rows
@@ -50,7 +50,11 @@ def bare(model: Path, tokens: int, threads: int) -> None:
     notebook.append([4])
     notebook.logits()
     asked = time.perf_counter() - clock, time.process_time() - processor
-    print(json.dumps([load[0] + asked[0], load[1] + asked[1]]))
+    context.close()
+    clock, processor = time.perf_counter(), time.process_time()
+    loaded.close()
+    back = time.perf_counter() - clock, time.process_time() - processor
+    print(json.dumps([sum(times) for times in zip(load, asked, back, strict=True)]))
 
 
 def parts_of(done: Ended, log: Path) -> dict[str, float]:
@@ -66,6 +70,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--bare", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as notes: threads that turn in circles would count as bare
     from bench.random_model import ROOT, random_model
     from bench.serving.texts import policy
     from notes_cli.config import shipped_model

@@ -23,13 +23,15 @@ from .conftest import TEXT, run_here
 # What `notes --help` and an answer load beside Python itself: each is milliseconds before the first token, or seconds.
 HELP = {"notes_cli", "click"}
 ASK = HELP | {"numpy", "xxhash"}
-OURS = {"--help": 12, "ask": 104}  # modules of notes
-ALL = {"--help": 150, "ask": 370}  # and of everybody; they differ by some tens from one Python to another
+OURS = {"--help": 12, "ask": 97}  # modules of notes
+ALL = {"--help": 150, "ask": 345}  # and of everybody; they differ by some tens from one Python to another
 # What an answer from a skill that is compiled has no use for, and what each of them would take to load.
 UNUSED = {
     *("notes_cli.documents", "notes_cli.runtime.compiling", "notes_cli.runtime.batch", "notes_cli.library.tidy"),
     *("notes_cli.text.tools", "notes_cli.text.toolset", "notes_cli.text.schema", "notes_cli.text.grammar"),
-    *("notes_cli.engine.eye", "jinja2", "logging", "socket", "multiprocessing", "asyncio"),
+    *("notes_cli.library.models", "notes_cli.library.hub", "notes_cli.commands.remedies", "notes_cli.engine.eye"),
+    *("jinja2", "logging", "socket", "multiprocessing", "asyncio", "subprocess", "secrets", "tempfile"),
+    *("numpy.ctypeslib", "numpy.ma", "numpy.random", "numpy.fft", "numpy.testing", "gguf", "yaml"),
 }
 
 LOADED = """
@@ -72,6 +74,40 @@ def test_little_is_imported(command: str, packages: set[str], model: Path, tmp_p
     assert len(modules) <= ALL[command], f"notes {command} loads {len(modules)} modules"
     unused = modules & UNUSED
     assert not unused, f"notes {command} loads {', '.join(sorted(unused))}"
+
+
+def test_a_turn_of_a_session_loads_no_writer_of_others(model: Path, tmp_path: Path) -> None:
+    """What is computed is written with a head of our own: the package gguf, with PyYAML, takes 0.2 s to load."""
+    (tmp_path / "skill.txt").write_text(TEXT)
+    assert run_here("compile", tmp_path / "skill.txt").code == 0
+    asked = ["--session", "talk", "-n", "2", "--server", "off"]
+    assert run_here("ask", "May I?", "--splice", "skill", *asked).code == 0
+    modules, _ = started("ask", "And then?", *asked)
+    assert "notes_cli.sessions.session" in modules, "the control: it is a turn"
+    assert not modules & {"gguf", "yaml", "notes_cli.library.models"}
+
+
+GENERATED = """
+import sys
+from dataclasses import is_dataclass
+from notes_cli.cli import run
+run(sys.argv[1:])
+ours = [module for name, module in [*sys.modules.items()] if name.startswith("notes_cli")]
+named = [one for module in ours for one in vars(module).values()]
+classes = {one for one in named if isinstance(one, type) and is_dataclass(one)}
+stock = [one.__name__ for one in classes if getattr(one.__repr__, "__module__", "") != "notes_cli.classes"]
+print(len(classes), *stock, file=sys.stderr)
+"""
+
+
+def test_dataclasses_of_an_answer_are_ours(model: Path, tmp_path: Path) -> None:
+    """Those of Python take four times as long to define, and an answer needs some seventy."""
+    (tmp_path / "skill.txt").write_text(TEXT)
+    assert run_here("compile", tmp_path / "skill.txt").code == 0
+    command = [sys.executable, "-c", GENERATED, "ask", "May I?", "--splice", "skill", "-n", "2", "--server", "off"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+    count, *stock = done.stderr.splitlines()[-1].split()
+    assert int(count) > 50 and not stock, f"import dataclass from notes_cli.classes for {', '.join(stock)}"
 
 
 def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
