@@ -18,7 +18,6 @@ from notes_cli.engine import native
 from notes_cli.engine.native import llama
 
 KEPT = 50  # lines of the log that are collected at most, the latest
-_DEBUG = 1  # ggml_log_level of what is no reason for anything: nearly all of the log, a line for each tensor
 _CRASHED = ". The file is damaged, or llama.cpp has a bug: compare its SHA-256 with the one it was published with"
 
 
@@ -82,11 +81,8 @@ class Log:
         finally:
             self._collecting = [other for other in self._collecting if other is not one]
 
-    def add(self, level: int, text: bytes) -> None:
+    def add(self, part: str) -> None:
         """What llama.cpp says now."""
-        if level == _DEBUG and not self._shown:
-            return
-        part = text.decode(errors="replace")
         if self._shown:
             self._shown(part)
         if part.strip(" .\n"):
@@ -124,9 +120,9 @@ class Guard:
 interrupts, log, guard = Interrupts(), Log(), Guard()
 
 
-def _hear(level: int, text: bytes, _data: object) -> None:
+def _hear(_level: int, text: bytes, _data: object) -> None:
     try:
-        log.add(level, text)
+        log.add(text.decode(errors="replace"))
     except BaseException as error:
         interrupts.keep(error)
 

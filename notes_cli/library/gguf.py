@@ -1,6 +1,6 @@
 """The head of a GGUF file: its metadata, and where its tensors lie, read and written.
 
-A writer of our own, because the package gguf takes 0.2 s to load, and each turn of a session writes a file. A reader of
+A writer of our own, because the package gguf takes 40 ms to load, and each turn of a session writes a file. A reader of
 our own, because these files come from disk and are not to be trusted: every length and type is
 checked against the size of the file before anything is allocated, and whatever does not fit raises
 FormatError. It reads only what a segment holds (strings and unsigned integers; f16, f32, q8_0 and i32 tensors

@@ -77,7 +77,7 @@ def test_little_is_imported(command: str, packages: set[str], model: Path, tmp_p
 
 
 def test_a_turn_of_a_session_loads_no_writer_of_others(model: Path, tmp_path: Path) -> None:
-    """What is computed is written with a head of our own: the package gguf, with PyYAML, takes 0.2 s to load."""
+    """What is computed is written with a head of our own: the package gguf, with PyYAML, takes 40 ms to load."""
     (tmp_path / "skill.txt").write_text(TEXT)
     assert run_here("compile", tmp_path / "skill.txt").code == 0
     asked = ["--session", "talk", "-n", "2", "--server", "off"]
