@@ -326,3 +326,25 @@ def test_a_closed_stream_is_no_file_of_ours(model: Path, skill: Path, home: Path
     after = snapshot(home / "library")
     assert [len(data) for data in after.values()] == [len(data) for data in before.values()]
     assert os.listdir(home / "library") and run_apart("inspect", "returns").code == 0
+
+
+AT_EXIT = "import atexit; atexit.register(lambda: sys.stderr.write('called'))"
+THREAD = "import threading, time; wait = lambda: (time.sleep(0.5), sys.stderr.write('waited for'))"
+THREAD += "; threading.Thread(target=wait).start()"
+BUFFERED = "from notes_cli import output; begin = output.begin"
+BUFFERED += "; output.begin = lambda **given: (begin(**given), sys.stdout.buffer.write(b'first '))"
+
+
+@pytest.mark.parametrize("code", [AT_EXIT, f"{THREAD}\n{AT_EXIT}"])
+def test_what_is_left_to_do_at_the_end_is_done(code: str) -> None:
+    """Python is not taken apart; what others want called, and threads that compute yet, come before the end."""
+    done = told(code, "ls", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+    assert done.stderr == ("waited forcalled" if "threading" in code else "called")
+    failed = told(code, "inspect", "none")
+    assert failed.returncode == 1 and failed.stderr.endswith("called")
+
+
+def test_bytes_that_wait_are_written_at_the_end() -> None:
+    done = told(BUFFERED, "paths")
+    assert done.returncode == 0 and done.stdout.startswith("first ")
