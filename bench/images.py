@@ -3,9 +3,10 @@
     python -m bench.images [--model FILE --mmproj FILE] [--questions N] [--seed S] [--out FILE]
 
 Every question is asked twice: with its image compiled and spliced, and with all of it decoded, the image looked at
-anew. It is the same decision where both greedy answers are the same text. The image is moved by text, by other images,
-and corrected afterwards; controls must be visibly worse. Then how long it takes to the first token. The pictures are
-those that the tiny vision model has not been trained with (training/eye/pictures.py).
+again. It is the same decision where both greedy answers are the same text; beside it, how far the logits of the first
+token of the answer are from those of decoding. The image is moved by text, by much text, by other images, and corrected
+afterwards; controls must be visibly worse, where something has moved: alone, nothing has. Then how long it takes to the
+first token. The pictures are those that the tiny vision model has not been trained with (training/eye/pictures.py).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
 
 from notes_cli import config
 from notes_cli.engine.context import Context, ContextOptions
@@ -37,13 +39,14 @@ from notes_cli.text.skill import image_skill
 from training.eye import pictures
 
 MODELS = Path(__file__).resolve().parents[1] / "notes_cli" / "models"
-WAYS = ("alone", "text", "images", "erratum")
+WAYS = ("alone", "text", "far", "images", "erratum")
+SENTENCES = {"text": (2, 6), "far": (30, 50), "erratum": (2, 6)}  # how many, before the image
 ALIKE = ("spliced", "time axis alone", "not rotated", "another image's rows")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A question about the last of some pictures, or about the one that is corrected."""
+    """A question about one of some pictures, or about the one that is corrected."""
 
     shown: tuple[pictures.Picture, ...]
     files: tuple[bytes, ...]
@@ -62,7 +65,7 @@ def _file(picture: pictures.Picture, rng: random.Random) -> bytes:
 
 
 def cases(way: str, count: int, seed: int) -> list[Case]:
-    """Held-out pictures with questions: alone, after text, after other images, corrected."""
+    """Held-out pictures with questions: alone, after text, after much text, after or before other images, corrected."""
     rng = random.Random(f"{way} {seed}")
     found = []
     for _ in range(count):
@@ -70,16 +73,29 @@ def cases(way: str, count: int, seed: int) -> list[Case]:
         shown = [pictures.make(rng, rng.choice(("picture", "receipt")), True) for _ in range(several)]
         if way == "erratum":
             shown = [pictures.make(rng, "receipt", True)]
-        label = pictures.labels(shown)[-1]
-        asked = rng.choice(pictures.questions(shown[-1], label))
+        which = rng.randrange(several)
+        asked = rng.choice(pictures.questions(shown[which], pictures.labels(shown)[which]))
         erratum, answer = "", asked.answer
         if way == "erratum":
             erratum, answers = pictures.erratum(rng, shown, 0)
             answer = next((new for begin, new in answers.items() if asked.question.startswith(begin)), answer)
-        system = " ".join(rng.choice(pictures.FILLERS) for _ in range(rng.randint(2, 6))) if way == "text" else ""
+        system = " ".join(rng.choice(pictures.FILLERS) for _ in range(rng.randint(*SENTENCES.get(way, (0, 0)))))
         files = tuple(_file(one, rng) for one in shown)
         found.append(Case(tuple(shown), files, asked.question, answer, system, erratum))
     return found
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer, and the logits of its first token, (vocabulary,), less their mean."""
+
+    answer: str
+    logits: NDArray[np.float64]
+
+    def distance(self, other: Said) -> float:
+        """One minus the cosine of both logits."""
+        lengths = np.linalg.norm(self.logits) * np.linalg.norm(other.logits)
+        return float(1 - self.logits @ other.logits / lengths)
 
 
 class Asker:
@@ -96,10 +112,11 @@ class Asker:
         errata = parse_errata([case.erratum] if case.erratum else [], segments)
         return Prompt(case.question, segments, errata, case.system or None)
 
-    def ask(self, case: Case, segments: Sequence[Segment], *, splice: bool = True, rotate: bool = True) -> str:
+    def ask(self, case: Case, segments: Sequence[Segment], *, splice: bool = True, rotate: bool = True) -> Said:
         prompt = self.prompt(case, segments)
         with assemble(self.workspace, prompt, splice=splice, rotate=rotate, seam=1, room=8) as notebook:
-            return self.answer(notebook)
+            logits = notebook.logits().astype(np.float64)
+            return Said(self.answer(notebook), logits - logits.mean())
 
     def answer(self, notebook: Notebook) -> str:
         with Sampler(SamplerOptions(temperature=0.0)) as sampler:
@@ -122,36 +139,41 @@ def time_alone(context: Context, segment: Segment, moved: int) -> Segment:
 
 
 def measure(asker: Asker, way: str, count: int, seed: int) -> dict[str, float | int]:
-    """How often each way of asking decides as decoding everything does, and how often that is right."""
-    same: dict[str, int] = {}
+    """How often each way of asking decides as decoding everything does, how far its logits are from those (the
+    median), and how often that is right."""
+    said: dict[str, list[Said]] = {}
     right = {"decoded": 0, "spliced": 0}
     context = asker.workspace.context
     others = {
         kind: asker.compiled(_file(pictures.make(random.Random(99), kind, True), random.Random(1)), f"other-{kind}")
         for kind in pictures.SIZES
     }
-
-    def note(name: str, answer: str, wanted: str) -> None:
-        same[name] = same.get(name, 0) + (answer == wanted)
-
     for case in cases(way, count, seed):
         segments = [asker.compiled(data, f"image-{index}") for index, data in enumerate(case.files)]
-        wanted = asker.ask(case, segments, splice=False)
-        found = asker.ask(case, segments)
-        right["decoded"] += wanted.strip() == case.answer
-        right["spliced"] += found.strip() == case.answer
-        note("spliced", found, wanted)
-        note("not rotated", asker.ask(case, segments, rotate=False), wanted)
         with assemble(asker.workspace, asker.prompt(case, segments), seam=1, dry=True) as plan:
             moved = {piece.name: piece.moved for piece in plan.pieces if piece.how == "spliced"}
         turned = [time_alone(context, one, moved[one.name]) for one in segments]
-        note("time axis alone", asker.ask(case, turned), wanted)
         swapped = [
             replace(others[picture.kind], name=one.name) for one, picture in zip(segments, case.shown, strict=True)
         ]
-        note("another image's rows", asker.ask(case, swapped), wanted)
-    alike = {f"same, {name}": number for name, number in same.items()}
-    return {"questions": count, **alike, **{f"right, {name}": number for name, number in right.items()}}
+        found = {
+            "decoded": asker.ask(case, segments, splice=False),
+            "spliced": asker.ask(case, segments),
+            "not rotated": asker.ask(case, segments, rotate=False),
+            "time axis alone": asker.ask(case, turned),
+            "another image's rows": asker.ask(case, swapped),
+        }
+        for name, one in found.items():
+            said.setdefault(name, []).append(one)
+        for name in right:
+            right[name] += found[name].answer.strip() == case.answer
+    pairs = {name: list(zip(said[name], said["decoded"], strict=True)) for name in ALIKE}
+    return {
+        "questions": count,
+        **{f"same, {name}": sum(a.answer == b.answer for a, b in some) for name, some in pairs.items()},
+        **{f"distance, {name}": float(np.median([a.distance(b) for a, b in some])) for name, some in pairs.items()},
+        **{f"right, {name}": number for name, number in right.items()},
+    }
 
 
 def timed(asker: Asker, repeats: int) -> dict[str, float]:
@@ -189,8 +211,16 @@ def main() -> None:
     print(f"| --- {'| ---: ' * len(columns)}|")
     for way, numbers in found.items():
         print(f"| {way} | {' | '.join(f'{numbers[name] / given.questions:.3f}' for name in columns)} |")
-    low, high = interval(sum(int(one["same, spliced"]) for one in found.values()), 4 * given.questions)
-    print(f"\nspliced decides as decoded: {low:.3f} to {high:.3f}")
+    print(f"\n| distance of the logits, median | {' | '.join(ALIKE)} |")
+    print(f"| --- {'| ---: ' * len(ALIKE)}|")
+    for way, numbers in found.items():
+        distances = (numbers["distance, " + name] for name in ALIKE)
+        print(f"| {way} | {' | '.join(f'{distance:.1e}' for distance in distances)} |")
+    print()
+    for name in ALIKE:
+        same, asked = sum(int(one[f"same, {name}"]) for one in found.values()), len(found) * given.questions
+        low, high = interval(same, asked)
+        print(f"{name} decides as decoded: {same} of {asked}, {low:.3f} to {high:.3f}")
     print(f"first token: {1000 * seconds['spliced']:.2f} ms spliced, {1000 * seconds['looked at']:.2f} ms looked at")
     if given.out:
         given.out.write_text(json.dumps({"decisions": found, "seconds": seconds}, indent=1) + "\n")

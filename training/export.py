@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -51,6 +52,27 @@ def tensors(net: Tiny) -> dict[str, npt.NDArray[np.float32]]:
     return {k: v.detach().float().contiguous().numpy() for k, v in named.items()}
 
 
+def vocabulary(
+    out: gguf.GGUFWriter, tokenizer: Tokenizer, size: int, special: Sequence[str], end: int, pad: int
+) -> None:
+    """The tokens, filled up to `size`, the merges and the chat template. `end` and `pad`: ids of the control tokens."""
+    known = tokenizer.get_vocab()
+    tokens = sorted(known, key=known.__getitem__)
+    types = [gguf.TokenType.CONTROL if t in special else gguf.TokenType.NORMAL for t in tokens]
+    tokens += [f"<|unused_{i}|>" for i in range(size - len(tokens))]
+    types += [gguf.TokenType.UNUSED] * (size - len(types))
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("gpt-2")
+    out.add_token_list(tokens)
+    out.add_token_types(types)
+    out.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
+    out.add_eos_token_id(end)
+    out.add_pad_token_id(pad)
+    out.add_add_bos_token(False)
+    out.add_chat_template(TEMPLATE)
+
+
 def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> None:
     """Write one GGUF file; `kind` is q8_0 or f32."""
     s = net.shape
@@ -73,21 +95,7 @@ def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> No
     out.add_rope_dimension_count(s.head)
     out.add_rope_freq_base(s.rope_base)
     out.add_layer_norm_rms_eps(s.eps)
-    vocabulary = tokenizer.get_vocab()
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    types = [gguf.TokenType.CONTROL if t in SPECIAL else gguf.TokenType.NORMAL for t in tokens]
-    tokens += [f"<|unused_{i}|>" for i in range(s.vocab - len(tokens))]
-    types += [gguf.TokenType.UNUSED] * (s.vocab - len(types))
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("gpt-2")
-    out.add_token_list(tokens)
-    out.add_token_types(types)
-    out.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    out.add_eos_token_id(END)
-    out.add_pad_token_id(PAD)
-    out.add_add_bos_token(False)
-    out.add_chat_template(TEMPLATE)
+    vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
     for name, array in tensors(net).items():
         if kind == "q8_0" and array.ndim == 2:
             packed = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import gguf
@@ -11,10 +10,11 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.export import TEMPLATE
-from training.eye.model import SECTIONS, Block, Decoder, Eye, EyeBlock, Seeing
+from training.export import vocabulary
+from training.eye.model import SECTIONS, Decoder, Eye, EyeBlock, Seeing
 from training.eye.pictures import CELL, SIZES
 from training.eye.words import END, PAD, SPECIAL
+from training.model import Block
 
 MODEL, PROJECTOR = "notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf"
 CONTEXT = 4096
@@ -63,21 +63,7 @@ def _decoder(net: Decoder, tokenizer: Tokenizer, path: Path) -> None:
     out.add_rope_freq_base(s.rope_base)
     out.add_rope_dimension_sections([*SECTIONS, 0])
     out.add_layer_norm_rms_eps(s.eps)
-    vocabulary = tokenizer.get_vocab()
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    types = [gguf.TokenType.CONTROL if t in SPECIAL else gguf.TokenType.NORMAL for t in tokens]
-    tokens += [f"<|unused_{i}|>" for i in range(s.vocab - len(tokens))]
-    types += [gguf.TokenType.UNUSED] * (s.vocab - len(types))
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("gpt-2")
-    out.add_token_list(tokens)
-    out.add_token_types(types)
-    out.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    out.add_eos_token_id(END)
-    out.add_pad_token_id(PAD)
-    out.add_add_bos_token(False)
-    out.add_chat_template(TEMPLATE)
+    vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
     named: dict[str, Tensor] = {"token_embd.weight": net.embed, "output_norm.weight": net.norm}
     for i, block in enumerate(net.blocks):
         assert isinstance(block, Block)

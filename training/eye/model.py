@@ -11,21 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training import model
+from training.model import Block, View, rotate
+
 SECTIONS = (4, 6, 6)  # rotary pairs that go by time, row and column
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(model.Shape):
     """Sizes of both. A head has twice as many numbers as SECTIONS has pairs."""
 
-    vocab: int
     width: int = 128
     layers: int = 4
     heads: int = 4
     kv_heads: int = 2
     head: int = 32
     ffn: int = 384
-    rope_base: float = 10_000.0
+    rope_base: float = 100.0  # so low that rows at a wrong distance are not found: the slowest pair turns once in 470
     eps: float = 1e-6
     eye_width: int = 96
     eye_layers: int = 3
@@ -34,12 +36,6 @@ class Shape:
     patch: int = 6
     mean: float = 0.5
     deviation: float = 0.5
-
-
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on (..., head), the halves as pairs."""
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 class EyeBlock(nn.Module):
@@ -57,7 +53,7 @@ class EyeBlock(nn.Module):
         B, n, _ = x.shape
         h = self.ln1(x)
         q, k, v = (one(h).view(B, n, self.s.eye_heads, -1).transpose(1, 2) for one in (self.q, self.k, self.v))
-        seen = F.scaled_dot_product_attention(turn(q, cos, sin), turn(k, cos, sin), v)
+        seen = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v)
         x = x + self.o(seen.transpose(1, 2).reshape(B, n, -1))
         h = self.up(self.ln2(x))
         return x + self.down(h * torch.sigmoid(1.702 * h))
@@ -95,34 +91,19 @@ class Eye(nn.Module):
         return self.mm2(F.gelu(self.mm0(x), approximate="tanh"))
 
 
-class Block(nn.Module):
-    """Attention and a gated MLP."""
+class Sight(View):
+    """Who sees whom, token by token."""
 
-    def __init__(self, s: Shape) -> None:
-        super().__init__()
-        self.s = s
-        self.attn_norm = nn.Parameter(torch.ones(s.width))
-        self.q = nn.Linear(s.width, s.heads * s.head)
-        self.k = nn.Linear(s.width, s.kv_heads * s.head)
-        self.v = nn.Linear(s.width, s.kv_heads * s.head)
-        self.o = nn.Linear(s.heads * s.head, s.width, bias=False)
-        self.ffn_norm = nn.Parameter(torch.ones(s.width))
-        self.gate = nn.Linear(s.width, s.ffn, bias=False)
-        self.up = nn.Linear(s.width, s.ffn, bias=False)
-        self.down = nn.Linear(s.ffn, s.width, bias=False)
+    def __init__(self, sees: Tensor) -> None:
+        """`sees`: (B, 1, n, n), True where a token sees another."""
+        self.sees = sees
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, sees: Tensor) -> Tensor:
-        """`x` is (B, n, width), `sees` (B, 1, n, n)."""
-        s, (B, n, _) = self.s, x.shape
-        h = F.rms_norm(x, (s.width,), self.attn_norm, s.eps)
-        q = turn(self.q(h).view(B, n, s.heads, s.head).transpose(1, 2), cos, sin)
-        k = turn(self.k(h).view(B, n, s.kv_heads, s.head).transpose(1, 2), cos, sin)
-        v = self.v(h).view(B, n, s.kv_heads, s.head).transpose(1, 2)
-        R = s.heads // s.kv_heads
-        seen = F.scaled_dot_product_attention(q, k.repeat_interleave(R, 1), v.repeat_interleave(R, 1), attn_mask=sees)
-        x = x + self.o(seen.transpose(1, 2).reshape(B, n, -1))
-        h = F.rms_norm(x, (s.width,), self.ffn_norm, s.eps)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of (B, n, heads, head)."""
+        repeat = q.shape[2] // k.shape[2]
+        k, v = (one.transpose(1, 2).repeat_interleave(repeat, 1) for one in (k, v))
+        seen = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=self.sees)
+        return seen.transpose(1, 2).flatten(2)
 
 
 class Decoder(nn.Module):
@@ -138,13 +119,16 @@ class Decoder(nn.Module):
         self.register_buffer("theta", s.rope_base ** (-torch.arange(pairs).float() / pairs), persistent=False)
         self.register_buffer("axis", torch.repeat_interleave(torch.arange(3), torch.tensor(SECTIONS)), persistent=False)
 
-    def forward(self, x: Tensor, at: Tensor, sees: Tensor) -> Tensor:
-        """The stream after the last block, (B, n, width). `x`: embeddings, `at`: positions on the axes, (B, n, 3)."""
-        angle = (at[..., self.axis].float() * self.theta)[:, None]
-        cos, sin = angle.cos(), angle.sin()
+    def forward(self, x: Tensor, at: Tensor, sees: Tensor) -> list[Tensor]:
+        """The stream after each block, (B, n, width) each, the last one normed. `x`: embeddings, `at`: positions on the
+        axes, (B, n, 3)."""
+        angle = (at[..., self.axis].float() * self.theta)[:, :, None]
+        cos, sin, sight = angle.cos(), angle.sin(), Sight(sees)
+        after = []
         for block in self.blocks:
-            x = block(x, cos, sin, sees)
-        return F.rms_norm(x, (self.s.width,), self.norm, self.s.eps)
+            x = block(x, cos, sin, sight)
+            after.append(x)
+        return [*after[:-1], F.rms_norm(x, (self.s.width,), self.norm, self.s.eps)]
 
     def logits(self, x: Tensor) -> Tensor:
         """Next-token logits."""

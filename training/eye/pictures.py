@@ -165,6 +165,14 @@ def questions(picture: Picture, which: str = "") -> list[Asked]:
     return found
 
 
+def subjects() -> list[str]:
+    """All questions that there are, about a picture that is the only one of its kind."""
+    full = Picture("picture", tuple(zip(COLOURS, SHAPES, strict=False)))
+    colours = [f"What shape is {colour}?" for colour in COLOURS]
+    asked = [one.question for one in (*questions(full), *questions(Picture("receipt")))]
+    return list(dict.fromkeys(asked + colours))
+
+
 ORDER = ("first", "second", "third")
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.eye import export, model, pictures, words
-from training.eye.lessons import Batch, Teacher
+from training.eye.lessons import SUBJECTS, Batch, Teacher
 from training.eye.pictures import Picture
 
 HERE = Path(__file__).resolve().parent
@@ -32,10 +32,10 @@ class Plan:
     """How long, and how fast."""
 
     eye_steps: int = 600
-    steps: int = 2000
+    steps: int = 3000
     rate: float = 2e-3
-    lessons: int = 24
-    turns: int = 4
+    tokens: int = 4800  # a batch
+    turns: int = 6
 
 
 class Reader(nn.Module):
@@ -74,6 +74,68 @@ class Reader(nn.Module):
         return torch.stack(losses).mean(), right
 
 
+class Guide(nn.Module):
+    """Says early what an answer needs on its way, and is not kept. A picture that is compiled on its own knows neither
+    its number nor what is before it, so an answer takes three steps, each read off the stream where it shall be done:
+
+    * after the first block, the closing mark of a picture knows all that it shows;
+    * after the second, the token after the closing mark knows that, too, and which of its kind the picture is; and the
+      place where an answer is said knows the question;
+    * so that a question about the second receipt needs only look for a token that says it is about that.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        contents = 4 * (len(_COLOURS) + len(_SHAPES)) + 40
+        self.width = width
+        self.end = nn.Linear(width, contents)
+        self.after = nn.Linear(width, contents + 6)
+        self.ask = nn.Linear(width, len(SUBJECTS) + 4)
+
+    def _contents(self, guess: Tensor, shown: list[Picture]) -> tuple[Tensor, float]:
+        """The loss of saying what pictures of both kinds show, and how much of it is right."""
+        losses, right, count = [], 0.0, 0
+        for kind in pictures.SIZES:
+            index = [n for n, picture in enumerate(shown) if picture.kind == kind]
+            if not index:
+                continue
+            some = [shown[n] for n in index]
+            scene, numbers = guess[index].split([4 * (len(_COLOURS) + len(_SHAPES)), 40], -1)
+            if kind == "receipt":
+                pairs = [(numbers.view(-1, 4, 10), torch.tensor([[int(d) for d in p.day + p.total] for p in some]))]
+            else:
+                colours, shapes = scene.view(len(some), 4, -1).split([len(_COLOURS), len(_SHAPES)], -1)
+                things = [[thing or (None, None) for thing in p.things] for p in some]
+                pairs = [
+                    (colours, torch.tensor([[_COLOURS.index(c) for c, _ in one] for one in things])),
+                    (shapes, torch.tensor([[_SHAPES.index(s) for _, s in one] for one in things])),
+                ]
+            for a, b in pairs:
+                losses.append(F.cross_entropy(a.flatten(0, 1), b.flatten()))
+                right += float((a.argmax(-1) == b).sum())
+                count += b.numel()
+        return torch.stack(losses).mean(), right / count
+
+    def forward(self, after: list[Tensor], batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """`after`: the stream after each block. The loss, and how much is read right."""
+        first, second = (F.rms_norm(one, (self.width,)).flatten(0, 1) for one in after[:2])
+        end, known = self._contents(self.end(first[[at for at, _, _ in batch.ends]]), [one for _, one, _ in batch.ends])
+        guess = self.after(second[[at for at, _, _ in batch.after]])
+        copied, carried = self._contents(guess[:, :-6], [one for _, one, _ in batch.after])
+        which = torch.tensor([n + 3 * (one.kind == "receipt") for _, one, n in batch.after])
+        counted = F.cross_entropy(guess[:, -6:], which)
+        at, subject, order = batch.asks.unbind(1)
+        subjects, orders = self.ask(second[at]).split([len(SUBJECTS), 4], -1)
+        asked = F.cross_entropy(subjects, subject) + F.cross_entropy(orders, order)
+        read = {
+            "end": known,
+            "after": carried,
+            "which": (guess[:, -6:].argmax(-1) == which).float().mean().item(),
+            "asked": ((subjects.argmax(-1) == subject) & (orders.argmax(-1) == order)).float().mean().item(),
+        }
+        return end + copied + counted + 0.5 * asked, read
+
+
 def looked_at(rng: random.Random, count: int) -> Iterator[tuple[dict[str, Tensor], dict[str, list[Picture]]]]:
     """Pictures alone, half of each kind."""
     while True:
@@ -87,8 +149,8 @@ def looked_at(rng: random.Random, count: int) -> Iterator[tuple[dict[str, Tensor
         )
 
 
-def stream(net: model.Seeing, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """The decoder's last stream, and the rows of the pictures by kind."""
+def stream(net: model.Seeing, batch: Batch) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The decoder's stream after each block, and the rows of the pictures by kind."""
     x = F.embedding(batch.ids, net.decoder.embed).flatten(0, 1)
     rows = {kind: net.eye(pixels) for kind, pixels in batch.pixels.items()}
     where = torch.cat([batch.rows[kind] for kind in rows])
@@ -97,13 +159,19 @@ def stream(net: model.Seeing, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     return net.decoder(x, batch.at, batch.sees), rows
 
 
-def loss_of(net: model.Seeing, batch: Batch) -> tuple[Tensor, float, dict[str, Tensor]]:
-    """Cross entropy of what is answered, how much of it is right, and the rows."""
-    out, rows = stream(net, batch)
+def loss_of(net: model.Seeing, batch: Batch) -> tuple[Tensor, dict[str, float], list[Tensor], dict[str, Tensor]]:
+    """Cross entropy of what is answered, how much of it is right (of all, and where one of several is asked for), the
+    stream after each block, and the rows."""
+    after, rows = stream(net, batch)
     wanted = batch.targets >= 0
-    logits, targets = net.decoder.logits(out[wanted]), batch.targets[wanted]
-    right = (logits.argmax(-1) == targets)[targets != words.END].float().mean().item()
-    return F.cross_entropy(logits, targets), right, rows
+    logits, targets = net.decoder.logits(after[-1][wanted]), batch.targets[wanted]
+    right = (logits.argmax(-1) == targets).float()
+    found = {"right": right[targets != words.END].mean().item()}
+    at, _, order = batch.asks.unbind(1)
+    several = (after[-1].flatten(0, 1)[at[order > 0]] @ net.decoder.embed.T).argmax(-1)
+    if len(several):
+        found["several"] = (several == batch.targets.flatten()[at[order > 0]]).float().mean().item()
+    return F.cross_entropy(logits, targets), found, after, rows
 
 
 def rate_at(step: int, steps: int, top: float) -> float:
@@ -113,7 +181,7 @@ def rate_at(step: int, steps: int, top: float) -> float:
 
 def train(plan: Plan, net: model.Seeing, encoder: words.Encoder, say: Callable[[str], None], out: Path) -> None:
     """All of it. `out`: the weights, every 200 steps."""
-    reader = Reader(net.shape.width)
+    reader, guide = Reader(net.shape.width), Guide(net.shape.width)
     began = time.time()
     marks: dict[str, float] = defaultdict(float)
 
@@ -122,13 +190,14 @@ def train(plan: Plan, net: model.Seeing, encoder: words.Encoder, say: Callable[[
 
     def step(loss: Tensor, optimiser: torch.optim.Optimizer, rate: float) -> None:
         for group in optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["part"]
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_([*net.parameters(), *reader.parameters()], 1.0)
+        torch.nn.utils.clip_grad_norm_([*net.parameters(), *reader.parameters(), *guide.parameters()], 1.0)
         optimiser.step()
 
-    optimiser = torch.optim.AdamW([*net.eye.parameters(), *reader.parameters()], betas=(0.9, 0.98), weight_decay=0.01)
+    seeing = {"params": [*net.eye.parameters(), *reader.parameters()], "part": 1.0}
+    optimiser = torch.optim.AdamW([seeing], betas=(0.9, 0.98), weight_decay=0.01)
     for number, (pixels, shown) in zip(range(plan.eye_steps), looked_at(random.Random(5), 64), strict=False):
         loss, right = reader({kind: net.eye(some) for kind, some in pixels.items()}, shown)
         step(loss, optimiser, rate_at(number, plan.eye_steps, plan.rate))
@@ -139,20 +208,22 @@ def train(plan: Plan, net: model.Seeing, encoder: words.Encoder, say: Callable[[
             say(f"eye {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s {shown_marks}")
     torch.save(net.state_dict(), out)
     teacher = Teacher(encoder, 7)
-    optimiser = torch.optim.AdamW([*net.parameters(), *reader.parameters()], betas=(0.9, 0.98), weight_decay=0.01)
+    seeing["part"] = 0.1  # the eye has learned its part
+    speaking = {"params": [*net.decoder.parameters(), *guide.parameters()], "part": 1.0}
+    optimiser = torch.optim.AdamW([seeing, speaking], betas=(0.9, 0.98), weight_decay=0.01)
     marks.clear()
     for number in range(plan.steps):
-        most = 1 if number < plan.steps * 2 // 5 else 2 if number < plan.steps * 4 // 5 else 3
-        batch = teacher.batch(plan.lessons, most, plan.turns)
-        loss, right, rows = loss_of(net, batch)
-        reading, read = reader(rows, batch.shown)
-        weight = 0.5 * max(0.1, 1 - 2 * number / plan.steps)
-        step(loss + weight * reading, optimiser, rate_at(number, plan.steps, plan.rate))
-        mark("right", right)
-        mark("read", min(read))
+        batch = teacher.batch(plan.tokens, plan.turns, number % 8 == 7)
+        loss, found, after, rows = loss_of(net, batch)
+        reading, seen = reader(rows, batch.shown)
+        guiding, read = guide(after, batch)
+        left = max(0.1, 1 - 1.2 * number / plan.steps)
+        step(loss + 0.1 * reading + 0.4 * left * guiding, optimiser, rate_at(number, plan.steps, plan.rate))
+        for name, value in {**found, **read, "read": min(seen)}.items():
+            mark(name, value)
         if number % 50 == 49:
             say(
-                f"step {number + 1} pictures {most} loss {loss.item():.3f} {time.time() - began:.0f}s "
+                f"step {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s "
                 + " ".join(f"{name}={value:.3f}" for name, value in marks.items())
             )
         if number % 200 == 199:

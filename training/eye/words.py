@@ -18,6 +18,7 @@ def train() -> Tokenizer:
     rng = random.Random(3)
     corpus: list[str] = [
         *pictures.FILLERS,
+        *(" " + sentence for sentence in pictures.FILLERS),
         *pictures.SHAPES,
         *pictures.COLOURS,
         *pictures.NUMBERS,
