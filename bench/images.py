@@ -195,7 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.images", description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=MODELS / "notes-eye-q8_0.gguf")
     parser.add_argument("--mmproj", type=Path, default=MODELS / "notes-eye-mmproj-f16.gguf")
-    parser.add_argument("--questions", type=int, default=320, help="of each kind (default: %(default)s)")
+    parser.add_argument("--questions", type=int, default=200, help="of each kind (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
     given = parser.parse_args()
