@@ -410,7 +410,7 @@ def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path
                     places.setdefault(piece.name, notebook.position(piece.position))
             again = [there(scratch, one, places[one.name], workspace.look) for one in segments]
             with assemble(workspace, replace(prompt, segments=again), seam=seam) as notebook:
-                # With q8_0 weights what is multiplied is rounded to 8 bits: a difference in the last bit becomes a step.
+                # With q8_0 weights what is multiplied is rounded to 8 bits: a difference in a last bit becomes a step.
                 assert nmse(found, notebook.logits()) < 5e-5
             with assemble(workspace, prompt, seam=seam, rotate=False) as notebook:
                 wrong.append(nmse(found, notebook.logits()))
