@@ -180,8 +180,8 @@ def test_what_follows_the_last_image_is_forgotten_for_good(asked: list[Request])
 
 
 def test_fields_beside_images_are_edited(asked: list[Request]) -> None:
-    """In the text before an image, in place, a longer value moves it along; after it, by decoding all of it: that is a
-    session with that value from the beginning."""
+    """In the text before an image, in place, a longer value moves it along; after it, by decoding what follows the
+    change: nothing is left of the value that was there."""
     skill = parse_skill("The shop is open.\n\ntotal: 42\n\nBe kind.", source="note.txt", default="note")
     with seeing("f32") as workspace, held(workspace) as session:
         note = compile_skill(workspace, skill)
@@ -196,18 +196,18 @@ def test_fields_beside_images_are_edited(asked: list[Request]) -> None:
     with seeing("f32") as workspace, held(workspace) as session:
         assert session.state.images == state.images
         session.notebook.lookahead([7])
-    other = parse_skill("The shop is open.\n\ntotal: 17\n\nBe kind.", source="note.txt", default="note")
+    other = parse_skill("The shop is open.\n\ntotal: 99\n\nBe kind.", source="note.txt", default="note")
     found, logits = [], []
-    for name, text in (("edited", skill), ("as-is", other)):
+    for name, text in (("one", skill), ("other", other)):
         with seeing("f32") as workspace, held(workspace, name) as session:
             session.ask(Request("What is the day?", images=asked[0].images, grammar=FOUR))
             session.ask(Request("What is the total?", [compile_skill(workspace, text)], grammar=FOUR))
-            if name == "edited":
-                assert session.edit("total", "17", Method.parse("suffix")).method == "suffix"
+            before = session.notebook.lookahead([7])[0]
+            assert session.edit("total", "17", Method.parse("suffix")).method == "suffix"
             found.append((session.state.tokens, session.state.images))
             logits.append(session.notebook.lookahead([7])[0])
-    assert nmse(*logits) < 1e-2  # as-is was spliced there, and saw none of what precedes it
-    assert found[0] == found[1]
+            assert nmse(before, logits[-1]) > 1e-4
+    assert found[0] == found[1] and nmse(*logits) < 1e-9
 
 
 def test_a_text_with_images_in_a_session(tmp_path: Path) -> None:
