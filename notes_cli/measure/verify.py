@@ -115,7 +115,7 @@ class Report:
                 f"(they must be off by {WORSE:g} times as much)",
             )
         if moved:
-            return Control("nothing", "the first layer of this model does not rotate its keys")
+            return Control("nothing", "the first layer of this model does not rotate its keys, or has none")
         if any(case.spliced for case in self.cases):
             return Control("nothing", "rows were reused where they were compiled")
         return Control("nothing", "nothing was reused")
@@ -239,11 +239,14 @@ def _keys(notebook: Notebook, places: Sequence[tuple[int, int]]) -> NDArray[np.f
     """Keys of the first layer of so many tokens from each position on, one after the other, [n, n_embd_k]; None where
     it does not rotate them, or there are none."""
     context = notebook.context
-    if context.model.recurrent:  # they follow from a state, too, if they are not those of the first layer
+    first = next((index for index, layer in enumerate(context.layers) if layer.part == "attention"), None)
+    if not places or first is None or context.layers[first].rope < 0:
         return None
-    first = next(index for index, layer in enumerate(context.layers) if layer.part == "attention") if places else 0
-    if not places or context.layers[first].rope < 0:
-        return None
+    if context.model.recurrent:  # keys of later layers follow from a state, too, and rows are read as a whole
+        if context.layers[first].layer:
+            return None
+        whole = notebook.read(0, len(notebook), "f32")[0][first].k
+        return np.concatenate([whole[start : start + n] for start, n in places])
     read = [notebook.read(start, start + n, "f32")[0][first].k for start, n in places]
     return np.concatenate(read)
 
