@@ -16,6 +16,7 @@ from training.model import Block, Tiny
 from training.tokenizer import END, PAD, SPECIAL
 
 CONTEXT = 4096
+SMALL = ("ssm_a", "ssm_d", "ssm_conv1d.weight", "ssm_norm.weight")  # which llama.cpp wants in f32
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -96,8 +97,13 @@ def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> No
     out.add_rope_freq_base(s.rope_base)
     out.add_layer_norm_rms_eps(s.eps)
     vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
-    for name, array in tensors(net).items():
-        if kind == "q8_0" and array.ndim == 2:
+    finish(out, tensors(net), kind)
+
+
+def finish(out: gguf.GGUFWriter, named: dict[str, npt.NDArray[np.float32]], kind: str) -> None:
+    """Write the file; `kind` is q8_0 (of matrices) or f32."""
+    for name, array in named.items():
+        if kind == "q8_0" and array.ndim == 2 and not name.endswith(SMALL):
             packed = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0)
             out.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         else:

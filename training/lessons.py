@@ -266,6 +266,10 @@ class Teacher:
             ids += self.encoder.encode(draft.skill.text)
         return ids
 
+    def drafts(self, level: world.Level, kinds: Sequence[str], loose: bool) -> list[world.Draft]:
+        """The skills of one text."""
+        return world.make_drafts(self.rng, level, kinds=kinds, loose=loose)
+
     def batch(
         self,
         size: int,
@@ -285,7 +289,7 @@ class Teacher:
         texts, starts, sets = [], [], []
         for _ in range(size):
             while True:
-                drafts = world.make_drafts(rng, level, kinds=kinds, loose=loose)
+                drafts = self.drafts(level, kinds, loose)
                 ids = self.prefix(drafts, level.preamble)
                 if len(ids) <= longest:
                     break

@@ -80,7 +80,7 @@ class View:
     """Who sees whom: a text sees itself causally, a branch sees its text and itself, never another branch."""
 
     def __init__(self, prefix_len: Tensor, width: int, branches: int, length: int) -> None:
-        self.P, self.K, self.L = width, branches, length
+        self.P, self.K, self.L, self.lens = width, branches, length, prefix_len
         inf = float("-inf")
         device = prefix_len.device
         self.hidden = torch.zeros(len(prefix_len), 1, 1, width, device=device)

@@ -1,0 +1,84 @@
+"""Write the hybrid as GGUF: architecture `granitehybrid`, q8_0 matrices, f32 for what is small, ChatML template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training.export import CONTEXT, add_vocabulary, finish, interleave
+from training.hybrid.model import Hybrid, Scanned
+from training.model import Block
+
+
+def tensors(net: Hybrid) -> dict[str, npt.NDArray[np.float32]]:
+    """All weights under their GGUF names."""
+    s = net.shape
+    named: dict[str, Tensor] = {"token_embd.weight": net.embed, "output_norm.weight": net.norm}
+    for i, block in enumerate(net.blocks):
+        assert isinstance(block, (Block, Scanned))
+        at = f"blk.{i}."
+        named |= {
+            at + "ffn_norm.weight": block.ffn_norm,
+            at + "ffn_gate.weight": block.gate.weight,
+            at + "ffn_up.weight": block.up.weight,
+            at + "ffn_down.weight": block.down.weight,
+        }
+        if isinstance(block, Scanned):
+            named |= {
+                at + "attn_norm.weight": block.norm_in,
+                at + "ssm_in.weight": block.inward.weight,
+                at + "ssm_conv1d.weight": block.conv,
+                at + "ssm_conv1d.bias": block.conv_bias,
+                at + "ssm_dt.bias": block.dt_bias,
+                at + "ssm_a": -block.a_log.exp()[:, None],
+                at + "ssm_d": block.d[:, None],
+                at + "ssm_norm.weight": block.norm_out[None],
+                at + "ssm_out.weight": block.outward.weight,
+            }
+            continue
+        named |= {
+            at + "attn_norm.weight": block.attn_norm,
+            at + "attn_output.weight": block.o.weight,
+            at + "attn_v.weight": block.v.weight,
+            at + "attn_v.bias": block.v.bias,
+        }
+        for name, linear, heads in (("q", block.q, s.heads), ("k", block.k, s.kv_heads)):
+            named[f"{at}attn_{name}.weight"] = interleave(linear.weight.detach(), heads)
+            named[f"{at}attn_{name}.bias"] = interleave(linear.bias.detach(), heads)
+    return {k: v.detach().float().contiguous().numpy() for k, v in named.items()}
+
+
+def write(net: Hybrid, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> None:
+    """Write one GGUF file; `kind` is q8_0 or f32."""
+    s = net.shape
+    path.parent.mkdir(parents=True, exist_ok=True)
+    out = gguf.GGUFWriter(path, "granitehybrid")
+    out.add_name("notes-hybrid")
+    out.add_author("notes")
+    out.add_license("MIT")
+    out.add_description("A tiny hybrid that reads small policies; for the tests of notes")
+    out.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "q8_0" else gguf.LlamaFileType.ALL_F32)
+    out.add_vocab_size(s.vocab)
+    out.add_context_length(CONTEXT)
+    out.add_embedding_length(s.width)
+    out.add_block_count(s.layers)
+    out.add_feed_forward_length(s.ffn)
+    out.add_head_count(s.heads)
+    out.add_head_count_kv([s.kv_heads if kind == "a" else 0 for kind in s.kinds])  # none: a Mamba-2 layer
+    out.add_key_length(s.head)
+    out.add_value_length(s.head)
+    out.add_rope_dimension_count(s.head)
+    out.add_rope_freq_base(s.rope_base)
+    out.add_layer_norm_rms_eps(s.eps)
+    out.add_ssm_conv_kernel(s.reach)
+    out.add_ssm_inner_size(s.inner)
+    out.add_ssm_state_size(s.states)
+    out.add_ssm_time_step_rank(s.parts)
+    out.add_ssm_group_count(1)
+    add_vocabulary(out, tokenizer, s.vocab)
+    finish(out, tensors(net), kind)
