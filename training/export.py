@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.model import Block, Tiny
+from training.model import Block, Shape, Tiny
 from training.tokenizer import END, PAD, SPECIAL
 
 CONTEXT = 4096
@@ -76,13 +76,22 @@ def vocabulary(
 
 def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> None:
     """Write one GGUF file; `kind` is q8_0 or f32."""
-    s = net.shape
+    s, about = net.shape, "A tiny decoder that reads small policies; ships with notes"
+    out = begin(path, "llama", "notes-tiny", about, s, s.kv_heads, kind)
+    vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
+    finish(out, tensors(net), kind)
+
+
+def begin(
+    path: Path, architecture: str, name: str, about: str, s: Shape, kv_heads: int | list[int], kind: str
+) -> gguf.GGUFWriter:
+    """A file with a model's name and sizes; `kv_heads` of every layer, or of each."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    out = gguf.GGUFWriter(path, "llama")
-    out.add_name("notes-tiny")
+    out = gguf.GGUFWriter(path, architecture)
+    out.add_name(name)
     out.add_author("notes")
     out.add_license("MIT")
-    out.add_description("A tiny decoder that reads small policies; ships with notes")
+    out.add_description(about)
     out.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "q8_0" else gguf.LlamaFileType.ALL_F32)
     out.add_vocab_size(s.vocab)
     out.add_context_length(CONTEXT)
@@ -90,14 +99,13 @@ def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> No
     out.add_block_count(s.layers)
     out.add_feed_forward_length(s.ffn)
     out.add_head_count(s.heads)
-    out.add_head_count_kv(s.kv_heads)
+    out.add_head_count_kv(kv_heads)
     out.add_key_length(s.head)
     out.add_value_length(s.head)
     out.add_rope_dimension_count(s.head)
     out.add_rope_freq_base(s.rope_base)
     out.add_layer_norm_rms_eps(s.eps)
-    vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
-    finish(out, tensors(net), kind)
+    return out
 
 
 def finish(out: gguf.GGUFWriter, named: dict[str, npt.NDArray[np.float32]], kind: str) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.export import CONTEXT, add_vocabulary, finish, interleave
+from training.export import begin, finish, interleave, vocabulary
 from training.hybrid.model import Hybrid, Scanned
 from training.model import Block
+from training.tokenizer import END, PAD, SPECIAL
 
 
 def tensors(net: Hybrid) -> dict[str, npt.NDArray[np.float32]]:
@@ -56,29 +56,13 @@ def tensors(net: Hybrid) -> dict[str, npt.NDArray[np.float32]]:
 def write(net: Hybrid, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> None:
     """Write one GGUF file; `kind` is q8_0 or f32."""
     s = net.shape
-    path.parent.mkdir(parents=True, exist_ok=True)
-    out = gguf.GGUFWriter(path, "granitehybrid")
-    out.add_name("notes-hybrid")
-    out.add_author("notes")
-    out.add_license("MIT")
-    out.add_description("A tiny hybrid that reads small policies; for the tests of notes")
-    out.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "q8_0" else gguf.LlamaFileType.ALL_F32)
-    out.add_vocab_size(s.vocab)
-    out.add_context_length(CONTEXT)
-    out.add_embedding_length(s.width)
-    out.add_block_count(s.layers)
-    out.add_feed_forward_length(s.ffn)
-    out.add_head_count(s.heads)
-    out.add_head_count_kv([s.kv_heads if kind == "a" else 0 for kind in s.kinds])  # none: a Mamba-2 layer
-    out.add_key_length(s.head)
-    out.add_value_length(s.head)
-    out.add_rope_dimension_count(s.head)
-    out.add_rope_freq_base(s.rope_base)
-    out.add_layer_norm_rms_eps(s.eps)
+    about = "A tiny hybrid that reads small policies; for the tests of notes"
+    kv_heads = [s.kv_heads if layer == "a" else 0 for layer in s.kinds]  # none: a Mamba-2 layer
+    out = begin(path, "granitehybrid", "notes-hybrid", about, s, kv_heads, kind)
     out.add_ssm_conv_kernel(s.reach)
     out.add_ssm_inner_size(s.inner)
     out.add_ssm_state_size(s.states)
     out.add_ssm_time_step_rank(s.parts)
     out.add_ssm_group_count(1)
-    add_vocabulary(out, tokenizer, s.vocab)
+    vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
     finish(out, tensors(net), kind)

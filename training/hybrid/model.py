@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.model import Block, View, size
+from training.model import Block, Tiny, View, size
 from training.model import Shape as AttentionShape
 
 __all__ = ["Hybrid", "Shape", "size"]
@@ -129,35 +129,11 @@ class Scanned(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-class Hybrid(nn.Module):
-    """The decoder; the output is tied to the embedding."""
+class Hybrid(Tiny):
+    """The decoder of training/model.py with other layers."""
+
+    shape: Shape
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.embed = nn.Parameter(torch.zeros(shape.vocab, shape.width))
+        super().__init__(shape)
         self.blocks = nn.ModuleList(Block(shape) if kind == "a" else Scanned(shape) for kind in shape.kinds)
-        self.norm = nn.Parameter(torch.ones(shape.width))
-        pairs = shape.head // 2
-        self.register_buffer("theta", shape.rope_base ** (-torch.arange(pairs).float() / pairs), persistent=False)
-
-    def hidden(self, ids: Tensor, at: Tensor, view: View) -> list[Tensor]:
-        """The stream after every block, (B, n, width) each."""
-        angle = at[..., None].float() * self.theta
-        cos, sin = angle.cos()[:, :, None], angle.sin()[:, :, None]
-        x = F.embedding(ids, self.embed)
-        out = []
-        for block in self.blocks:
-            x = block(x, cos, sin, view)
-            out.append(x)
-        return out
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Next-token logits from the last stream."""
-        return F.rms_norm(x, (self.shape.width,), self.norm, self.shape.eps) @ self.embed.T
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits of plain sequences (B, n)."""
-        at = torch.arange(ids.shape[1]).expand_as(ids)
-        view = View(torch.full((ids.shape[0],), ids.shape[1]), ids.shape[1], 0, 0)
-        return self.logits(self.hidden(ids, at, view)[-1])
