@@ -31,13 +31,12 @@ from notes_cli.errors import (
     UnwritableError,
 )
 from notes_cli.library.info import SegmentInfo
-from notes_cli.runtime.settings import DEFAULT_SEAM, choose
+from notes_cli.runtime.settings import DEFAULT_SEAM, choose, repair
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name, listed
 from notes_cli.text.messages import Conversation, SkillPart, asking
-from notes_cli.text.names import name_of
 from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.references import ALL, Known, Reference
 
@@ -528,7 +527,7 @@ def unspliced(notebook: Notebook) -> list[Notice]:
             key = piece.name, piece.detail
             tokens[key] = tokens.get(key, 0) + piece.tokens
     chain = _chain(notebook.pieces)
-    remedy = Help.COMPILE_TOGETHER(names=chain, name=name_of("-".join(chain))) if len(chain) > 1 else None
+    remedy = repair("together", chain) if len(chain) > 1 else None
     return [
         Notice(
             f"{name} is not spliced, its {count} tokens are decoded: {why}",

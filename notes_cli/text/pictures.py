@@ -11,10 +11,10 @@ import re
 import stat
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from notes_cli.classes import dataclass
 from notes_cli.errors import ImageError
 from notes_cli.images import MAX_BYTES, SUFFIXES, Picture, load_picture
 from notes_cli.text.fields import Span, fences, within
