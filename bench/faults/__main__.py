@@ -68,10 +68,15 @@ def _settle() -> None:
     shutil.rmtree(FOUND, ignore_errors=True)
     FOUND.mkdir(parents=True)
     SCRATCH.mkdir(mode=0o700)
-    atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+    atexit.register(_remove_scratch, os.getpid())
     for name in [name for name in os.environ if name.startswith("NOTES_") and name != "NOTES_LIBRARY"]:
         del os.environ[name]
     os.environ.update(NOTES_HOME=str(SCRATCH / "home"), NOTES_THREADS="1", OMP_NUM_THREADS="1", NO_COLOR="1")
+
+
+def _remove_scratch(owner: int) -> None:
+    if os.getpid() == owner:  # `notes` in a forked process runs what was registered here, too, when it ends
+        shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
 if __name__ == "__main__":
