@@ -148,6 +148,8 @@ def _named(lines: list[Line]) -> str:
 
 def _row(name: str, lines: list[Line]) -> str:
     f16 = [line for line in lines if line["column"].startswith("f16")] or lines
+    # A context in which nothing is possible (one longer than the positions that were learned) says nothing of others.
+    f16 = [line for line in f16 if any(line[one] not in ("", "refused") for one in OPERATIONS)] or f16
 
     def word(operation: str) -> str:
         return max((line[operation] for line in f16), key=("", *WORDS).index)
