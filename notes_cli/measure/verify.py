@@ -263,7 +263,7 @@ def _corrected_decision(
 ) -> str | None:
     said = [erratum for erratum in prompt.errata if erratum.field]
     names = {span.name for one in prompt.segments if one.media for span in one.fields}
-    if not said or names & {erratum.field for erratum in said}:  # a text with images in it is not written anew
+    if not said or names & {erratum.field for erratum in said}:  # a text with images in it is not written again
         return None
     free = [erratum for erratum in prompt.errata if erratum.field is None]
     segments = [

@@ -357,7 +357,7 @@ def test_the_words_of_an_image_are_no_image(seeing: Workspace, tmp_path: Path) -
 
 
 def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segment], Seen]) -> Segment:
-    """The segment computed anew with what it begins after, so that its first row is at a position."""
+    """The segment computed again with what it begins after, so that its first row is at a position."""
     scratch.clear()
     decode(scratch, segment.context, place - len(segment.context))
     if not segment.media:
@@ -378,7 +378,7 @@ def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segmen
 
 def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path) -> None:
     """Images of any size and texts, in any order and number, early, late or with the question, with any seam, after an
-    erratum: the logits are those with each of them computed anew at the very place. Without rotation they are not."""
+    erratum: the logits are those with each of them computed at the very place. Without rotation they are not."""
     chance = random.Random(15)
     model, projector = config.shipped_eye()
     options = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", flash_attention="off")
