@@ -44,13 +44,31 @@ def tensors(net: Tiny) -> dict[str, npt.NDArray[np.float32]]:
             at + "ffn_gate.weight": block.gate.weight,
             at + "ffn_up.weight": block.up.weight,
             at + "ffn_down.weight": block.down.weight,
-            at + "attn_v.weight": block.v.weight,
-            at + "attn_v.bias": block.v.bias,
+            **projections(at, block, s),
         }
-        for name, linear, heads in (("q", block.q, s.heads), ("k", block.k, s.kv_heads)):
-            named[f"{at}attn_{name}.weight"] = interleave(linear.weight.detach(), heads)
-            named[f"{at}attn_{name}.bias"] = interleave(linear.bias.detach(), heads)
-    return {k: v.detach().float().contiguous().numpy() for k, v in named.items()}
+    return numbers(named)
+
+
+def projections(at: str, block: Block, s: Shape) -> dict[str, Tensor]:
+    """What V, Q and K of a layer are computed with, under the GGUF names that begin with `at`."""
+    named = {at + "attn_v.weight": block.v.weight, at + "attn_v.bias": block.v.bias}
+    for name, linear, heads in (("q", block.q, s.heads), ("k", block.k, s.kv_heads)):
+        named[f"{at}attn_{name}.weight"] = interleave(linear.weight.detach(), heads)
+        named[f"{at}attn_{name}.bias"] = interleave(linear.bias.detach(), heads)
+    return named
+
+
+def numbers(named: dict[str, Tensor]) -> dict[str, npt.NDArray[np.float32]]:
+    """Weights as arrays."""
+    return {name: value.detach().float().contiguous().numpy() for name, value in named.items()}
+
+
+def describe(out: gguf.GGUFWriter, name: str, about: str) -> None:
+    """Who made which model."""
+    out.add_name(name)
+    out.add_author("notes")
+    out.add_license("MIT")
+    out.add_description(about)
 
 
 def vocabulary(
@@ -88,10 +106,7 @@ def begin(
     """A file with a model's name and sizes; `kv_heads` of every layer, or of each."""
     path.parent.mkdir(parents=True, exist_ok=True)
     out = gguf.GGUFWriter(path, architecture)
-    out.add_name(name)
-    out.add_author("notes")
-    out.add_license("MIT")
-    out.add_description(about)
+    describe(out, name, about)
     out.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "q8_0" else gguf.LlamaFileType.ALL_F32)
     out.add_vocab_size(s.vocab)
     out.add_context_length(CONTEXT)
@@ -109,13 +124,13 @@ def begin(
 
 
 def finish(out: gguf.GGUFWriter, named: dict[str, npt.NDArray[np.float32]], kind: str) -> None:
-    """Write the file; `kind` is q8_0 (of matrices) or f32."""
+    """Write the file; `kind` is q8_0 or f16 (of matrices), or f32."""
     for name, array in named.items():
         if kind == "q8_0" and array.ndim == 2 and not name.endswith(SMALL):
             packed = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0)
             out.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         else:
-            out.add_tensor(name, array)
+            out.add_tensor(name, array.astype(np.float16) if kind == "f16" and array.ndim > 1 else array)
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training import export, model, tokenizer, world
-from training.lessons import KIND, KINDS, Batch, Mix, Teacher
+from training.lessons import KINDS, Batch, Mix, Teacher
 
 HERE = Path(__file__).resolve().parent
 FINAL = HERE.parent / "notes_cli" / "models" / "notes-tiny-q8_0.gguf"
@@ -202,6 +202,16 @@ class Marks:
         if value == value:
             self.value[name] = value if name not in self.value else (1 - pace) * self.value[name] + pace * value
 
+    def take(self, kinds: Sequence[str], kind: Tensor, right: Tensor) -> None:
+        """Take in which tokens of a batch were right, each of a kind by its number; number 0 does not count."""
+        for number, name in enumerate(kinds):
+            chosen = right[kind == number]
+            if number and len(chosen):
+                self.add(name, chosen.float().mean().item())
+
+    def __str__(self) -> str:
+        return " ".join(f"{k.replace(' ', '_')}={v:.2f}" for k, v in sorted(self.value.items()))
+
     def mean(self, *prefixes: str) -> float:
         """Mean over kinds that begin with one of the prefixes."""
         found = [v for k, v in self.value.items() if k.startswith(prefixes)]
@@ -269,10 +279,7 @@ def train(
         opt.step()
         tokens += batch.prefix.size + batch.branch.size
         if use == level:
-            for name in KINDS[1:]:
-                chosen = right[kind == KIND[name]]
-                if len(chosen):
-                    marks.add(name, chosen.float().mean().item())
+            marks.take(KINDS, kind, right)
             for name, value in zip(("see field", "see limit", "see value", "see condition"), seen, strict=False):
                 marks.add(name, value)
         since += 1
@@ -282,11 +289,10 @@ def train(
             marks.value.clear()
             say(f"step {step} level {level}")
         if step % 50 == 49:
-            shown = " ".join(f"{k.replace(' ', '_')}={v:.2f}" for k, v in sorted(marks.value.items()))
             say(
                 f"step {step + 1} level {level} loss {loss.item():.3f} norm {norm.item():.2f} "
                 f"rate {rate:.5f} "
-                f"{tokens / 1e6:.2f}M tokens {time.time() - began:.0f}s ({drawing:.0f}s drawing) {shown}"
+                f"{tokens / 1e6:.2f}M tokens {time.time() - began:.0f}s ({drawing:.0f}s drawing) {marks}"
             )
         if step % 250 == 249:
             save(net, out)

@@ -5,20 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import gguf
-import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.export import vocabulary
+from training.export import CONTEXT, describe, finish, numbers, vocabulary
 from training.eye.model import SECTIONS, Decoder, Eye, EyeBlock, Seeing
 from training.eye.pictures import CELL, SIZES
 from training.eye.words import END, PAD, SPECIAL
 from training.model import Block
 
 MODEL, PROJECTOR = "notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf"
-CONTEXT = 4096
-Array = npt.NDArray[np.float32]
 
 
 def write(net: Seeing, tokenizer: Tokenizer, folder: Path) -> list[Path]:
@@ -30,28 +26,10 @@ def write(net: Seeing, tokenizer: Tokenizer, folder: Path) -> list[Path]:
     return paths
 
 
-def _numbers(named: dict[str, Tensor]) -> dict[str, Array]:
-    return {name: value.detach().float().contiguous().numpy() for name, value in named.items()}
-
-
-def _about(out: gguf.GGUFWriter, name: str, description: str) -> None:
-    out.add_name(name)
-    out.add_author("notes")
-    out.add_license("MIT")
-    out.add_description(description)
-
-
-def _finish(out: gguf.GGUFWriter) -> None:
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
-
-
 def _decoder(net: Decoder, tokenizer: Tokenizer, path: Path) -> None:
     s = net.s
     out = gguf.GGUFWriter(path, "qwen2vl")
-    _about(out, "notes-eye", "A tiny decoder that is asked about pictures of shapes and receipts")
+    describe(out, "notes-eye", "A tiny decoder that is asked about pictures of shapes and receipts")
     out.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     out.add_vocab_size(s.vocab)
     out.add_context_length(CONTEXT)
@@ -76,19 +54,13 @@ def _decoder(net: Decoder, tokenizer: Tokenizer, path: Path) -> None:
             *(("ffn_gate", block.gate), ("ffn_up", block.up), ("ffn_down", block.down)),
         ):
             named[f"{at}{name}.weight"] = linear.weight
-    for name, array in _numbers(named).items():
-        if array.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            out.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-        else:
-            out.add_tensor(name, array)
-    _finish(out)
+    finish(out, numbers(named), "q8_0")
 
 
 def _projector(eye: Eye, path: Path) -> None:
     s = eye.s
     out = gguf.GGUFWriter(path, "clip")
-    _about(out, "notes-eye", "The projector of notes-eye: 48 pixels wide pictures, a row for each 12 by 12 of them")
+    describe(out, "notes-eye", "The projector of notes-eye: 48 pixels wide pictures, a row for each 12 by 12 of them")
     out.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     out.add_bool("clip.has_vision_encoder", True)
     out.add_string("clip.projector_type", "qwen2vl_merger")
@@ -126,6 +98,4 @@ def _projector(eye: Eye, path: Path) -> None:
             *(("attn_out", block.o), ("ffn_up", block.up), ("ffn_down", block.down)),
         ):
             named |= {f"v.blk.{i}.{name}.weight": module.weight, f"v.blk.{i}.{name}.bias": module.bias}
-    for name, array in _numbers(named).items():
-        out.add_tensor(name, array.astype(np.float16) if array.ndim > 1 else array)
-    _finish(out)
+    finish(out, numbers(named), "f16")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.export import begin, finish, interleave, vocabulary
+from training.export import begin, finish, numbers, projections, vocabulary
 from training.hybrid.model import Hybrid, Scanned
 from training.model import Block
 from training.tokenizer import END, PAD, SPECIAL
@@ -44,13 +44,9 @@ def tensors(net: Hybrid) -> dict[str, npt.NDArray[np.float32]]:
         named |= {
             at + "attn_norm.weight": block.attn_norm,
             at + "attn_output.weight": block.o.weight,
-            at + "attn_v.weight": block.v.weight,
-            at + "attn_v.bias": block.v.bias,
+            **projections(at, block, s),
         }
-        for name, linear, heads in (("q", block.q, s.heads), ("k", block.k, s.kv_heads)):
-            named[f"{at}attn_{name}.weight"] = interleave(linear.weight.detach(), heads)
-            named[f"{at}attn_{name}.bias"] = interleave(linear.bias.detach(), heads)
-    return {k: v.detach().float().contiguous().numpy() for k, v in named.items()}
+    return numbers(named)
 
 
 def write(net: Hybrid, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> None:

@@ -19,7 +19,7 @@ from training.hybrid import export, model
 from training.hybrid.cases import LEVEL
 from training.hybrid.lessons import Readings
 from training.hybrid.start import start
-from training.lessons import KIND, KINDS, Mix
+from training.lessons import KINDS, Mix
 from training.train import Hints, Marks, Stage, settle, step_loss
 
 HERE = Path(__file__).resolve().parent
@@ -93,10 +93,7 @@ def train(
         opt.step()
         tokens += batch.prefix.size + batch.branch.size
         if use == level:
-            for name in KINDS[1:]:
-                chosen = right[kind == KIND[name]]
-                if len(chosen):
-                    marks.add(name, chosen.float().mean().item())
+            marks.take(KINDS, kind, right)
         since += 1
         passed = marks.mean("recall") > STAGES[level].pass_at
         if level + 1 < len(STAGES) and since > 100 and (passed or since >= STAGES[level].patience):
@@ -104,10 +101,9 @@ def train(
             marks.value.clear()
             say(f"step {step} level {level}")
         if step % 25 == 24:
-            shown = " ".join(f"{k.replace(' ', '_')}={v:.2f}" for k, v in sorted(marks.value.items()))
             say(
                 f"step {step + 1} level {level} loss {loss.item():.3f} norm {norm.item():.2f} "
-                f"rate {plan.rate_at(step):.5f} {tokens / 1e6:.2f}M tokens {time.time() - began:.0f}s {shown}"
+                f"rate {plan.rate_at(step):.5f} {tokens / 1e6:.2f}M tokens {time.time() - began:.0f}s {marks}"
             )
         if step % 250 == 249:
             torch.save({"shape": asdict(net.shape), "state": net.state_dict()}, out / "hybrid.pt")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from training import export, model
 from training.next import tokenizer, world
-from training.next.lessons import KIND, KINDS, Batch, Mix, Teacher
+from training.next.lessons import KINDS, Batch, Mix, Teacher
 from training.next.start import Marks, start
 from training.tokenizer import Encoder
 from training.train import Marks as Means
@@ -272,17 +272,13 @@ def train(
         opt.step()
         tokens += int(batch.prefix_len.sum()) + int((batch.branch > 0).sum())
         if use == level:
-            for name in KINDS[1:]:
-                chosen = right[kind == KIND[name]]
-                if len(chosen):
-                    marks.add(name, chosen.float().mean().item())
+            marks.take(KINDS, kind, right)
         since += 1
         if step % 25 == 24:
-            shown = " ".join(f"{k.replace(' ', '_')}={v:.2f}" for k, v in sorted(marks.value.items()))
             say(
                 f"step {step + 1} stage {level} loss {loss.item():.3f} norm {norm.item():.1f} "
                 f"rate {plan.rate_at(step):.5f} "
-                f"{tokens / 1e6:.2f}M tokens {spent + time.time() - began:.0f}s {shown}"
+                f"{tokens / 1e6:.2f}M tokens {spent + time.time() - began:.0f}s {marks}"
             )
         passed = marks.mean("direct", "changed", "reason", "rethink") > STAGES[level].pass_at
         if level < until and since > STAGES[level].least and (passed or since >= STAGES[level].patience):
