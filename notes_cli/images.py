@@ -39,11 +39,7 @@ class Picture:
     width: int
     height: int
     source: str  # for people
-
-    @property
-    def sha256(self) -> str:
-        """The digest of the file's bytes: that of the picture, whatever it is called."""
-        return hashlib.sha256(self.data).hexdigest()
+    sha256: str  # of the file's bytes: that of the picture, whatever it is called
 
     @property
     def text(self) -> str:
@@ -74,7 +70,7 @@ def read_picture(data: bytes, source: str) -> Picture:
         width, height = image.size
         if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # on its side: Orientation
             width, height = height, width
-    return Picture(data, width, height, source)
+    return Picture(data, width, height, source, hashlib.sha256(data).hexdigest())
 
 
 def pixels(picture: Picture) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ import numpy as np
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.standing import StandingErrata
-from notes_cli.runtime.asking import Request, check_usable
+from notes_cli.runtime.asking import Request, check_usable, named_apart
 from notes_cli.runtime.assembling import Prompt, parts_of, with_tools
 from notes_cli.runtime.prefixes import Layout, Prefixes
 from notes_cli.runtime.settings import UNMEASURED, defaults
@@ -154,11 +154,8 @@ def _with_images(desk: Desk, asked: Asked, message: Message, found: dict[str, Se
     parts: list[Part] = []
     for part in message.parts:
         if isinstance(part, ImagePart):
-            segment = desk.shelf.image(part.picture, private=bool(asked.notes.cache_salt) or not asked.notes.match)
-            name, number = segment.name, 1
-            while segment.name in found:  # it was sent before, or something else is called so
-                number += 1
-                segment = replace(segment, name=f"{name}-{number}")
+            image = desk.shelf.image(part.picture, private=bool(asked.notes.cache_salt) or not asked.notes.match)
+            [segment] = named_apart([image], found)  # it was sent before, or something else is called so
             found[segment.name] = segment
             part = SkillPart(segment.name)
         parts.append(part)
