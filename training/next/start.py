@@ -1,487 +1,267 @@
-"""A start from which look-ups over words of several pieces are learned in minutes. Everything stays trainable.
+"""A start from which look-ups over words of several pieces are learned in minutes.
 
-The stream is the token's own identity (what the slots leave), a flag for pieces that go on with a word, slots of 22
-numbers, and some single numbers. A slot holds the code of a word: 16 numbers that tell words apart, 5 that say how much
-a number is (of two digits; a year; hundreds, tens, units), and one that says that it is a number.
-
-    C  the piece before, at a piece that goes on with a word: with the own identity, the code of the word so far
+    C  the piece before, at a piece that goes on with a word: with the own identity, the code of the word so far. At a
+       "then", from layer 3 on: the value of the field that its condition asks for, as the latest line of it has it
     A  B  the word code 1 and 2 tokens back. After a word A is the word, whatever its length; at the first piece of an
-       outcome B is its topic, and at the first piece of a corrected value its field
-    F  the A of the nearest "is" or ":" before: after a value, its field. At the end of a sentence that says nothing of
-       a field ("This replaces the earlier date.") it is none
-    P  the A and F of the nearest "then" (or "If") before: at the first piece of an outcome, its condition
+       outcome B is its topic, and at the first piece of a value its field
+    F  the A of the nearest "is" or ":" before: after a value, its field. After "If" and "This" it is none
+    P  the A and F of the nearest "then" before: at the first piece of an outcome, its condition
     S  the word code 6 and 7 back: where an answer begins, the topic of the question
+    stated, corrected, after is, closed   1 right after ":", "now", "is", and after a full stop or a line's end
     month, year   of a date that ends here, 3 and 5 back; its day is in A
-    number, ended   1 right after a number, at a "then", a full stop or the end of a line, and at a full stop alone
-    else   1 after a "then", -1 after an "otherwise"
-    V  the date or amount at the end of the line of the same field
+    number, ended   1 right after a number, at a "then", a full stop or the end of a line, and not at a "then"
+    listed  above 0 where ":" is nearer than "is", below it where "is" is
+    told    1 where the line of a field ends
+    else    1 after a "then", -1 after an "otherwise", 0 after an "If"
+    outcome 1 at the first piece of an outcome
+    V  the date or amount of the latest line of the same field, at a "then"
     L  the date or amount of the nearest limit on the same field
-    c  where a limit is, whether V is on its right side; where an erratum ends, whether its value is on the right side
-       of L
-    holds  says "this holds" of an outcome
+    c  where a limit is, whether V is on its right side; where a value ends, whether it is on the right side of L
+    same    where a condition ends, above 0 if its value is that of the field (C), else below
+    holds   says "this holds" of an outcome
 
-Layer 4 matches the condition of an outcome with field lines while the text is read, or takes c from its limit, and says
-where it holds; an erratum finds the outcome of its value there, and says it louder. Layers 5 and 6 find what is said of
-a topic (B), in rule lines and after errata alike, and prefer a little what holds. That is a note, and the start has it:
-README.md says what is owed for that. A head that finds nothing looks at the start of a turn, where there is nothing to
-carry.
+Layer 3 looks a condition's field up while the text is read, and layer 4 says at its outcome whether it holds. Where a
+value ends in an erratum, a thought, or a line of fields below the rules, layer 4 finds the outcome of that value, and
+says it louder. The layers after it find what is said of a topic (B), in rule lines and after errata alike, prefer what
+holds, and of several what is said last. That is a note, and the start has it: README.md says what is owed for that. A
+head that finds nothing looks at the start of a turn, where there is nothing to carry.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from training.model import Block, Tiny, orthogonal
+from training.model import Block, Tiny
+from training.next.marks import Marks
+from training.next.wiring import LOUD, PARTS, PUT, SIZE, WORD, Units, Wiring
 
-SIZE = 22
-WORD = 16  # of these, those that tell words apart; the others are NUMBERS
-NUMBERS = ["two", "year", "hundreds", "tens", "units", "number"]
-NAMES = ["C", "A", "B", "F", "P", "S"]
-SINGLE = ["month", "year", "number", "ended", "else", "c", "c here", "holds"]
-PARTS = ["day", "month", "year", "hundreds", "tens", "units", "there"]  # of V and L
-FAST, SLOW = 12, 11  # rotary pairs for distances, and for matches
-NOWHERE = 1.35  # how strongly a head that finds no match looks at the start of a turn instead
 OF_FIELD = 0.85  # how much of a condition its field is, beside its value
-HELD, SAID = 0.8, 1.0  # how loudly a head says that a condition holds: in a rule, and in an erratum
-HEARD = 0.15  # how strongly answers prefer what is said to hold: about one nat
-LOUD = 2.5  # the length of the largest number's code
+HELD, SAID = 0.8, 2.0  # how loudly a head says that a condition holds: in a rule, and where a value ends
+HEARD = 0.3  # how strongly answers prefer what is said to hold: about two nats
+LATEST, LATEST_LINE = 2.0, 5.0  # how much what is said last counts: of a topic, and of a field
+# How strongly a head looks at tokens that only end the reach of others, beside those it looks for. The start of a turn
+# has less in the stream than other tokens, so the norm makes more of it, and a ":" less than an "is".
+IF, IF_FIELD, OTHERWISE, TURN, TURN_THEN, COLON = 0.8, 0.65, 1.07, 0.55, 0.52, 0.87
 # As measured before any step: what the slot A holds of a number, and what "there" and "else" read.
 COPIED, THERE, ELSE = 1.0, 1.1, 0.7
-AGAIN = {"V": 0.9, "L": 0.83}  # what a register is copied with, so that it holds as much as is compared with it
-EVEN = 22.0  # the square of the length of every number's embedding: what is copied of a token depends on its length
-COLON = 0.87  # where a ":" is, less is in the stream than where an "is" is, so the norm makes more of it
+# What a register is copied with, so that it holds as much as is compared with it: of a date, of an amount, and "there".
+AGAIN = {"V": (0.85, 0.92, 0.9), "L": (0.845, 0.925, 0.83)}
 CERTAIN = 0.01  # how loudly a comparison is said
-
-
-@dataclass(frozen=True)
-class Marks:
-    """Token ids that the start knows.
-
-    `families`: forms of a word with and without a blank, which share most of their embedding; `going_on`: pieces
-    without a blank. `two`, `years`, `amounts`: ids of numbers by their value.
-    """
-
-    families: list[list[int]]
-    going_on: list[int]
-    two: dict[int, int]
-    years: list[tuple[int, int]]
-    amounts: list[tuple[int, int]]
-    equals: list[int]  # "is" and ":"
-    thens: list[int]
-    others: list[int]  # "otherwise"
-    ifs: list[int]
-    ends: list[int]  # of lines
-    turns: list[int]  # what begins a turn
-    stops: list[int]  # what ends one
-    closing: list[int]  # "." and ","
-    relations: list[int]  # "before", "over", "now": they follow "is" and are no outcome
-    opens: list[int]  # a sentence that says nothing of a field
-    dashes: list[int]  # within a date
-    common: list[int]  # other tokens that are everywhere
-
-    @property
-    def frequent(self) -> list[int]:
-        """All of these but words and numbers."""
-        parts = (
-            self.equals,
-            self.thens,
-            self.others,
-            self.ifs,
-            self.ends,
-            self.turns,
-            self.stops,
-            self.closing,
-            self.relations,
-        )
-        return sorted({*self.common, *(token for part in parts for token in part)})
-
-
-def numbers_of(marks: Marks) -> dict[int, Tensor]:
-    """For each token that is a number, NUMBERS of it, from -1 to 1."""
-    found: dict[int, Tensor] = {}
-
-    def put(token: int, **parts: float) -> None:
-        parts["number"] = 0.5
-        found[token] = torch.tensor([parts.get(name, 0.0) for name in NUMBERS])
-
-    for n, token in marks.two.items():
-        put(token, two=max(-1.0, min(1.0, (n - 12) / 19)))
-    for n, token in marks.years:
-        put(token, year=max(-1.0, min(1.0, (n - 2026) / 5)))
-    for n, token in marks.amounts:
-        digits = [(n // k % 10 - 4.5) / 4.5 for k in (100, 10, 1)]
-        put(token, hundreds=digits[0], tens=digits[1], units=digits[2])
-    return found
+APART, ALLOWED = 0.013, 3.5  # how loudly two words' distance is said, and how far apart the same word may be
 
 
 @torch.no_grad()
 def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
     """Set all weights. Without `note`, a control, nothing says "this holds" and nothing listens to it."""
-    s = model.shape
-    g = torch.Generator().manual_seed(seed)
-    D, pairs, R = s.head, s.head // 2, s.heads // s.kv_heads
-    own = s.width - 1 - SIZE * len(NAMES) - 2 * len(PARTS) - len(SINGLE)
-    flag = own
-    held, said, heard = (HELD, SAID, HEARD) if note else (0.0, 0.0, 0.0)
-    slow = torch.cat([torch.arange(pairs - SLOW, pairs), torch.arange(2 * pairs - SLOW, 2 * pairs)])
-    slow, spare = slow[:WORD], slow[WORD:].tolist()  # what matches leave, for preferences
-
-    def rand(*size: int) -> Tensor:
-        return torch.randn(*size, generator=g)
-
-    def slot(name: str) -> slice:
-        at = own + 1 + SIZE * NAMES.index(name)
-        return slice(at, at + SIZE)
-
-    def register(name: str) -> slice:
-        at = own + 1 + SIZE * len(NAMES) + len(PARTS) * ("V", "L").index(name)
-        return slice(at, at + len(PARTS))
-
-    def single(name: str) -> int:
-        return s.width - len(SINGLE) + SINGLE.index(name)
-
-    holds = single("holds")
-    shrink = orthogonal(SIZE, own, g)
-    e = model.embed
-    e[:, :own] = 0.5 * rand(s.vocab, own)
-    e[:, own:] = 0
-    for family in marks.families:
-        shared = 0.5 * rand(own)
-        for i in family:
-            e[i, :own] = 0.97 * shared + 0.24 * e[i, :own]
-    code = e[:, :own] @ shrink.T
-    new = torch.zeros_like(code)
-    new[:, :WORD] = 0.5 * SIZE**0.5 * F.normalize(code[:, :WORD], dim=1)  # of one length
-    numbers = numbers_of(marks)
-    for i, parts in numbers.items():
-        new[i, :WORD] = 0  # nothing is matched by it, and in a condition it would be noise beside the field
-        new[i, WORD:] = LOUD * parts
-    new[marks.turns] = 0  # nothing to carry
-    e[:, :own] += (new - code) @ shrink
-    told = sorted(numbers)
-    coded = e[told, :own] @ shrink.T @ shrink
-    rest = F.normalize(e[told, :own] - coded, dim=1)
-    e[told, :own] = coded + rest * (EVEN - coded.square().sum(1, keepdim=True)).sqrt()
-    e[:, flag] = -0.5
-    e[torch.tensor(marks.going_on), flag] = 0.5
-    model.norm.fill_(0.1)
-
-    turn = torch.zeros(SIZE, SIZE)  # tells the piece before from the piece itself, and a field from a value
-    turn[:WORD, :WORD] = orthogonal(WORD, WORD, g)
-
-    def reader(*parts: tuple[str, Tensor | float]) -> Tensor:
-        """Rows that read slots (or "own", "word") from the stream, summed."""
-        w = torch.zeros(SIZE, s.width)
-        for name, how in parts:
-            if name in ("own", "word"):
-                w[:, :own] += shrink
-            if name == "word":
-                w[:, slot("C")] += torch.eye(SIZE)
-            if name in NAMES:
-                w[:, slot(name)] += how if isinstance(how, Tensor) else how * torch.eye(SIZE)
-        return w
-
-    word = reader(("word", 1.0))
-
-    def after(token: int) -> Tensor:
-        """What reads about 1 after this token."""
-        code = shrink @ e[token, :own]
-        read = torch.zeros(s.width)
-        read[slot("A")] = 1.5 * code / code.square().sum()  # slots hold a third to a half of what they copy
-        return read
-
-    condition = reader(("A", 1.0), ("F", OF_FIELD * turn))
-
-    def without(tokens: list[int]) -> Tensor:
-        """What reads the identity of tokens, and nothing at these."""
-        silent = e[tokens, :own]
-        read = torch.zeros(own, s.width)
-        read[:, :own] = torch.eye(own) - torch.linalg.pinv(silent) @ silent
-        return read
-
-    def dual(tokens: list[int]) -> Tensor:
-        """What reads 1 at these tokens, 0 at other frequent ones, and about 0 at the rest."""
-        wanted = torch.tensor([float(token in tokens) for token in marks.frequent])
-        return torch.linalg.pinv(e[marks.frequent, :own]) @ wanted
-
-    def at_token(tokens: list[int]) -> Tensor:
-        read = torch.zeros(s.width)
-        read[:own] = dual(tokens)
-        return read
-
-    def only(name: str) -> Tensor:
-        """What reads one single number."""
-        read = torch.zeros(s.width)
-        read[single(name)] = 1.0
-        return read
-
-    # The date or amount that ends at the token before, as PARTS.
-    here = torch.zeros(len(PARTS), s.width)
-    here[0, slot("A").start + WORD] = 1.0
-    here[1] = only("month")
-    here[2] = only("year")
-    here[3:6, slot("A").start + WORD + 2 : slot("A").start + WORD + 5] = torch.eye(3)
-    here[6] = at_token(marks.ends) + at_token(marks.thens)
-
-    def phase(distance: float) -> Tensor:
-        angle = -model.theta[:FAST] * distance
-        return torch.cat([angle.cos(), angle.sin()])
-
-    def quiet(lin: Tensor, at: int) -> None:
-        lin[at : at + D] *= 0.3
-
-    near = torch.arange(FAST)
-    both = torch.cat([near, near + pairs])
-
-    def look_back(
-        b: Block,
-        kv: int,
-        distances: tuple[float, ...],
-        read: Tensor,
-        into: tuple[slice | int, ...],
-        how: tuple[Tensor, ...],
-        gains: tuple[float, ...] = (0.6, 0.6),
-    ) -> None:
-        """Heads that look so many tokens back, and put what they read there where it belongs, through `how`."""
-        quiet(b.k.weight, kv * D)
-        b.k.bias[kv * D : kv * D + FAST] = 7.0
-        b.v.weight[kv * D : (kv + 1) * D] = 0
-        b.v.weight[kv * D : kv * D + len(read)] = 0.5 * read
-        for i, (distance, place, gain) in enumerate(zip(distances, into, gains, strict=False)):
-            at = (kv * R + i) * D
-            quiet(b.q.weight, at)
-            b.q.bias[at + both] = 7.0 * phase(distance)
-            b.o.weight[:, at : at + D] = 0
-            b.o.weight[place, at : at + len(read)] = gain * how[i]
-
-    def gather(b: Block) -> None:
-        """A piece that goes on with a word looks one back, any other token at the start of a turn, which is nothing."""
-        look_back(b, 0, (1,), shrink @ without([*marks.ends, *marks.turns]), (slot("C"),), (turn,))
-        b.k.weight[D - 1] = 4 * at_token(marks.turns)
-        b.q.bias[both] = 7.0 * phase(1.0) / 2
-        b.q.weight[both] = 0
-        b.q.weight[both, flag] = 7.0 * phase(1.0) / 2 / 2.0  # the norm makes about 2 of a flag of 0.5
-        b.q.weight[D - 1] = 0
-        b.q.weight[D - 1, flag] = -12.0 / 2 / 2.0
-        b.q.bias[D - 1] = 12.0 / 2
-
-    mid = torch.arange(5, 18)  # slow enough that no far position looks near again within a text
-
-    def nearest(b: Block, kv: int, head: int, read: Tensor, dim: int = pairs - 1) -> None:
-        """A head of the group that looks at the nearest position at which `read` is 1. It uses one dimension of the
-        keys, and those of nearness, which heads that share them must not read."""
-        b.k.weight[kv * D + mid] = 0
-        b.k.bias[kv * D + mid] = 4.0
-        b.k.weight[kv * D + dim] = 12 * read
-        for i in range(R):
-            at = (kv * R + i) * D
-            if i == head:
-                b.q.weight[at : at + D] *= 0.2
-                b.q.weight[at + slow] = 0
-                b.q.bias[at + mid] = 4.0
-            b.q.weight[at + mid] = 0
-            b.q.weight[at + dim] = 0
-            b.q.bias[at + dim] = 12.0 * (i == head)
-
-    def carry(
-        b: Block, kv: int, reads: list[Tensor], heads: tuple[int, ...], into: list[slice], gain: float = 0.6
-    ) -> None:
-        """Values of a group, and where its heads put them."""
-        b.v.weight[kv * D : (kv + 1) * D] = 0
-        at = 0
-        spans = []
-        for read in reads:
-            n = min(len(read), D - at)
-            b.v.weight[kv * D + at : kv * D + at + n] = 0.5 * read[:n]
-            spans.append((at, n))
-            at += n
-        for i in heads:
-            first = (kv * R + i) * D
-            b.o.weight[:, first : first + D] = 0
-            for (at, n), place in zip(spans, into, strict=True):
-                b.o.weight[place.start : place.start + n, first + at : first + at + n] = gain * torch.eye(n)
-
-    def prefer(b: Block, kv: int, read: Tensor, dim: int = D - 1, heads: tuple[int, ...] = (0, 1)) -> None:
-        """Keys of a group at which `read` (over the stream) is more count more, or less if it is negative."""
-        b.k.weight[kv * D + dim] = 4 * read
-        b.k.bias[kv * D + dim] = 0
-        for i in range(R):
-            at = (kv * R + i) * D
-            b.q.weight[at + dim] = 0
-            b.q.bias[at + dim] = 6.0 * (i in heads)
-
-    def tell(b: Block, head: int, dim: int, read: Tensor, place: int, gain: float) -> None:
-        """What `read` finds where a head looks, by one dimension of its values, goes into one number."""
-        b.v.weight[head // R * D + dim] = 0.5 * read
-        b.o.weight[place, head * D + dim] = gain
-
-    def match(b: Block, kv: int, key: Tensor, queries: tuple[Tensor, ...], sharp: float = 2.2) -> None:
-        b.k.weight[kv * D + slow] = sharp * key[:WORD]
-        for i, query in enumerate(queries):
-            b.q.weight[(kv * R + i) * D + slow] = sharp * query[:WORD]
-
-    def compare(b: Block, unit: int, where: Tensor, there: Tensor, difference: Tensor) -> int:
-        """Hidden units that put the sign of a difference of two dates or amounts into c, the larger parts first.
-
-        They are silent but where `where` reads 1, a number has just ended, and `there` reads 1. Returns the next free
-        unit.
-        """
-        edge = 6.0
-        steps = (2 / 19, 2 / 19, 1 / 5, 2 / 9, 2 / 9, 2 / 9)  # between neighbours
-        for part, (step, weight) in enumerate(zip(steps, (1, 2, 4, 4, 2, 1), strict=True)):
-            steep = 2 * edge / (step * LOUD * COPIED)
-            for sign in (1.0, -1.0):
-                for side in (1.0, -1.0):
-                    gate = sign * steep * difference[part] + side * edge * where
-                    b.gate.weight[unit] = gate - 40.0 * (where - there) - 25.0 * (where - only("number"))
-                    b.up.weight[unit] = where
-                    b.down.weight[single("c"), unit] = sign * side * weight * CERTAIN / edge
-                    unit += 1
-        return unit
-
-    def count(b: Block, unit: int, where: Tensor, name: str) -> int:
-        """Two hidden units that say 1 where `where` reads 1 and a number has just ended, 0 elsewhere."""
-        number = torch.zeros(s.width)
-        number[slot("A").stop - 1] = 1.0
-        for side, less in ((1, 0.0), (-1, 0.5)):
-            b.gate.weight[unit] = 60.0 * (number - less * where)
-            b.up.weight[unit] = where
-            b.down.weight[single(name), unit] = side * 0.0062
-            unit += 1
-        return unit
-
-    def rekey(b: Block, unit: int, where: Tensor) -> int:
-        """Hidden units that put the field (F) into B, in place of what is there, at a token where `where` reads 1."""
-        for i in range(WORD):
-            b.gate.weight[unit] = 20.0 * where
-            b.gate.weight[unit, flag] = 20.0
-            b.up.weight[unit, slot("F").start + i] = 1.25
-            b.up.weight[unit, slot("B").start + i] = -1.0
-            b.down.weight[slot("B").start + i, unit] = 0.0053
-            unit += 1
-        return unit
-
-    def judge(b: Block) -> None:
-        """Hidden units that say "this holds" of an outcome: the sign of c, turned after an "otherwise"."""
-        edge = 5.0
-        for unit, (sign, side) in enumerate(((1, 1), (1, -1), (-1, -1), (-1, 1))):
-            b.gate.weight[unit] = sign * 60.0 * only("c here") + side * edge / ELSE * only("else")
-            b.up.weight[unit] = after(marks.equals[0])
-            b.down.weight[holds, unit] = side * sign * held * 0.025
-
-    identity = torch.zeros(own, s.width)
-    identity[:, :own] = torch.eye(own)
-    place = slice(0, own)
-
-    def answer(b: Block) -> None:
-        """The topic of a question, or the word before "is", finds what it is said of; and a word goes on."""
-        match(b, 0, reader(("B", 1.0)), (reader(("S", 1.0)), reader(("A", 1.0))), 3.0)
-        # where an erratum ends nothing but what it carries is to be read
-        carry(b, 0, [without([*marks.turns, *marks.stops, *marks.ends, *marks.closing])], (0, 1), [place], 0.6)
-        louder = torch.zeros(s.width)
-        louder[holds] = heard
-        prefer(b, 0, louder - at_token(marks.stops) - 0.5 * at_token(marks.turns))
-        prefer(b, 0, 0.15 * after(marks.equals[1]), spare[0], (1,))  # what a field is, its line says
-        prefer(b, 0, at_token(marks.turns), spare[1], (1,))
-        b.q.bias[D + spare[1]] = 20.0
-        match(b, 1, reader(("A", 1.0)), (word, word))
-        carry(b, 1, [identity], (0, 1), [place], 0.35)
-
-    for layer, b in enumerate(model.blocks):
-        assert isinstance(b, Block)
-        for lin in (b.q, b.k, b.v):
-            lin.weight.copy_(rand(*lin.weight.shape) * 0.3 * s.width**-0.5)
-            lin.bias.zero_()
-        b.o.weight.copy_(rand(*b.o.weight.shape) * 0.005)
-        b.o.weight[own + 1 + SIZE * len(NAMES) :] = 0
-        b.gate.weight.copy_(rand(*b.gate.weight.shape) * s.width**-0.5)
-        b.up.weight.copy_(rand(*b.up.weight.shape) * s.width**-0.5)
-        b.down.weight.zero_()
+    wiring = Wiring(model, marks, seed)
+    loud = (HELD, SAID, HEARD) if note else (0.0, 0.0, 0.0)
+    for layer, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        wiring.begin(block)
         if layer == 0:
-            gather(b)
+            gather(wiring, block)
         elif layer == 1:
-            look_back(b, 0, (1, 2), word, (slot("A"), slot("B")), (torch.eye(SIZE), torch.eye(SIZE)))
-            look_back(
-                b,
-                1,
-                (3, 5),
-                word[WORD : WORD + 2],
-                (slice(single("month"), single("month") + 1), slice(single("year"), single("year") + 1)),
-                (torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])),
-            )
+            look_around(wiring, block)
         elif layer == 2:
-            b.k.weight[:D] = 0
-            others = at_token([*marks.equals[1:], *marks.opens])
-            nearest(b, 0, 0, at_token(marks.equals[:1]) + COLON * others)
-            nearest(b, 0, 1, at_token([*marks.thens, *marks.others, *marks.ifs]), spare[0])
-            b.q.bias[mid] = 6.0  # a date is long: its field is further away
-            carry(b, 0, [reader(("A", 1.0))], (0,), [slot("F")])
-            b.o.weight[:, D : 2 * D] = 0
-            tell(b, 1, D - 2, at_token(marks.thens) - at_token(marks.others), single("else"), 0.6)
-            eye = torch.eye(SIZE)
-            look_back(b, 1, (6, 7), word, (slot("S"), slot("S")), (eye, eye), (0.6, 0.2))
-            unit = count(b, 0, at_token([*marks.thens, *marks.closing[:1], *marks.ends]), "number")
-            unit = count(b, unit, at_token(marks.closing[:1]), "ended")
-            rekey(b, unit, after(marks.relations[2]))
+            find_fields(wiring, block)
         elif layer == 3:
-            b.k.weight[:D] = 0
-            nearest(b, 0, 0, at_token([*marks.thens, *marks.ifs]))
-            carry(b, 0, [condition], (0,), [slot("P")])
-            field = reader(("F", 1.0))
-            match(b, 1, field, (field, field), 3.0)
-            # A line without a number that follows the fields has the last of them for its field, too.
-            prefer(b, 1, at_token(marks.ends) + only("number") - after(marks.ends[0]), D - 1, (0,))
-            prefer(b, 1, 2.0 * at_token(marks.thens), spare[0], (1,))
-            prefer(b, 1, NOWHERE * at_token(marks.turns), spare[1])
-            carry(b, 1, [here], (0,), [register("V")], AGAIN["V"])
-            first = (R + 1) * D
-            b.o.weight[:, first : first + D] = 0
-            b.o.weight[register("L"), first : first + len(PARTS)] = AGAIN["L"] * torch.eye(len(PARTS))
-            kept = {name: torch.eye(s.width)[register(name)] for name in ("V", "L")}
-            turned = torch.tensor([1.0, 1, 1, -1, -1, -1])[:, None]  # before a date, over an amount
-            unit = compare(b, 0, at_token(marks.thens), kept["V"][6] / THERE, turned * (here[:6] - kept["V"][:6]))
-            compare(b, unit, at_token(marks.closing[:1]), kept["L"][6] / THERE, turned * (kept["L"][:6] - here[:6]))
+            look_up(wiring, block)
         elif layer == 4:
-            match(b, 0, condition, (reader(("P", 1.0)),), 3.4)
-            prefer(
-                b,
-                0,
-                2.5 * at_token(marks.turns)
-                + 0.6 * at_token(marks.ends)
-                - 2.5 * at_token([*marks.thens, *marks.ifs])
-                - after(marks.equals[0]),
-                D - 1,
-                (0,),
-            )
-            nearest(b, 0, 1, at_token(marks.thens), spare[0])
-            b.v.weight[:D] = 0
-            b.o.weight[:, : 2 * D] = 0  # its heads say whether a condition holds, and nothing else
-            tell(b, 0, D - 2, at_token(marks.ends), holds, held)
-            tell(b, 1, D - 3, only("c"), single("c here"), 1.0)
-            match(b, 1, reader(("P", 1.0)), (condition, 2.4 * reader(("F", turn))), 2.7)
-            first_piece = 1.5 * after(marks.equals[0])
-            prefer(b, 1, first_piece + 1.1 * at_token(marks.turns) - 0.7 * at_token(marks.relations))
-            # Where a value has just ended, errata find something; nothing else does. The first head: the outcome of a
-            # value. The second: of a number, the outcome on the side of the limit that c says, not within a date.
-            prefer(b, 1, at_token(marks.turns), spare[0])
-            b.q.bias[R * D + spare[0]] = 32.0
-            b.q.weight[R * D + spare[0]] = -13.5 * at_token(marks.closing)
-            b.q.bias[(R + 1) * D + spare[0]] = 30.0
-            b.q.weight[(R + 1) * D + spare[0]] = -22.0 * only("ended")
-            b.k.weight[D + spare[1]] = 6 * only("else") / ELSE
-            b.q.weight[(R + 1) * D + spare[1]] = 20 * only("c")
-            b.k.weight[D + spare[2]] = 4 * after(marks.equals[0])
-            b.k.weight[D + spare[2], slot("P").stop - 1] += 8.0  # its condition is a number
-            b.q.weight[(R + 1) * D + spare[2]] = 3.5 / THERE * torch.eye(s.width)[register("L")][6]
-            for dim in spare[1:3]:
-                b.q.weight[R * D + dim] = 0
-            carry(b, 1, [reader(("B", 1.0)), without(marks.turns)[: D - 2 - SIZE]], (0, 1), [slot("B"), place], 1.8)
-            for head in (R, R + 1):
-                tell(b, head, D - 2, after(marks.equals[0]), holds, said)
-            judge(b)
+            conclude(wiring, block, loud[0], loud[1])
         else:
-            answer(b)
+            answer(wiring, block, loud[2])
+
+
+def gather(w: Wiring, b: Block) -> None:
+    """Layer 0. A piece that goes on with a word looks one back, any other token at the start of a turn: at nothing."""
+    marks, dim = w.marks, w.last
+    both = torch.cat([w.near, w.near + w.pairs])
+    w.look_back(b, 0, (1,), w.shrink @ w.without(*marks.ends, *marks.turns), (w.slot("C"),), (w.turn,))
+    b.k.weight[dim] = 4 * w.at(*marks.turns)
+    b.q.bias[both] = 7.0 * w.phase(1.0) / 2
+    b.q.weight[both] = 0
+    b.q.weight[both, w.flag] = 7.0 * w.phase(1.0) / 2 / 2.0  # the norm makes about 2 of a flag of 0.5
+    b.q.weight[dim] = 0
+    b.q.weight[dim, w.flag] = -12.0 / 2 / 2.0
+    b.q.bias[dim] = 12.0 / 2
+
+
+def look_around(w: Wiring, b: Block) -> None:
+    """Layer 1: what is 1, 2, 3 and 5 back."""
+    marks, eye = w.marks, torch.eye(SIZE)
+    w.look_back(b, 0, (1, 2), w.word(), (w.slot("A"), w.slot("B")), (eye, eye))
+    told = {
+        "stated": marks.lists,
+        "corrected": marks.now,
+        "closed": [*marks.full, *marks.ends],
+        "after is": marks.says,
+    }
+    for dim, (name, tokens) in enumerate(told.items(), SIZE):
+        w.tell(b, 0, dim, w.at(*tokens), name, 0.8)
+    parts = torch.eye(2)[:, None]
+    w.look_back(b, 1, (3, 5), w.word()[WORD : WORD + 2], (w.single("month"), w.single("year")), parts)
+
+
+def find_fields(w: Wiring, b: Block) -> None:
+    """Layer 2: whose value this is, whether it is an outcome, and which topic a question has."""
+    marks, eye = w.marks, torch.eye(SIZE)
+    b.k.weight[: w.head] = 0
+    ended = w.at(*marks.lists) + IF_FIELD * w.at(*marks.opens, *marks.ifs) + TURN * w.at(*marks.turns)
+    w.nearest(b, 0, 0, w.at(*marks.says) + COLON * ended, w.pairs - 1)
+    w.nearest(b, 0, 1, w.at(*marks.thens) + OTHERWISE * w.at(*marks.others) + IF * w.at(*marks.ifs), w.spare[0])
+    b.q.bias[w.mid] = 6.0  # a date is long: its field is further away
+    w.carry(b, 0, [w.of("A")], (0,), [w.slot("F")], PUT)
+    b.o.weight[:, w.head : 2 * w.head] = 0
+    w.tell(b, 1, SIZE, w.at(*marks.thens) - w.at(*marks.others), "else", PUT)
+    w.tell(b, 0, SIZE + 1, w.at(*marks.lists) - w.at(*marks.says), "listed", PUT)
+    w.look_back(b, 1, (6, 7), w.word(), (w.slot("S"), w.slot("S")), (eye, eye), (0.6, 0.2))
+    units = Units(b)
+    ends = w.at(*marks.full, *marks.ends, *marks.stops)
+    count(w, units, w.at(*marks.thens) + ends, "number")
+    count(w, units, ends, "ended")
+    rekey(w, units, w.only("corrected"))
+    for side in (1.0, -1.0):
+        gate = side * 60.0 * w.only("else") - 18.0 * w.only("after is")
+        units.add(gate, w.only("after is"), w.single("outcome"), 0.0075)
+
+
+def count(w: Wiring, units: Units, where: Tensor, name: str) -> None:
+    """1 where `where` reads 1 and a number has just ended, 0 elsewhere."""
+    number = torch.zeros(w.shape.width)
+    number[w.number("A", "number")] = 1.0
+    for side, less in ((1.0, 0.0), (-1.0, 0.5)):
+        units.add(60.0 * (number - less * where), where, w.single(name), side * 0.0062)
+
+
+def rekey(w: Wiring, units: Units, where: Tensor) -> None:
+    """The field (F) in place of what is in B, at a token where `where` reads 1."""
+    field, key = w.of("F"), w.of("B")
+    for i in range(WORD):
+        place = w.slot("B").start + i
+        for share, sign in ((1.0, 1.0), (0.5, -2.0), (0.0, 1.0)):  # nothing where a word goes on, whatever `where` is
+            gate = 40.0 * share * where
+            gate[w.flag] = 50.0
+            units.add(gate, 2.2 * field[i] - key[i], slice(place, place + 1), 0.0065 * sign)
+
+
+def look_up(w: Wiring, b: Block) -> None:
+    """Layer 3: a "then" finds the latest line of its field, and a value that ends the nearest limit on its field."""
+    marks, group = w.marks, w.group
+    b.k.weight[: w.head] = 0
+    w.nearest(b, 0, 0, w.at(*marks.thens) + IF * w.at(*marks.ifs) + TURN_THEN * w.at(*marks.turns), w.pairs - 1)
+    w.carry(b, 0, [condition(w)], (0,), [w.slot("P")], PUT)
+    field = w.of("F")
+    w.match(b, 1, field, (field, field), 3.0, LATEST_LINE)
+    # Where a line ends that says nothing of a field, after a full stop, the field of the line before is still in F.
+    w.prefer(b, 1, 4.0 * (w.at(*marks.ends) - w.only("closed")), w.last, (group,))
+    w.prefer(b, 1, 2.0 * w.at(*marks.thens), w.spare[0], (group + 1,))
+    w.prefer(b, 1, 1.35 * w.at(*marks.turns), w.spare[1])
+    w.ask(b, group, w.spare[1], 30.0, -11.0 * w.at(*marks.thens))  # only at a "then" it looks for anything
+    here = number_here(w)
+    w.carry(b, 1, [here, w.of("A")[:WORD]], (group,), [w.register("V"), w.slot("C", WORD)], 1.0)
+    b.o.weight[:, (group + 1) * w.head : (group + 2) * w.head] = 0
+    for head, (name, (date, amount, there)) in enumerate(AGAIN.items(), group):
+        gains = torch.tensor([date] * 3 + [amount] * 3 + [there])
+        b.o.weight[w.register(name), head * w.head : head * w.head + len(PARTS)] = gains.diag()
+    V, L = w.kept("V"), w.kept("L")
+    turned = torch.tensor([1.0, 1, 1, -1, -1, -1])[:, None]  # before a date, over an amount
+    units = Units(b)
+    compare(w, units, w.at(*marks.thens), V[6] / THERE, turned * (here[:6] - V[:6]))
+    compare(w, units, w.at(*marks.full, *marks.ends, *marks.stops), L[6] / THERE, turned * (L[:6] - here[:6]))
+    tell_apart(w, units)
+    units.add(30.0 * w.only("listed"), w.at(*marks.ends, *marks.stops) - w.only("closed"), w.single("told"), 0.0087)
+
+
+def condition(w: Wiring) -> Tensor:
+    """What reads the value that has just ended and its field."""
+    return w.of("A") + w.of("F", OF_FIELD * w.turn)
+
+
+def number_here(w: Wiring) -> Tensor:
+    """What reads the date or amount that ends at the token before, as PARTS."""
+    here = torch.zeros(len(PARTS), w.shape.width)
+    here[0, w.number("A", "two")] = 1.0
+    here[1] = w.only("month")
+    here[2] = w.only("year")
+    for i, name in enumerate(("hundreds", "tens", "units"), 3):
+        here[i, w.number("A", name)] = 1.0
+    here[6] = w.at(*w.marks.ends, *w.marks.thens)
+    return here
+
+
+def compare(w: Wiring, units: Units, where: Tensor, there: Tensor, difference: Tensor) -> None:
+    """The sign of a difference of two dates or amounts, as c, the larger parts first.
+
+    Nothing but where `where` reads 1, a number has just ended, and `there` reads 1.
+    """
+    edge = 6.0
+    silent = 40.0 * (where - there) + 25.0 * (where - w.only("number"))
+    steps = (2 / 19, 2 / 19, 1 / 5, 2 / 9, 2 / 9, 2 / 9)  # between neighbours
+    for part, (step, weight) in enumerate(zip(steps, (1, 2, 4, 4, 2, 1), strict=True)):
+        steep = 2 * edge / (step * LOUD * COPIED)
+        for sign in (1.0, -1.0):
+            for side in (1.0, -1.0):
+                gate = sign * steep * difference[part] + side * edge * where - silent
+                units.add(gate, where, w.single("c"), sign * side * weight * CERTAIN / edge)
+
+
+def tell_apart(w: Wiring, units: Units) -> None:
+    """At a "then" after a word: how near its condition's value (A) is to that of the field (C), squares added."""
+    apart = w.of("A")[:WORD] - w.of("C")[:WORD]
+    for difference in apart:
+        for sign in (1.0, -1.0):
+            units.add(sign * difference, difference, w.single("same"), -sign * APART)
+    then = w.at(*w.marks.thens)
+    units.add(then, ALLOWED * (then - 0.9 * w.only("number")), w.single("same"), APART)
+
+
+def conclude(w: Wiring, b: Block, held: float, said: float) -> None:
+    """Layer 4: at an outcome, whether its condition holds; where a value ends, the outcome that it means."""
+    marks, group = w.marks, w.group
+    w.nearest(b, 0, 1, w.at(*marks.thens), w.spare[0])
+    b.v.weight[: w.head] = 0
+    b.o.weight[:, : group * w.head] = 0  # this group says whether a condition holds, and nothing else
+    w.tell(b, 1, w.last - 2, w.only("c") + w.only("same"), "c here", 1.0)
+    word, number = group, group + 1  # of a word, its outcome; of a number, the outcome on the side of its limit
+    w.match(b, 1, w.of("P"), (condition(w), w.of("F", 2.4 * w.turn)), 2.7)
+    outcomes = 3.0 * w.only("outcome") - 0.7 * w.at(*marks.limits, *marks.now)
+    w.prefer(b, 1, outcomes + 1.1 * w.at(*marks.turns), w.last)
+    # Where a value has just ended they find something; nowhere else, and not within a date.
+    shut, side, limit = w.spare[:3]
+    w.prefer(b, 1, w.at(*marks.turns), shut)
+    ends = w.at(*marks.full, *marks.commas) + 1.3 * w.only("told")
+    w.ask(b, word, shut, 32.0, 12.0 * w.only("ended") - 11.0 * ends)
+    w.ask(b, number, shut, 42.0, -32.0 * w.only("ended"))
+    b.k.weight[w.head + side] = 6 * w.only("else") / ELSE
+    w.ask(b, word, side, 0.0)
+    w.ask(b, number, side, 0.0, 20 * w.only("c"))
+    b.k.weight[w.head + limit] = 4 * w.only("outcome")
+    b.k.weight[w.head + limit, w.number("P", "number")] += 8.0
+    w.ask(b, word, limit, 0.0)
+    w.ask(b, number, limit, 0.0, 3.5 / THERE * w.kept("L")[6])
+    room = w.head - 2 - SIZE
+    w.carry(b, 1, [w.of("B"), w.without(*marks.turns)[:room]], (word, number), [w.slot("B"), slice(0, room)], 1.8)
+    for head in (word, number):
+        w.tell(b, head, w.head - 2, w.only("outcome"), "holds", said)
+    units, edge = Units(b), 5.0
+    for sign, turned in ((1, 1), (1, -1), (-1, -1), (-1, 1)):  # the sign of "c here", turned after an "otherwise"
+        gate = sign * 60.0 * w.only("c here") + turned * edge / ELSE * w.only("else")
+        units.add(gate, w.only("outcome"), w.single("holds"), turned * sign * held * 0.05)
+
+
+def answer(w: Wiring, b: Block, heard: float) -> None:
+    """The layers after it: a topic, or the word before "is", finds what is said of it; and a word goes on."""
+    marks, own = w.marks, slice(0, w.own)
+    w.match(b, 0, w.of("B"), (w.of("S"), w.of("A")), 3.0, LATEST)
+    # Where an erratum ends nothing but what it carries is to be read.
+    marked = w.without(*marks.turns, *marks.stops, *marks.ends, *marks.full, *marks.commas)
+    w.carry(b, 0, [marked], (0, 1), [own], PUT)
+    no_answer = w.at(*marks.stops, *marks.limits, *marks.now) + 0.5 * w.at(*marks.turns)
+    w.prefer(b, 0, heard * w.only("holds") - no_answer, w.last)
+    # What a field is, its line says, and an erratum louder; conditions only ask for it.
+    w.prefer(b, 0, 0.8 * w.only("stated") + 1.6 * w.only("corrected"), w.spare[0])
+    w.prefer(b, 0, w.at(*marks.turns), w.spare[1], (1,))
+    w.ask(b, 1, w.spare[1], 20.0)
+    w.match(b, 1, w.of("A"), (w.word(), w.word()), 2.2)
+    w.carry(b, 1, [w.identity()], w.heads(1), [own], 0.35)
