@@ -34,7 +34,7 @@ class Mix:
     compare: float = 0.0
     errata: float = 0.5
     default: float = 0.85  # errata in the default wording
-    longest: int = 56
+    longest: int = 80
 
 
 @dataclass

@@ -260,7 +260,10 @@ def answer(w: Wiring, b: Block, heard: float) -> None:
     no_answer = w.at(*marks.stops, *marks.limits, *marks.now) + 0.5 * w.at(*marks.turns)
     w.prefer(b, 0, heard * w.only("holds") - no_answer, w.last)
     # What a field is, its line says, and an erratum louder; conditions only ask for it.
-    w.prefer(b, 0, 0.8 * w.only("stated") + 1.6 * w.only("corrected"), w.spare[0])
+    w.prefer(b, 0, 2.0 * w.only("stated") + 4.0 * w.only("corrected"), w.spare[0])
+    # In the middle of a thought what it has just said counts, not what holds in the text.
+    w.ask(b, 1, w.last, 0.0)
+    b.q.bias[w.head + w.late] = 3 * LATEST
     w.prefer(b, 0, w.at(*marks.turns), w.spare[1], (1,))
     w.ask(b, 1, w.spare[1], 20.0)
     w.match(b, 1, w.of("A"), (w.word(), w.word()), 2.2)
