@@ -176,6 +176,7 @@ def _index(name: str, relation: str, bound: float) -> Callable[[Tables], Iterato
         for kind in ("table", "date", "amount"):
             part = rows.where(kind=kind)
             yield _less(f"note index: {kind}", Part(part, "after"), Part(part, "field"))
+        yield _less("note index, by the field's whole line", Part(rows, "after_line"), Part(rows, "line"))
 
     return checks
 

@@ -43,6 +43,20 @@ def began(number: int, case: Case, mixes: Mixes) -> Row:
     return {"case": number, "kind": case.kind, "excluded": False, "near": near}
 
 
+def line_of(workspace: Workspace, mixes: Mixes) -> list[bool]:
+    """For each column, whether it is of the changed field's line: from its value to the end of the line, included.
+
+    The end of a line is a row after the value: fields below the rules may have their note there, where the value has
+    been read, and no text follows it.
+    """
+    model, tokens = workspace.model, mixes.stale.tokens
+    ended, found = False, []
+    for i, column in enumerate(mixes.columns):
+        found.append(i >= mixes.first and not ended)
+        ended = ended or (found[i] and not column.field and b"\n" in model.token_bytes(int(tokens[column.stale[0]])))
+    return found
+
+
 def acts(recovery: float) -> bool:
     """Whether a mix with this recovery acts on the new value."""
     return recovery > 0.5

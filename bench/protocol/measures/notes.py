@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from bench.experiments.table import Row
-from bench.protocol.measures.mixing import acts, began, excluded, mixes_of
+from bench.protocol.measures.mixing import acts, began, excluded, line_of, mixes_of
 from bench.protocol.texts import Next, Policies
 from notes_cli.runtime.workspace import Workspace
 
@@ -25,4 +25,7 @@ def _probed(workspace: Workspace, cases: Iterable[tuple[int, Policies]]) -> Iter
             field, after = mixes.field_only(), mixes.after_only()
             row = began(number, case, mixes)
             row |= {"field": acts(field), "after": acts(after), "field_recovery": field, "after_recovery": after}
+            line = line_of(workspace, mixes)
+            rest = [i > mixes.first and not here for i, here in enumerate(line)]
+            row |= {"line": acts(mixes.recovery(line)), "after_line": acts(mixes.recovery(rest))}
         yield row
