@@ -229,6 +229,19 @@ def measured(monkeypatch: pytest.MonkeyPatch, model: object, cases: int) -> dict
     return {name: Table(probe(None, cases, texts)) for name, probe in probes.items()}  # type: ignore[arg-type]
 
 
+def test_a_field_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note in the row of the line's end is after the value, and in the field's line."""
+
+    def at_the_end(case: Policies) -> list[tuple[int, int]]:
+        end = f"{joined(case)}\n".index("\n", field_of(case)[0][1])
+        return [(end, end + 1)] if end < len(joined(case)) else field_of(case)
+
+    rows = [row for row in measured(monkeypatch, at_the_end, 60)["below"] if not row["excluded"]]
+    assert all(row["line"] and not row["after_line"] for row in rows)
+    ended = [row["after"] for row in rows]
+    assert any(ended) and not all(ended) and all(row["field"] != row["after"] for row in rows)
+
+
 def verdicts(tables: dict[str, Table]) -> dict[str, Verdict]:
     return {name: judge(HYPOTHESES[name], "known", tables) for name in ("H4", "H5", "H6", "H7", "H8")}
 

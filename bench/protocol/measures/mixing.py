@@ -43,18 +43,17 @@ def began(number: int, case: Case, mixes: Mixes) -> Row:
     return {"case": number, "kind": case.kind, "excluded": False, "near": near}
 
 
-def line_of(workspace: Workspace, mixes: Mixes) -> list[bool]:
+def line_of(case: Case, mixes: Mixes) -> list[bool]:
     """For each column, whether it is of the changed field's line: from its value to the end of the line, included.
 
     The end of a line is a row after the value: fields below the rules may have their note there, where the value has
     been read, and no text follows it.
     """
-    model, tokens = workspace.model, mixes.stale.tokens
-    ended, found = False, []
-    for i, column in enumerate(mixes.columns):
-        found.append(i >= mixes.first and not ended)
-        ended = ended or (found[i] and not column.field and b"\n" in model.token_bytes(int(tokens[column.stale[0]])))
-    return found
+    characters = mixes.characters()
+    end = joined(case).find("\n", characters[mixes.columns[mixes.first].stale[0]][0])
+    last = len(joined(case)) if end < 0 else end + 1
+    inside = [characters[column.stale[0]][0] < last for column in mixes.columns]
+    return [i >= mixes.first and here for i, here in enumerate(inside)]
 
 
 def acts(recovery: float) -> bool:

@@ -25,7 +25,7 @@ def _probed(workspace: Workspace, cases: Iterable[tuple[int, Policies]]) -> Iter
             field, after = mixes.field_only(), mixes.after_only()
             row = began(number, case, mixes)
             row |= {"field": acts(field), "after": acts(after), "field_recovery": field, "after_recovery": after}
-            line = line_of(workspace, mixes)
+            line = line_of(case, mixes)
             rest = [i > mixes.first and not here for i, here in enumerate(line)]
             row |= {"line": acts(mixes.recovery(line)), "after_line": acts(mixes.recovery(rest))}
         yield row
