@@ -20,7 +20,7 @@ from notes_cli.errors import DamagedError, EngineError, Help, SegmentError, Sess
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
-from notes_cli.sessions.ledger import Header
+from notes_cli.sessions.ledger import BEGUN, FORGOTTEN, IMAGES, Header
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.state import MARKS
 
@@ -164,7 +164,8 @@ class RowFiles:
         """
         line = self._written(line, places, notebook)
         results = any(piece["kind"] == "result" for piece in line.get("pieces", ()))
-        if line["op"] == "forget" or results or (line.get("images") and self._stored.header):
+        needed = IMAGES if line.get("images") else FORGOTTEN if line["op"] == "forget" or results else BEGUN
+        if self._stored.header and self._stored.lines[0]["format"] < needed:
             self._stored.rewrite([*self._stored.lines[1:], line])  # with a format that keeps older versions out
         else:
             self._stored.commit(line, None if self._stored.header else self._header)

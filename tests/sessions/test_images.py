@@ -244,13 +244,16 @@ def test_results_of_tools_come_without_images(asked: list[Request]) -> None:
 
 
 def test_older_versions_do_not_read_it(asked: list[Request]) -> None:
-    """From the first image on the ledger has format 4; one of texts has what it had."""
+    """From the first image on the ledger has format 4, and grows as before; one of texts has what it had."""
     with seeing() as workspace, held(workspace) as session:
         session.ask(Request("What is the total?", limit=2))
         ledger = session.stored.ledger
         assert json.loads(ledger.read_text().splitlines()[0])["format"] == 2
         session.ask(asked[2])
         assert json.loads(ledger.read_text().splitlines()[0])["format"] == 4
+        file = ledger.stat().st_ino
+        session.ask(asked[2])
+        assert ledger.stat().st_ino == file
         session.undo()
 
 
