@@ -111,6 +111,7 @@ def find_fields(w: Wiring, b: Block) -> None:
     w.nearest(b, 0, 0, w.at(*marks.says) + COLON * ended, w.pairs - 1)
     w.nearest(b, 0, 1, w.at(*marks.thens) + OTHERWISE * w.at(*marks.others) + IF * w.at(*marks.ifs), w.spare[0])
     b.q.bias[w.mid] = 6.0  # a date is long: its field is further away
+    b.q.bias[w.head + w.mid] = 10.0  # an "otherwise" is near, and its "then" not much further away
     w.carry(b, 0, [w.of("A")], (0,), [w.slot("F")], PUT)
     b.o.weight[:, w.head : 2 * w.head] = 0
     w.tell(b, 1, SIZE, w.at(*marks.thens) - w.at(*marks.others), "else", PUT)
@@ -235,7 +236,7 @@ def conclude(w: Wiring, b: Block, held: float, said: float) -> None:
     w.ask(b, number, shut, 42.0, -32.0 * w.only("ended"))
     b.k.weight[w.head + side] = 6 * w.only("else") / ELSE
     w.ask(b, word, side, 0.0)
-    w.ask(b, number, side, 0.0, 20 * w.only("c"))
+    w.ask(b, number, side, 0.0, 30 * w.only("c"))
     b.k.weight[w.head + limit] = 4 * w.only("outcome")
     b.k.weight[w.head + limit, w.number("P", "number")] += 8.0
     w.ask(b, word, limit, 0.0)
