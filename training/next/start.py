@@ -37,7 +37,7 @@ from training.next.marks import Marks
 from training.next.wiring import LOUD, PARTS, PUT, SIZE, WORD, Units, Wiring
 
 OF_FIELD = 0.85  # how much of a condition its field is, beside its value
-HELD, SAID = 0.8, 2.0  # how loudly a head says that a condition holds: in a rule, and where a value ends
+HELD, SAID = 0.8, 1.0  # how loudly a head says that a condition holds: in a rule, and where a value ends
 HEARD = 0.3  # how strongly answers prefer what is said to hold: about two nats
 LATEST, LATEST_LINE = 2.0, 5.0  # how much what is said last counts: of a topic, and of a field
 # How strongly a head looks at tokens that only end the reach of others, beside those it looks for. The start of a turn
@@ -262,6 +262,7 @@ def answer(w: Wiring, b: Block, heard: float) -> None:
     w.prefer(b, 0, heard * w.only("holds") - no_answer, w.last)
     # What a field is, its line says, and an erratum louder; conditions only ask for it.
     w.prefer(b, 0, 2.0 * w.only("stated") + 4.0 * w.only("corrected"), w.spare[0])
+    w.ask(b, 0, w.spare[0], 2.4)  # but a topic's outcome is wanted more often than a field's value
     # In the middle of a thought what it has just said counts, not what holds in the text.
     w.ask(b, 1, w.last, 0.0)
     b.q.bias[w.head + w.late] = 3 * LATEST
