@@ -21,10 +21,10 @@
     holds   says "this holds" of an outcome
 
 Layer 3 looks a condition's field up while the text is read, and layer 4 says at its outcome whether it holds. Where a
-value ends in an erratum, a thought, or a line of fields below the rules, layer 4 finds the outcome of that value, and
-says it louder. The layers after it find what is said of a topic (B), in rule lines and after errata alike, prefer what
-holds, and of several what is said last. That is a note, and the start has it: README.md says what is owed for that. A
-head that finds nothing looks at the start of a turn, where there is nothing to carry.
+value ends in an erratum, a thought, or a line of fields below the rules, layer 4 finds the outcome of that value and
+carries it there. The layers after it find what is said of a topic (B), in rule lines and after errata alike, prefer
+what holds, and of several what is said last. That is a note, and the start has it: README.md says what is owed for
+that. A head that finds nothing looks at the start of a turn, where there is nothing to carry.
 """
 
 from __future__ import annotations

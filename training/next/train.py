@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from training import export, model
@@ -168,6 +169,12 @@ def step_loss(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor
     return loss, kind[keep.cpu()], (logits.argmax(-1) == target).cpu()
 
 
+def shape_of(made: Tokenizer) -> model.Shape:
+    """The sizes of the subject with this tokenizer."""
+    vocabulary = -(-made.get_vocab_size() // 32) * 32
+    return model.Shape(vocab=vocabulary, width=224, layers=8, ffn=320, rope_base=10_000.0)
+
+
 def build(encoder: Encoder, shape: model.Shape, seed: int, note: bool = True) -> model.Tiny:
     """The model before training."""
     torch.manual_seed(seed)
@@ -295,7 +302,6 @@ def main() -> None:
         net.load_state_dict(found["state"])
         export.write(net, made, args.work / "next.gguf")
         return
-    shape = model.Shape(vocab=-(-made.get_vocab_size() // 32) * 32, width=224, layers=8, ffn=320, rope_base=10_000.0)
     plan = Plan(steps=args.steps, rate=args.rate, cool=args.cool, seed=args.seed)
     with (args.work / "train.log").open("a" if args.resume else "w", encoding="utf-8", buffering=1) as log:
 
@@ -303,7 +309,7 @@ def main() -> None:
             print(line, flush=True)
             log.write(line + "\n")
 
-        net = build(encoder, shape, plan.seed, not args.no_note)
+        net = build(encoder, shape_of(made), plan.seed, not args.no_note)
         train(plan, net, encoder, say, args.work, args.minutes, args.resume, args.until, args.compile)
         export.write(net.cpu(), made, args.work / "next.gguf")
         say(f"wrote next.gguf, {(args.work / 'next.gguf').stat().st_size} bytes")
