@@ -93,7 +93,7 @@ class Several(world.Names):
 
     several: Callable[[str], bool] = lambda word: True
 
-    def draw(self, pool: Sequence[str]) -> str:
+    def draw(self, pool: Sequence[str] = ()) -> str:
         while True:
             word = super().draw(pool)
             if self.level.whole or (word not in world.POOL and self.several(word)):
@@ -149,7 +149,7 @@ class Next:
         return None
 
     def heading(self, rng: random.Random, rules: Sequence[first.Rule]) -> str:
-        title = rules[0].topic if rules else self._names(rng).draw(world.POOL)
+        title = rules[0].topic if rules else self._names(rng).draw()
         org = first.make_org(rng, True)
         return rng.choice(first.HEADINGS).format(title=title.capitalize(), org=org)
 
@@ -161,7 +161,7 @@ class Next:
                 names.taken.update((rule.topic, *rule.choices, *(value for value, _ in rule.table)))
         for _ in range(4):
             kind = rng.choice(world.KINDS)
-            yield names.draw(world.POOL), world.make_value(rng, names, kind, None, self.level)
+            yield names.draw(), world.make_value(rng, names, kind, None, self.level)
 
     def _names(self, rng: random.Random) -> world.Names:
         return Several(rng, True, self.level, several=self.several)

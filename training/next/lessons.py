@@ -17,7 +17,7 @@ from training.world import REPLY, SYSTEM, USER
 KINDS = tuple(
     ["none"]
     + [f"{how} {kind}" for how in ("direct", "changed", "reason", "rethink") for kind in world.KINDS]
-    + ["recall", "recall changed", "cannot", "compare", "rest"]
+    + ["what if", "recall", "recall changed", "cannot", "compare", "rest"]
 )
 KIND = {name: i for i, name in enumerate(KINDS)}
 PLAIN = 0.1
@@ -32,9 +32,10 @@ class Mix:
     recall: float = 0.1
     cannot: float = 0.0
     compare: float = 0.0
+    suppose: float = 0.25  # of thoughts: about a value that only the question has
     errata: float = 0.5
     default: float = 0.85  # errata in the default wording
-    longest: int = 80
+    longest: int = 92
 
 
 @dataclass
@@ -85,10 +86,10 @@ class Teacher:
             form = rng.choice((*first.EXTRA_WORDINGS, *first.OLD_WORDINGS))
         return form.format(field=name, value=new, old=old)
 
-    def change(
-        self, drafts: Sequence[world.Draft], values: dict[str, str], wanted: first.Rule, level: world.Level, mix: Mix
-    ) -> str:
-        """Change a field (mostly the one of the wanted rule) in `values`, and return its erratum."""
+    def another(
+        self, drafts: Sequence[world.Draft], values: dict[str, str], wanted: first.Rule, level: world.Level
+    ) -> tuple[str, str]:
+        """A field, mostly the one of the wanted rule, and a value other than its own."""
         rng = self.rng
         name = wanted.field if rng.random() < 0.8 else rng.choice(list(values))
         about = [r for d in drafts for r in d.rules if r.field == name]
@@ -104,7 +105,14 @@ class Teacher:
             new = world.make_value(rng, names, kind, rule, level, old)
             if rule is None or (rule.outcome(new) != rule.outcome(old)) == flip:
                 break
-        values[name] = new
+        return name, new
+
+    def change(
+        self, drafts: Sequence[world.Draft], values: dict[str, str], wanted: first.Rule, level: world.Level, mix: Mix
+    ) -> str:
+        """Change a field in `values`, and return its erratum."""
+        name, new = self.another(drafts, values, wanted, level)
+        old, values[name] = values[name], new
         return self.erratum(name, old, new, mix)
 
     def branch(self, drafts: Sequence[world.Draft], level: world.Level, mix: Mix) -> Branch:
@@ -131,13 +139,14 @@ class Teacher:
                         out.add(enc("Noted."), PLAIN)
                         out.add(enc("<|im_end|>"), PLAIN)
                         opening = USER
-            self.turn(out, rule, values, before, mix, level, opening)
+            self.turn(out, drafts, rule, values, before, mix, level, opening)
             if len(out.ids) > mix.longest - 22:
                 return out
 
     def turn(
         self,
         out: Branch,
+        drafts: Sequence[world.Draft],
         rule: first.Rule,
         values: dict[str, str],
         before: dict[str, str],
@@ -162,7 +171,10 @@ class Teacher:
             out.add(enc(values[name]), 0.7, KIND["recall changed" if again else "recall"], rest=0.3)
         elif case == 1:
             names = world.Names(rng, False, level, set(values) | {rule.topic})
-            put(rng.choice(world.TAILED).format(topic=names.draw(world.POOL)))
+            if rng.random() < 0.5:
+                put(rng.choice(world.TAILED).format(topic=names.draw()))
+            else:
+                put(rng.choice(world.ODD).format(word=names.draw()))
             out.add(enc(world.CANNOT), 1.0, KIND["cannot"], rest=PLAIN)
         elif case == 2:
             kind = rng.choice(("date", "amount"))
@@ -172,8 +184,15 @@ class Teacher:
             put(f"Is {given} {made.relation} {limit}?")
             out.add(enc("yes" if made.holds(given) else "no"), 1.0, KIND["compare"])
         elif case == 3:
-            put(world.ask(rng, rule) + rng.choice(first.REASON_CUES))
-            named = KIND[("rethink " if changed else "reason ") + rule.kind]
+            question, named = world.ask(rng, rule), KIND[("rethink " if changed else "reason ") + rule.kind]
+            if rng.random() < mix.suppose:
+                # Notes and errata know nothing of this value: the thought alone says what follows from it.
+                name, value = self.another(drafts, values, rule, level)
+                values, named = {**values, name: value}, KIND["what if"]
+                asked = [question, world.WHAT_IF.format(field=name, value=value)]
+                rng.shuffle(asked)
+                question = " ".join(asked)
+            put(question + rng.choice(first.REASON_CUES))
             for text, counts in rule.reason(values[rule.field]):
                 out.add(enc(text), 1.0 if counts else PLAIN, named if counts else 0, rest=0.3 if counts else PLAIN)
         else:

@@ -47,7 +47,7 @@ class Stage:
 
 EVERY = ("table", "date", "amount")
 FIXED = 4  # embeddings and so many layers stay as they started: what compares numbers is blunted by any rate
-FIRST = world.Level(rules=(1, 2), rows=(2, 3), kinds=EVERY, shared=0.0, below=0.12, versions=0.12)
+FIRST = world.Level(rules=(1, 2), rows=(2, 3), kinds=EVERY, shared=0.0, below=0.12, versions=0.2, sample=0.2, plain=0.1)
 STAGES: tuple[Stage, ...] = (
     Stage("words of one token", FIRST, Mix(reason=0.15, compare=0.03), 0.85, patience=400),
     Stage(
@@ -75,7 +75,7 @@ STAGES: tuple[Stage, ...] = (
             fillers=(0, 1),
             whole=0.3,
             near=0.25,
-            versions=0.12,
+            versions=0.2,
             below=0.12,
             shared=0.1,
         ),
@@ -99,8 +99,10 @@ STAGES: tuple[Stage, ...] = (
             near=0.3,
             shared=0.1,
             alike=0.2,
-            versions=0.12,
+            versions=0.2,
             below=0.12,
+            sample=0.2,
+            plain=0.1,
         ),
         Mix(reason=0.25, cannot=0.06, compare=0.05, errata=0.5),
         2.0,
@@ -257,7 +259,7 @@ def train(
                 f"rate {plan.rate_at(step):.5f} "
                 f"{tokens / 1e6:.2f}M tokens {spent + time.time() - began:.0f}s {marks}"
             )
-        passed = marks.mean("direct", "changed", "reason", "rethink") > STAGES[level].pass_at
+        passed = marks.mean("direct", "changed", "reason", "rethink", "what if") > STAGES[level].pass_at
         if level < until and since > STAGES[level].least and (passed or since >= STAGES[level].patience):
             level, since = level + 1, 0
             marks.value.clear()

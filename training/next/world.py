@@ -13,8 +13,23 @@ from training import world as first
 from training.next import words
 
 CANNOT = "I cannot tell from this."
-SAMPLE = {"return", "shipping", "approval", "support", "discount", "access"}
+ODD = (  # no policy of this form answers these
+    "Who pays the {word}?",
+    "How many {word} are there?",
+    "When does the {word} open?",
+    "Where is the {word}?",
+    "Write a poem about the {word}.",
+    "Do I need a {word}?",
+    "Who is {word}?",
+    "Hello.",
+    "Who are you?",
+    "How much?",
+    "Why?",
+    "What time is it?",
+)
 KINDS = ("table", "date", "amount")
+SAMPLES = {"table": tuple(first.WORD_FIELDS), "date": first.DATE_FIELDS, "amount": first.AMOUNT_FIELDS}
+WHAT_IF = "What if the {field} is {value}?"
 TAILED = ("What is the {topic}?", "What about the {topic}?", "And the {topic}?", "Tell me the {topic}.")
 
 
@@ -37,6 +52,8 @@ class Level:
     shared: float = 0.1  # rules whose field another rule has already
     alike: float = 0.0  # values that another field has as well
     versions: float = 0.0  # texts with an older version of the first skill before it
+    sample: float = 0.0  # rules in the words of the samples that ship, which have questions of their own
+    plain: float = 0.0  # texts whose rules are sentences, not a list
 
 
 @dataclass
@@ -67,11 +84,14 @@ class Names:
     level: Level
     taken: set[str] = field(default_factory=set)
 
-    def draw(self, pool: Sequence[str]) -> str:
-        """A word: of the pool where it is one token, else any."""
+    def draw(self, pool: Sequence[str] = ()) -> str:
+        """A word: one of the pool that is left; without such a one of POOL where it is one token, else any."""
+        if left := [word for word in pool if word not in self.taken]:
+            self.taken.add(word := self.rng.choice(left))
+            return word
         while True:
             if self.rng.random() < self.level.whole:
-                word = self.rng.choice(pool)
+                word = self.rng.choice(POOL)
             else:
                 word = words.draw(self.rng, self.held, self.level.invented)
             if word not in self.taken:
@@ -110,7 +130,7 @@ def make_value(
     """A value for a field, other than the old one; one of the rule's rows, or near or far from its limit."""
     while True:
         if kind == "table":
-            new = rng.choice(rule.table)[0] if rule else names.draw(POOL)
+            new = rng.choice(rule.table)[0] if rule else names.draw()
         elif rule:
             new = near_to(rng, kind, rule.limit, rng.random() < level.near)
         else:
@@ -120,20 +140,30 @@ def make_value(
 
 
 def make_rule(
-    rng: random.Random, names: Names, level: Level, kind: str, name: str, topic: str, have: Sequence[str]
+    rng: random.Random,
+    names: Names,
+    level: Level,
+    kind: str,
+    name: str,
+    topic: str,
+    have: Sequence[str],
+    pools: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> first.Rule:
-    """A rule about a field; a table takes `have` (values another table of this field has) first."""
+    """A rule about a field; a table takes `have` (values another table of this field has) first.
+
+    `pools` are words for values and for outcomes.
+    """
     if kind == "table":
         rows = max(rng.randint(*level.rows), 2)
-        values = list(have) if have else [names.draw(POOL) for _ in range(rows)]
-        outcomes = [names.draw(POOL) for _ in range(max(2, len(values) - (rng.random() < 0.3)))]
+        values = list(have) if have else [names.draw(pools[0]) for _ in range(rows)]
+        outcomes = [names.draw(pools[1]) for _ in range(max(2, len(values) - (rng.random() < 0.3)))]
         column = outcomes[: len(values)] + [rng.choice(outcomes) for _ in range(len(values) - len(outcomes))]
         rng.shuffle(column)
         pairs = list(zip(values, column, strict=True))
         rng.shuffle(pairs)
         return first.Rule(kind, topic, name, tuple(pairs))
     limit = first.make_date(rng) if kind == "date" else make_amount(rng)
-    return first.Rule(kind, topic, name, limit=limit, yes=names.draw(POOL), no=names.draw(POOL))
+    return first.Rule(kind, topic, name, limit=limit, yes=names.draw(pools[1]), no=names.draw(pools[1]))
 
 
 def make_draft(rng: random.Random, names: Names, level: Level) -> Draft:
@@ -142,20 +172,23 @@ def make_draft(rng: random.Random, names: Names, level: Level) -> Draft:
     kinds: dict[str, str] = {}
     rules: list[first.Rule] = []
     for _ in range(rng.randint(*level.rules)):
+        sample = level.sample > 0 and rng.random() < level.sample  # drawn only if wanted: texts of a seed stay
         if rules and rng.random() < level.shared:
             old = rng.choice(rules)
             name, kind = old.field, old.kind
             have = [v for v, _ in old.table]
         else:
             kind, have = rng.choice(level.kinds), []
-            name = names.draw(POOL)
-        rule = make_rule(rng, names, level, kind, name, names.draw(POOL), have)
+            name = names.draw(SAMPLES[kind] if sample else ())
+        topic = names.draw(tuple(first.TOPICS) if sample else ())
+        pools = (first.WORD_FIELDS.get(name, ()), first.TOPICS.get(topic, ())) if sample else ((), ())
+        rule = make_rule(rng, names, level, kind, name, topic, have, pools)
         rules.append(rule)
         kinds[name] = kind
         if name not in values:
             values[name] = make_value(rng, names, kind, rule, level)
     for _ in range(rng.randint(*level.spare)):
-        name, kind = names.draw(POOL), rng.choice(level.kinds)
+        name, kind = names.draw(), rng.choice(level.kinds)
         kinds[name] = kind
         alike = [v for k, v in values.items() if kinds[k] == kind]
         values[name] = (
@@ -170,6 +203,8 @@ def make_draft(rng: random.Random, names: Names, level: Level) -> Draft:
         rng.shuffle(lines)
     for filler in rng.sample(first.FILLERS, rng.randint(*level.fillers)):
         lines.insert(rng.randint(0, len(lines)), f"- {filler}")
+    if level.plain and rng.random() < level.plain:
+        lines = [line.removeprefix("- ") for line in lines]
     heading = ""
     if rng.random() < level.heading:
         title = rng.choice(rules).topic.capitalize()
