@@ -226,7 +226,7 @@ def conclude(w: Wiring, b: Block, held: float, said: float) -> None:
     w.tell(b, 1, w.last - 2, w.only("c") + w.only("same"), "c here", 1.0)
     word, number = group, group + 1  # of a word, its outcome; of a number, the outcome on the side of its limit
     w.match(b, 1, w.of("P"), (condition(w), w.of("F", 2.4 * w.turn)), 2.7)
-    outcomes = 3.0 * w.only("outcome") - 0.7 * w.at(*marks.limits, *marks.now)
+    outcomes = 3.0 * w.only("outcome") - 2.0 * w.at(*marks.limits, *marks.now)
     w.prefer(b, 1, outcomes + 1.1 * w.at(*marks.turns), w.last)
     # Where a value has just ended they find something; nowhere else, and not within a date.
     shut, side, limit = w.spare[:3]

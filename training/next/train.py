@@ -109,6 +109,12 @@ STAGES: tuple[Stage, ...] = (
         longest=450,
     ),
 )
+LONG = replace(  # beside the last stage: a few texts as long as a memory of four skills
+    STAGES[-1],
+    name="long",
+    level=replace(STAGES[-1].level, skills=(3, 4), rules=(2, 3), fillers=(2, 5)),
+    longest=900,
+)
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,7 @@ class Plan:
     cool: float = 0.3  # of all steps: straight down to nothing
     text_weight: float = 0.02
     earlier: float = 0.15  # share of steps that repeat an earlier stage
+    long: float = 0.12  # share of the steps of the last stage that are about long texts, half as many
     seed: int = 1
 
     def rate_at(self, step: int) -> float:
@@ -239,8 +246,10 @@ def train(
         for group, rate in zip(opt.param_groups, (plan.gentle_rate_at(step), plan.rate_at(step)), strict=True):
             group["lr"] = rate
         use = teacher.rng.randrange(level) if level and teacher.rng.random() < plan.earlier else level
-        stage = STAGES[use]
-        batch = teacher.batch(plan.texts, plan.branches, stage.level, stage.mix, stage.longest)
+        long = use == len(STAGES) - 1 and teacher.rng.random() < plan.long
+        stage = LONG if long else STAGES[use]
+        texts = plan.texts // 2 if long else plan.texts
+        batch = teacher.batch(texts, plan.branches, stage.level, stage.mix, stage.longest)
         with torch.autocast(device, dtype=torch.bfloat16):
             loss, kind, right = step_loss(net, batch, plan.text_weight)
         opt.zero_grad(set_to_none=True)

@@ -28,7 +28,9 @@ SINGLE = (
 )
 LOUD = 2.5  # the length of the largest number's code
 EVEN = 22.0  # the square of the length of every number's embedding: what is copied of a token depends on its length
-SHY = 0.5  # how much of other words is in the directions of frequent tokens
+SHY = 0.05  # how much of other words is in the directions of frequent tokens
+CODE, REST = 2.35, 3.6  # lengths of a word's embedding: in its code, and without it
+BLANK = 0.15  # of the latter, how much says that a blank comes before
 FAST, SLOW = 12, 11
 READ, PUT = 0.5, 0.6  # gains of values, and of what heads write: a slot holds a third to a half of what it copies
 
@@ -82,31 +84,30 @@ class Wiring:
     def _embed(self) -> None:
         """Words share with their other form; numbers say how much they are; what is everywhere stays apart."""
         e, own, marks, shrink = self.model.embed, self.own, self.marks, self.shrink
-        e[:, :own] = 0.5 * self.rand(len(e), own)
+        e[:, :own] = self.rand(len(e), own)
         e[:, own:] = 0
         for family in marks.families:
-            shared = 0.5 * self.rand(own)
-            for i in family:
-                e[i, :own] = 0.97 * shared + 0.24 * e[i, :own]
-        code = e[:, :own] @ shrink.T
-        new = torch.zeros_like(code)
-        new[:, :WORD] = 0.5 * SIZE**0.5 * F.normalize(code[:, :WORD], dim=1)  # of one length
-        numbers = marks.numbers()
-        for i, parts in numbers.items():
-            new[i, :WORD] = 0  # nothing is matched by it, and in a condition it would be noise beside the field
-            new[i, WORD:] = LOUD * parts
-        new[marks.turns] = 0  # nothing to carry
-        e[:, :own] += (new - code) @ shrink
-        # Frequent tokens have directions of their own, in which others have less: each is read exactly.
-        apart = self.rand(len(marks.frequent), own)
-        self.apart = torch.linalg.qr((apart - apart @ shrink.T @ shrink).T).Q.T
-        self.rest = 0.5 * (own - SIZE) ** 0.5  # the length of a token without its code
-        e[:, :own] -= (1 - SHY) * e[:, :own] @ self.apart.T @ self.apart
-        e[marks.frequent, :own] = e[marks.frequent, :own] @ shrink.T @ shrink + self.rest * self.apart
-        told = sorted(numbers)
-        coded = e[told, :own] @ shrink.T @ shrink
-        rest = F.normalize(e[told, :own] - coded, dim=1)
-        e[told, :own] = coded + rest * (EVEN - coded.square().sum(1, keepdim=True)).sqrt()
+            e[family, :own] = self.rand(own)
+        code = F.normalize(e[:, :own] @ shrink[:WORD].T, dim=1)
+        code = torch.cat([CODE * code, torch.zeros(len(e), len(NUMBERS))], 1)
+        for i, parts in marks.numbers().items():
+            code[i, :WORD] = 0  # nothing is matched by it, and in a condition it would be noise beside the field
+            code[i, WORD:] = LOUD * parts
+        code[marks.turns] = 0  # nothing to carry
+        # Frequent tokens have directions of their own, in which others have next to nothing: each is read exactly. One
+        # more says whether a blank comes before, so that an outcome can be said with or without.
+        apart = self.rand(len(marks.frequent) + 1, own)
+        apart = torch.linalg.qr((apart - apart @ shrink.T @ shrink).T).Q.T
+        self.apart, blank = apart[:-1], apart[-1]
+        rest = e[:, :own] - e[:, :own] @ shrink.T @ shrink
+        rest -= (1 - SHY) * rest @ apart.T @ apart
+        rest = F.normalize(rest, dim=1)
+        rest[marks.frequent] = self.apart
+        rest += BLANK * blank * torch.where(torch.tensor(marks.blank), 1.0, -1.0)[:, None]
+        numbers = list(marks.numbers())
+        length = torch.full((len(e), 1), REST)
+        length[numbers] = (EVEN - code[numbers].square().sum(1, keepdim=True)).sqrt()
+        e[:, :own] = code @ shrink + length * rest
         e[:, self.flag] = -0.5
         e[torch.tensor(marks.going_on), self.flag] = 0.5
         self.model.norm.fill_(0.1)
@@ -117,7 +118,7 @@ class Wiring:
         """What reads 1 at these tokens, 0 at other frequent ones, and about 0 at the rest."""
         read = torch.zeros(self.shape.width)
         wanted = torch.tensor([float(token in tokens) for token in self.marks.frequent])
-        read[: self.own] = wanted @ self.apart / self.rest
+        read[: self.own] = wanted @ self.apart / REST
         return read
 
     def only(self, name: str) -> Tensor:
