@@ -1,8 +1,9 @@
-"""The decisions that `notes calibrate` measures a model by: held-out texts of world.py, and the sample skills.
+"""The decisions that `notes calibrate` measures a model by: policies in the words of the sample skills, and those.
 
     python -m training.battery > prompts/battery.yaml
 
-Another seed than that of the experiments in bench/, so that what calibrate chooses is tested on other texts.
+Their words are ones that any model knows; which field decides what, limits and outcomes are drawn. Another seed than
+that of the experiments in bench/, so that what calibrate chooses is tested on other texts.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from training import world
+from training.next import world
 
-SEED = 20261121
+SEED = "battery 20261123"
 CASES = 36
+LEVEL = world.Level(
+    rules=(1, 3), rows=(2, 4), spare=(0, 0), fillers=(0, 1), heading=0.8, kinds=world.KINDS, below=0.0, sample=1.0
+)
 SAMPLES = (  # of skills/: name, question, choices, field, new value, right with the old value and with the new one
     ("returns", "May I return this?", ("accepted", "refused"), "date", "2026-07-01", ("accepted", "refused")),
     ("returns", "What is the shipping?", ("free", "reduced", "full"), "tier", "silver", ("free", "reduced")),
@@ -36,14 +40,13 @@ def entry(skill: Sequence[str], question: str, choices: object, field: str, valu
 
 def main() -> None:
     print("# Decisions that `notes calibrate` measures a model by (measure/battery.py says what a case holds).")
-    print("# Written by training/battery.py; texts that the training of the model that ships never saw.")
+    print("# Written by training/battery.py.")
     print("cases:")
     for name, *asked in SAMPLES:
         print(entry([f"skill: ../skills/{name}"], *asked))
-    for case in world.held_out(CASES, SEED):
-        text = case.skills[case.target].text.split("\n")
-        skill = ["text: |", *(f"  {line}" for line in text)]
-        print(entry(skill, case.question, case.choices, case.field, case.new, (case.answer, case.answer_new)))
+    for case in world.cases(CASES, LEVEL, SEED, held=False):
+        skill = ["text: |", *(f"  {line}" for line in case.draft.text().split("\n"))]
+        print(entry(skill, case.question, case.rule.choices, case.rule.field, case.new, case.right))
 
 
 if __name__ == "__main__":
