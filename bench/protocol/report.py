@@ -13,6 +13,7 @@ from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Check, Verdict
 from bench.protocol.keeping import KeptError
 
 SEEDS = (1, 2, 3)  # of training: a hypothesis holds if it holds for each
+BESIDE = {"shipped": "The model that ships", "random": "Random weights"}  # reported beside them; they decide nothing
 PAGE = "protocol.md"
 HEAD = """# What the protocol asked, and what was found
 
@@ -110,20 +111,22 @@ def merged(path: Path, about: Mapping[str, Any], found: Sequence[Found]) -> list
     return sorted(every.values(), key=lambda one: order.index(one["hypothesis"]))
 
 
-def page(documents: Mapping[int, Found]) -> str:
-    """The page, of one document for each training seed that was measured. Raise KeptError where they are of other
-    texts or settings, and for a model that is in two of them."""
-    data = dict(sorted(documents.items()))
+def page(documents: Mapping[int | str, Found]) -> str:
+    """The page, of one document for each training seed that was measured, and for each model beside them. Raise
+    KeptError where they are of other texts or settings, and for a model that is in two of them."""
+    data = {seed: documents[seed] for seed in SEEDS if seed in documents}
+    others = {title: documents[name] for name, title in BESIDE.items() if name in documents}
     for name in ("commit", "settings", "sources"):
-        if len({one["about"][name] for one in data.values()}) > 1:
-            seeds = ", ".join(map(str, data))
+        if len({one["about"][name] for one in documents.values()}) > 1:
+            of = ", ".join(map(str, documents))
             raise KeptError(
-                f"training seeds {seeds} were measured with different {name}: measure all alike, or remove the "
+                f"training seeds {of} were measured with different {name}: measure all alike, or remove the "
                 "protocol-seed-N.json of those that were not"
             )
-    if len({one["about"]["weights"] for one in data.values()}) < len(data):
+    if len({one["about"]["weights"] for one in documents.values()}) < len(documents):
         raise KeptError("two training seeds have the same weights: one of --seed-of-training was wrong")
-    parts = [HEAD, *(_of(seed, one["about"]) for seed, one in data.items())]
+    parts = [HEAD, *(_of(f"Training seed {seed}", one["about"]) for seed, one in data.items())]
+    parts += [_of(title, one["about"]) for title, one in others.items()]
     missing = [str(seed) for seed in SEEDS if seed not in data]
     if missing:
         parts.append(f"Not measured yet: training seed {', '.join(missing)}. So no hypothesis is decided.")
@@ -139,6 +142,9 @@ def page(documents: Mapping[int, Found]) -> str:
     parts.append(grid(" | ".join(("", "hypothesis", *(f"seed {seed}" for seed in data), "in all")), rows))
     for seed, one in data.items():
         parts.append(f"## Training seed {seed}")
+        parts += [_section(found) for found in one["verdicts"]]
+    for title, one in others.items():
+        parts.append(f"## {title}\n\nNo hypothesis is of this model: its figures are there to compare.")
         parts += [_section(found) for found in one["verdicts"]]
     return "\n\n".join(parts) + "\n"
 
@@ -159,9 +165,9 @@ def _says(found: Found | None) -> str:
     return found["says"] if found else "not measured"
 
 
-def _of(seed: int, about: Found) -> str:
+def _of(title: str, about: Found) -> str:
     return (
-        f"Training seed {seed}: `{about['model']}` (SHA-256 {about['weights'][:16]}), {about['settings']}; "
+        f"{title}: `{about['model']}` (SHA-256 {about['weights'][:16]}), {about['settings']}; "
         f"texts of commit {about['commit']}."
     )
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
-from bench.experiments.cases import joined
+from bench.experiments.cases import SYSTEM, error, joined, segments_of
 from bench.experiments.methods import ALL
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
@@ -20,16 +23,20 @@ from bench.protocol import seeds
 from bench.protocol.hypotheses import HYPOTHESES, Verdict, judge
 from bench.protocol.intervals import Part, equivalent, figure, slope
 from bench.protocol.keeping import Kept, KeptError
-from bench.protocol.measures import again, lines, mixing, notes
+from bench.protocol.measures import again, distance, lines, mixing, notes, settings
 from bench.protocol.measures.lines import places
 from bench.protocol.measures.thinking import Reasoned
+from bench.protocol.measures.weights import write_as, write_random
 from bench.protocol.report import as_json, document, merged, overall, page, write
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import KINDS, Next, Policies
 from notes_cli import config
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision
+from notes_cli.engine.segment import floats
+from notes_cli.errors import UnsupportedError
 from notes_cli.measure.probe import AlikeError, Column, Mixes
+from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 from training.next import words, world
 
@@ -452,6 +459,174 @@ def test_a_bar_is_where_the_page_has_it(name: str, good: dict[str, Table], bad: 
     assert [judge(HYPOTHESES[name], "known", tables).says for tables in bad] == ["fails"] * len(bad)
 
 
+# What is reported without a bar.
+
+
+@contextmanager
+def far(size: int = 4096) -> Iterator[tuple[Workspace, Policies, Prompt]]:
+    """The model that ships in a large context, with a case and its prompt."""
+    options = ContextOptions(n_ctx=size, n_threads=1)
+    with Workspace(config.shipped_model(), options, beyond_trained=True) as workspace:
+        ((_, case),) = Next(COMMIT, "known").policies("distance", 1, skills=(1,))
+        yield workspace, case, Prompt(case.question, segments_of(workspace, case.skills), system=SYSTEM)
+
+
+def test_a_moved_prompt_is_where_it_is_said_to_be() -> None:
+    """Its skill's rows are those of the recompute there, and not if they are not turned; what is decided at its end
+    leaves it as it was."""
+    with far(21_000) as (workspace, case, prompt):
+        with assemble(workspace, prompt, splice=False) as notebook:
+            tokens, before = notebook.tokens, distance.skill_at(notebook)
+            near = notebook.logits()
+        skill, found = prompt.segments[0], {}
+        for name, options in (("recompute", {"splice": False}), ("spliced", {}), ("unrotated", {"rotate": False})):
+            with distance.moved(workspace, prompt, tokens, 20_000 - before, **options) as notebook:
+                logits = notebook.logits()
+                assert notebook.position(before) == 20_000 and list(notebook.tokens) == list(tokens)
+                assert workspace.context.length(notebook.sequence) == 20_000 - before + len(tokens)
+                first = workspace.context.read(notebook.sequence, 20_000, len(skill), base=20_000)[0]
+                found[name] = floats(first.k)[1:], logits
+                settings.decide(notebook, case.choices)
+                assert workspace.context.length(notebook.sequence) == 20_000 - before + len(tokens)
+        wanted, logits = found["recompute"]
+        assert error(logits, near) < 1e-2  # distances between tokens are those of the prompt at 0
+        assert error(found["spliced"][0], wanted) < 1e-4 < 0.1 < error(found["unrotated"][0], wanted)
+        with distance.in_batches(workspace, tokens, 20_000 - before, 16) as notebook:
+            assert error(notebook.logits(), logits) < 1e-3
+
+
+def test_distances_and_their_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are only turned are as near as other batches are, or nearly; those that are not turned are far; a
+    position that the prompt does not fit before is refused."""
+    monkeypatch.setattr(distance, "POSITIONS", (100, 20_000))
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1)) as workspace:
+        rows = Table(distance.measure(workspace, 1, Next(COMMIT, "known")))
+        assert [(row["position"], row["way"]) for row in rows] == [
+            (position, way) for position in (100, 20_000) for way in distance.WAYS
+        ]
+        for position in (100, 20_000):
+            of = {str(row["way"]): float(row["error"]) for row in rows.where(position=position)}
+            assert of["token by token"] < 1e-3 and of["batches of 16"] < 1e-3
+            assert of["turned"] < 1e-2 and of["turned"] < of["unrotated"] / 20
+        monkeypatch.setattr(distance, "POSITIONS", (5,))
+        with pytest.raises(UnsupportedError, match="none can begin at position 5"):
+            list(distance.measure(workspace, 1, Next(COMMIT, "known")))
+
+
+def test_each_cache_and_each_type_of_weights() -> None:
+    """Each setting computes by itself: it has its own type, and other logits; the first is as the model was given."""
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1)) as workspace:
+        with settings.caches(workspace) as opened:
+            assert [each.options.cache for each in opened.values()] == ["f16/f16", "q8_0/q8_0", "q4_0/q4_0"]
+        with settings.weights(workspace) as opened:
+            assert {name: each.model.quantization.lower() for name, each in opened.items()} == {
+                name: name for name in ("q8_0", "f32", "q4_0")
+            }
+            assert opened["q8_0"] is workspace
+        for name in ("caches", "weights"):
+            rows = list(settings.decisions(name, getattr(settings, name))(workspace, 1, Next(COMMIT, "known")))
+            assert len({row["cosine"] for row in rows}) == 3 and rows[0]["as_given"]
+
+
+def test_a_setting_that_decides_alike_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no recovery; where the model as it was given does, the case is left out of all settings."""
+
+    def mixed(setting: str, case: Policies) -> Iterator[Mixes]:
+        if setting == "poor" or case.kind == "amount":
+            return
+        yield Made(case, takes_notes(case))
+
+    monkeypatch.setattr(settings, "mixes_of", mixed)
+    monkeypatch.setattr(settings, "began", lambda number, case, _: {"case": number, "kind": case.kind, "near": False})
+
+    @contextmanager
+    def opened(_: object) -> Iterator[dict[str, str]]:
+        yield {"given": "given", "poor": "poor"}
+
+    rows = Table(settings.notes("caches notes", opened)(None, 8, Next(COMMIT, "known")))  # type: ignore[arg-type]
+    left = [row["case"] for row in rows if row.get("excluded")]
+    assert left == [4, 4, 8, 8] and len(rows) == 16
+    kept = Table(row for row in rows if not row.get("excluded"))
+    assert kept.where(setting="given").mean("alike") == 0 and kept.where(setting="poor").mean("alike") == 1
+    assert len(kept.where(setting="given").numbers("after")) == 6 and not kept.where(setting="poor").numbers("after")
+
+
+def in_settings(cases: int) -> dict[str, Table]:
+    """Caches, of which the last one reads nothing."""
+    names = ("f16", "q8_0", "q4_0")
+    rows = [
+        {"case": n, "setting": name, "right": name != "q4_0", "recompute_right": True, "same": name != "q4_0"}
+        | {"as_given": True, **BESIDE}
+        for n in range(1, cases + 1)
+        for name in names
+    ]
+    poor = {"alike": True, "field": "", "after": "", "near": ""}
+    mixes = [
+        {"case": n, "setting": name}
+        | (poor if name == "q4_0" else {"alike": False, "field": False, "after": True, "near": False})
+        for n in range(1, cases + 1)
+        for name in names
+    ]
+    return {"caches": Table(rows), "caches notes": Table(mixes)}
+
+
+def test_what_has_no_bar_is_reported() -> None:
+    """With as many cases as the model as it was given needs, though one setting tells no values apart."""
+    verdict = judge(HYPOTHESES["R2"], "known", in_settings(200))
+    found = {check.what: check.figure for check in verdict.checks}
+    assert verdict.says == "reported" and found["q8_0: note index"].value == 1
+    assert found["q4_0: note index"].n == 0 and found["q4_0: decides alike whatever the value"].value == 1
+    assert found["q4_0: spliced, right"].value == 0 and "f16: decides alike whatever the value" not in found
+    assert judge(HYPOTHESES["R2"], "known", in_settings(199)).says == "too few cases: 199 of 200"
+
+
+def numbers_of(path: Path) -> dict[str, tuple[str, np.ndarray]]:
+    return {
+        tensor.name: (tensor.tensor_type.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+
+
+def test_weights_of_another_type_are_the_same_numbers(tmp_path: Path) -> None:
+    """To the bit where the type holds them, near where it does not; norms stay."""
+    own = numbers_of(config.shipped_model())
+    exact, same, rough = (
+        numbers_of(write_as(config.shipped_model(), tmp_path / k, k)) for k in ("f32", "q8_0", "q4_0")
+    )
+    assert {kind for kind, _ in exact.values()} == {"F32"} and "Q4_0" in {kind for kind, _ in rough.values()}
+    for name, (kind, wanted) in own.items():
+        assert np.array_equal(exact[name][1], wanted) and np.array_equal(same[name][1], wanted)
+        off = error(rough[name][1], wanted)
+        assert off == 0 if rough[name][0] == kind else 1e-3 < off < 0.05
+
+
+def test_random_weights_have_the_shape_and_the_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else of the model's: another draw for each seed, the same one again; all that the file says stays."""
+    model = config.shipped_model()
+    paths = [write_random(model, tmp_path / f"{i}.gguf", seed) for i, seed in enumerate((1, 1, 2))]
+    assert paths[0].read_bytes() == paths[1].read_bytes() != paths[2].read_bytes()
+    own, found = numbers_of(model), numbers_of(paths[0])
+    for name, (kind, wanted) in own.items():
+        assert found[name][0] == kind and found[name][1].shape == wanted.shape
+        if wanted.ndim > 1:
+            assert abs(np.corrcoef(found[name][1].ravel(), wanted.ravel())[0, 1]) < 0.1
+            assert found[name][1].std() == pytest.approx(wanted.std(), rel=0.05)
+        else:
+            assert np.array_equal(found[name][1], wanted)
+    said = [
+        {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items() if not name.startswith("GGUF.")}
+        for path in (model, paths[0])
+    ]
+    assert said[0] == said[1]
+
+    def refuse(*_: object) -> np.ndarray:
+        raise NotImplementedError
+
+    monkeypatch.setattr(gguf.quants, "quantize", refuse)
+    with pytest.raises(UnsupportedError, match="is Q8_0, which is read only"):
+        write_random(model, tmp_path / "other.gguf", 1)
+
+
 # What is kept, and the page.
 
 
@@ -473,7 +648,7 @@ def verdict_of(name: str, same: int) -> dict[str, object]:
     return as_json(judge(HYPOTHESES[name], "known", {"decisions": decisions(same, 300)}))
 
 
-def documents(*sames: int) -> dict[int, Mapping[str, Any]]:
+def documents(*sames: int) -> dict[int | str, Mapping[str, Any]]:
     """Of as many training seeds, whose H1 is right in so many of 300."""
     return {
         seed: document({**ABOUT, "weights": str(seed) * 64}, [verdict_of("H1", same)])
@@ -492,6 +667,20 @@ def test_all_three_seeds_decide() -> None:
     text = page(documents(300, 300))
     assert "Not measured yet: training seed 3" in text and "H21 | read and write heads" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
+
+
+def test_models_beside_decide_nothing(tmp_path: Path) -> None:
+    """They have sections of their own and no column; of other texts, or one of the seeds again, they are refused."""
+    command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
+    command._write(tmp_path, "random", {**ABOUT, "weights": "r", "settings": "s"}, [verdict_of("H1", 0)])
+    text = (tmp_path / "protocol.md").read_text()
+    assert "**fails**" not in text and "seed random" not in text
+    assert "## Random weights\n\nNo hypothesis is of this model" in text
+    assert text.index("right, direct | 1.000") < text.index("## Random weights") < text.index("right, direct | 0.000")
+    with pytest.raises(KeptError, match="same weights"):
+        command._write(tmp_path, "shipped", ABOUT, [])
+    with pytest.raises(KeptError, match="different commit"):
+        command._write(tmp_path, "shipped", {**ABOUT, "weights": "v", "commit": "f" * 40}, [])
 
 
 def test_what_does_not_belong_together_is_not_written(tmp_path: Path) -> None:
@@ -528,6 +717,8 @@ def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
         (["--cases", "0"], "there must be one at least"),
         (["--write", ".", "--cases", "2", "--seed-of-training", "1"], "as many cases as docs/protocol.md asks"),
         (["--write", "."], "--seed-of-training"),
+        (["--beside", "random", "--seed-of-training", "1"], "not allowed with"),
+        (["r4"], "R4 is not built: models of about 1 and 10 million parameters"),
     ],
 )
 def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -565,6 +756,17 @@ def test_a_run_and_its_second_half(tmp_path: Path, capsys: pytest.CaptureFixture
     assert grown.startswith(before["versions, known.jsonl"]) and grown.count(b"\n") == 3
     found = json.loads((folder / "results.json").read_text())
     assert found["about"]["commit"] == COMMIT and found["verdicts"][0]["cases"] == 2
+
+
+def test_random_weights_are_measured(tmp_path: Path) -> None:
+    """Of the model's shape, drawn from the commit, kept apart from the model's own rows, and found again."""
+    given = [str(config.shipped_model()), "H12", "--commit", COMMIT, "--keep", str(tmp_path), "--cases", "1"]
+    assert command.main([*given, "--beside", "random"]) == command.main(given) == 1
+    folders = {path.parent.name: json.loads(path.read_text())["about"] for path in tmp_path.rglob("results.json")}
+    assert sorted(str(about["training seed"]) for about in folders.values()) == ["None", "random"]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
+    assert command.main([*given, "--beside", "random"]) == 1 and len(folders) == 2
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")} == before
 
 
 def test_the_shipped_model_looks_up(tmp_path: Path) -> None:

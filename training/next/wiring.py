@@ -28,7 +28,6 @@ SINGLE = (
 )
 LOUD = 2.5  # the length of the largest number's code
 EVEN = 22.0  # the square of the length of every number's embedding: what is copied of a token depends on its length
-SHY = 0.05  # how much of other words is in the directions of frequent tokens
 CODE, REST = 2.35, 3.6  # lengths of a word's embedding: in its code, and without it
 BLANK = 0.15  # of the latter, how much says that a blank comes before
 FAST, SLOW = 12, 11
@@ -53,7 +52,6 @@ class Wiring:
         self.near = torch.arange(FAST)
         self.mid = torch.arange(5, 18)  # slow enough that no far position looks near again within a text
         self.late = torch.arange(13, 21)  # so slow that they tell a text from the one before it
-        self.shrink = orthogonal(SIZE, self.own, self.random)
         self._embed()
         self.turn = torch.zeros(SIZE, SIZE)  # tells the piece before from the piece itself, and a field from a value
         self.turn[:WORD, :WORD] = orthogonal(WORD, WORD, self.random)
@@ -83,31 +81,31 @@ class Wiring:
 
     def _embed(self) -> None:
         """Words share with their other form; numbers say how much they are; what is everywhere stays apart."""
-        e, own, marks, shrink = self.model.embed, self.own, self.marks, self.shrink
+        e, own, marks = self.model.embed, self.own, self.marks
         e[:, :own] = self.rand(len(e), own)
         e[:, own:] = 0
         for family in marks.families:
             e[family, :own] = self.rand(own)
-        code = F.normalize(e[:, :own] @ shrink[:WORD].T, dim=1)
-        code = torch.cat([CODE * code, torch.zeros(len(e), len(NUMBERS))], 1)
+        # What a word is copied by comes first, as a head may have no room for all: its code, the rest of it, and
+        # whether a blank comes before, so that an outcome can be said with or without. Then how much a number is.
+        # Frequent tokens have directions of their own, in which others have nothing: each is read exactly.
+        axes = torch.eye(own)
+        sizes = (WORD, own - WORD - 1 - len(NUMBERS) - len(marks.frequent), 1, len(NUMBERS), len(marks.frequent))
+        codes, others, blank, amounts, self.apart = axes.split(sizes)
+        self.shrink = torch.cat([codes, amounts])
+        code = torch.zeros(len(e), SIZE)
+        code[:, :WORD] = CODE * F.normalize(e[:, :WORD], dim=1)
         for i, parts in marks.numbers().items():
             code[i, :WORD] = 0  # nothing is matched by it, and in a condition it would be noise beside the field
             code[i, WORD:] = LOUD * parts
         code[marks.turns] = 0  # nothing to carry
-        # Frequent tokens have directions of their own, in which others have next to nothing: each is read exactly. One
-        # more says whether a blank comes before, so that an outcome can be said with or without.
-        apart = self.rand(len(marks.frequent) + 1, own)
-        apart = torch.linalg.qr((apart - apart @ shrink.T @ shrink).T).Q.T
-        self.apart, blank = apart[:-1], apart[-1]
-        rest = e[:, :own] - e[:, :own] @ shrink.T @ shrink
-        rest -= (1 - SHY) * rest @ apart.T @ apart
-        rest = F.normalize(rest, dim=1)
+        rest = F.normalize(e[:, :own] @ others.T @ others, dim=1)
         rest[marks.frequent] = self.apart
         rest += BLANK * blank * torch.where(torch.tensor(marks.blank), 1.0, -1.0)[:, None]
         numbers = list(marks.numbers())
         length = torch.full((len(e), 1), REST)
         length[numbers] = (EVEN - code[numbers].square().sum(1, keepdim=True)).sqrt()
-        e[:, :own] = code @ shrink + length * rest
+        e[:, :own] = code @ self.shrink + length * rest
         e[:, self.flag] = -0.5
         e[torch.tensor(marks.going_on), self.flag] = 0.5
         self.model.norm.fill_(0.1)

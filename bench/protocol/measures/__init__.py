@@ -11,7 +11,19 @@ from dataclasses import dataclass
 
 from bench.experiments import agent, blocks, landscape, placement, transplanted
 from bench.experiments.table import Row
-from bench.protocol.measures import again, controls, decisions, lines, notes, selective, splice, thinking, toggled
+from bench.protocol.measures import (
+    again,
+    controls,
+    decisions,
+    distance,
+    lines,
+    notes,
+    selective,
+    settings,
+    splice,
+    thinking,
+    toggled,
+)
 from bench.protocol.measures import versions as two
 from bench.protocol.texts import Next
 from notes_cli.runtime.workspace import Workspace
@@ -42,4 +54,9 @@ MEASURES = {
     "blocks": Measure(blocks.measure, 20),
     "agent": Measure(agent.measure, 10),
     "placement": Measure(placement.measure, 200),
+    "distance": Measure(distance.measure, 200),
+    "caches": Measure(settings.decisions("caches", settings.caches), 200),
+    "caches notes": Measure(settings.notes("caches notes", settings.caches), 200),
+    "weights": Measure(settings.decisions("weights", settings.weights), 200),
+    "weights notes": Measure(settings.notes("weights notes", settings.weights), 200),
 }
