@@ -189,9 +189,7 @@ class Teacher:
                 # Notes and errata know nothing of this value: the thought alone says what follows from it.
                 name, value = self.another(drafts, values, rule, level)
                 values, named = {**values, name: value}, KIND["what if"]
-                asked = [question, world.WHAT_IF.format(field=name, value=value)]
-                rng.shuffle(asked)
-                question = " ".join(asked)
+                question = world.WHAT_IF.format(field=name, value=value) + " " + question
             put(question + rng.choice(first.REASON_CUES))
             for text, counts in rule.reason(values[rule.field]):
                 out.add(enc(text), 1.0 if counts else PLAIN, named if counts else 0, rest=0.3 if counts else PLAIN)

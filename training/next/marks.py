@@ -39,6 +39,8 @@ class Marks:
     commas: list[int]
     now: list[int]
     limits: list[int]  # "before", "over": with "now", what follows "is" and is no outcome
+    asks: list[int]  # "?"
+    thoughts: list[int]  # what a thought begins with: "The"
     blank: list[bool]  # of every token, whether a blank comes before it
 
     @classmethod
@@ -73,6 +75,8 @@ class Marks:
             commas=known(","),
             now=known(blank + "now"),
             limits=known(blank + "before", blank + "over"),
+            asks=known("?"),
+            thoughts=known("The"),
             blank=[token.startswith(blank) for _, token in sorted(tokens.items())],
         )
 
@@ -80,7 +84,7 @@ class Marks:
     def frequent(self) -> list[int]:
         """All of these but words and numbers: each has a direction of its own."""
         parts = (self.says, self.lists, self.thens, self.others, self.ifs, self.opens, self.ends, self.turns)
-        parts += (self.stops, self.full, self.commas, self.now, self.limits)
+        parts += (self.stops, self.full, self.commas, self.now, self.limits, self.asks, self.thoughts)
         return sorted({token for part in parts for token in part})
 
     def numbers(self) -> dict[int, Tensor]:

@@ -49,20 +49,20 @@ EVERY = ("table", "date", "amount")
 FIXED = 4  # embeddings and so many layers stay as they started: what compares numbers is blunted by any rate
 FIRST = world.Level(rules=(1, 2), rows=(2, 3), kinds=EVERY, shared=0.0, below=0.12, versions=0.2, sample=0.2, plain=0.1)
 STAGES: tuple[Stage, ...] = (
-    Stage("words of one token", FIRST, Mix(reason=0.15, compare=0.03), 0.85, patience=400),
+    Stage("words of one token", FIRST, Mix(reason=0.15, compare=0.03), 0.85, patience=300),
     Stage(
         "words of several",
         replace(FIRST, whole=0.5, near=0.15, below=0.12),
         Mix(reason=0.2, cannot=0.03, compare=0.03),
         0.88,
-        patience=400,
+        patience=300,
     ),
     Stage(
         "more rules",
         replace(FIRST, whole=0.3, near=0.2, rules=(1, 3), rows=(2, 4), spare=(0, 2), below=0.12, shared=0.1),
         Mix(reason=0.25, cannot=0.04, compare=0.04),
         0.9,
-        patience=500,
+        patience=400,
     ),
     Stage(
         "two skills",
@@ -81,7 +81,7 @@ STAGES: tuple[Stage, ...] = (
         ),
         Mix(reason=0.25, cannot=0.05, compare=0.04),
         0.92,
-        patience=700,
+        patience=500,
         longest=300,
     ),
     Stage(

@@ -23,7 +23,7 @@ SLOTS = ("C", "A", "B", "F", "P", "S")
 PARTS = ("day", "month", "year", "hundreds", "tens", "units", "there")  # of a register
 REGISTERS = ("V", "L")
 SINGLE = (
-    *("stated", "corrected", "closed", "listed", "told", "same", "after is", "outcome"),
+    *("stated", "corrected", "closed", "asked", "listed", "told", "same", "after is", "outcome"),
     *("month", "year", "number", "ended", "else", "c", "c here", "holds"),
 )
 LOUD = 2.5  # the length of the largest number's code
@@ -240,6 +240,17 @@ class Wiring:
         """How much a head's query has of one dimension: `always`, and what `also` reads."""
         b.q.weight[head * self.head + dim] = also
         b.q.bias[head * self.head + dim] = always
+
+    def only_at(self, b: Block, head: int, dim: int, where: Tensor) -> None:
+        """A head looks for anything only where `where` reads 1; elsewhere at the start of a turn, at nothing."""
+        self.prefer(b, head // self.group, 1.35 * self.at(*self.marks.turns), dim, ())
+        self.ask(b, head, dim, 30.0, -11.0 * where)
+
+    def lift(self, b: Block, head: int, dim: int, read: Tensor, into: slice, gain: float) -> None:
+        """What `read` finds where a head looks goes into the stream, by the dimensions of values from `dim` on."""
+        at, n = head // self.group * self.head + dim, len(read)
+        b.v.weight[at : at + n] = READ * read
+        b.o.weight[into, head * self.head + dim : head * self.head + dim + n] = gain * torch.eye(n)
 
     def carry(
         self, b: Block, kv: int, reads: Sequence[Tensor], heads: Sequence[int], into: Sequence[slice], gain: float
