@@ -139,49 +139,46 @@ def make_instance(texts: Texts, rng: random.Random, drafts: Sequence[Draft]) -> 
             return Instance(rule, tuple(texts.ask(rng, rule) for _ in values), tuple(values))
 
 
+Step = Callable[[Notebook, Prompt], tuple[Notebook, int]]
+
+
 def prefilling(workspace: Workspace, memory: Sequence[Segment], instance: Instance) -> list[Turn]:
     """Everything is prefilled again at every turn."""
 
-    def read(prompt: Prompt) -> tuple[Notebook, int]:
+    def step(before: Notebook, prompt: Prompt) -> tuple[Notebook, int]:
+        before.close()  # while its rows are there, llama.cpp's attention goes over them, too
         notebook = assemble(workspace, prompt, splice=False)
         return notebook, len(notebook)
 
-    return _reading(workspace, memory, instance, read)
+    return _reading(workspace, memory, instance, step)
 
 
 def caching(workspace: Workspace, memory: Sequence[Segment], instance: Instance) -> list[Turn]:
     """As servers cache prompts: of what was read last all is kept up to the first token that is another one. It is
     empty when an instance begins."""
+
+    def step(before: Notebook, prompt: Prompt) -> tuple[Notebook, int]:
+        return reread(workspace, before, assemble(workspace, prompt, splice=False, dry=True).tokens)
+
+    return _reading(workspace, memory, instance, step)
+
+
+def _reading(workspace: Workspace, memory: Sequence[Segment], instance: Instance, step: Step) -> list[Turn]:
+    """The corrected text and the conversation so far at every turn. `step` makes a notebook of it from the one of the
+    turn before, and counts the tokens decoded."""
+    turns: list[Turn] = []
     notebook = workspace.notebook()
-
-    def read(prompt: Prompt) -> tuple[Notebook, int]:
-        nonlocal notebook
-        notebook, decoded = reread(workspace, notebook, assemble(workspace, prompt, splice=False, dry=True).tokens)
-        return notebook, decoded
-
     try:
-        return _reading(workspace, memory, instance, read)
+        for question, value in zip(instance.questions, instance.values, strict=True):
+            text = [corrected_segment(segment, {instance.rule.field: value}, workspace) for segment in memory]
+            said = [(asked, turn.decision.choice) for asked, turn in zip(instance.questions, turns, strict=False)]
+            started = time.perf_counter()
+            notebook, decoded = step(notebook, Prompt(question, text, system=SYSTEM, turns=said))
+            logits = notebook.logits()
+            seconds = time.perf_counter() - started
+            turns.append(Turn(decoded, seconds, decide(notebook, instance.rule.choices), logits))
     finally:
         notebook.close()
-
-
-def _reading(
-    workspace: Workspace,
-    memory: Sequence[Segment],
-    instance: Instance,
-    read: Callable[[Prompt], tuple[Notebook, int]],
-) -> list[Turn]:
-    """The corrected text and the conversation so far at every turn. `read` gives a notebook of it, and how many tokens
-    of it were decoded."""
-    turns: list[Turn] = []
-    for question, value in zip(instance.questions, instance.values, strict=True):
-        text = [corrected_segment(segment, {instance.rule.field: value}, workspace) for segment in memory]
-        said = [(asked, turn.decision.choice) for asked, turn in zip(instance.questions, turns, strict=False)]
-        started = time.perf_counter()
-        notebook, decoded = read(Prompt(question, text, system=SYSTEM, turns=said))
-        logits = notebook.logits()
-        seconds = time.perf_counter() - started
-        turns.append(Turn(decoded, seconds, decide(notebook, instance.rule.choices), logits))
     return turns
 
 
@@ -189,8 +186,11 @@ def _editing(workspace: Workspace, memory: Sequence[Segment], instance: Instance
     """One session: spliced once, then edits and questions after what is there."""
     turns: list[Turn] = []
     prompt = Prompt(instance.questions[0], memory, system=SYSTEM)
-    with TemporaryDirectory() as folder, Sessions(Path(folder)).locked("agent", new=True) as stored:
-        session = Session(workspace, stored)
+    with (
+        TemporaryDirectory() as folder,
+        Sessions(Path(folder)).locked("agent", new=True) as stored,
+        Session(workspace, stored) as session,
+    ):
         for number, (question, value) in enumerate(zip(instance.questions, instance.values, strict=True)):
             started = time.perf_counter()
             if number:
@@ -309,8 +309,8 @@ def _cheaper(table: Table, name: str) -> Iterator[str]:
         part = edits(table.where(place=place))
         tokens, seconds = (_compared(beside(part, name, column)) for column in ("decoded", "seconds"))
         yield (
-            f"After an edit in the {where} skill of the memory the tokens that `{name}` decodes are {tokens}; its time to "
-            f"the first token is {seconds}."
+            f"After an edit in the {where} skill of the memory the tokens that `{name}` decodes are {tokens}; its time "
+            f"to the first token is {seconds}."
         )
     after = edits(table)
     cached, own = (after.where(agent=agent).numbers("decoded") for agent in (PREFIX, name))

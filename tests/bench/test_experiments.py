@@ -24,6 +24,7 @@ from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens, floats
+from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 
 SEED = 7
@@ -189,7 +190,8 @@ def instance_of(workspace: Workspace, place: str) -> tuple[list[Segment], agent.
 def test_a_prefix_cache_reads_what_a_prefill_reads(
     shipped: Workspace, monkeypatch: pytest.MonkeyPatch, place: str, where: int
 ) -> None:
-    """The same tokens, the same rows, and nothing decoded of what is the same from the start."""
+    """The same tokens, the same rows, and nothing decoded of what is the same from the start. While a prompt is
+    prefilled nothing else is in the cache, which would make it slower."""
     memory, instance = instance_of(shipped, place)
     assert instance.rule.field in [span.name for span in memory[where].fields] and len(memory) == 4
     read: dict[str, list[tuple[list[int], NDArray[np.float32]]]] = {}
@@ -199,11 +201,20 @@ def test_a_prefix_cache_reads_what_a_prefill_reads(
         read[name].append((notebook.tokens.tolist(), np.stack([floats(row.v) for row in rows])))
         return decide(notebook, choices)
 
+    used = []
+
+    def assemble_(workspace: Workspace, prompt: Prompt, *, splice: bool, dry: bool = False) -> Notebook:
+        used.append((name, workspace.context.used))
+        return assemble(workspace, prompt, splice=splice, dry=dry)
+
     monkeypatch.setattr(agent, "decide", decide_)
+    monkeypatch.setattr(agent, "assemble", assemble_)
     turns = {}
     for name, agent_ in (("all", agent.prefilling), ("kept", agent.caching)):
         read[name] = []
         turns[name] = agent_(shipped, memory, instance)
+    assert [count for name, count in used if name == "all"] == [0] * 3 and shipped.context.used == 0
+    assert [count for name, count in used if name == "kept"] == [0, *(len(tokens) for tokens, _ in read["kept"][:2])]
     before: list[int] = []
     for turn, (tokens, rows), (wanted, prefilled) in zip(turns["kept"], read["kept"], read["all"], strict=True):
         assert tokens == wanted and error(rows, prefilled) < 1e-5
