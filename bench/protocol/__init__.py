@@ -11,7 +11,8 @@ What the page leaves open was settled here before the model that shall ship was 
 * H1 is of known words, H2 of held-out ones; all others hold if they hold for both.
 * H1's erratum, H3, H13 and H16 count direct decisions; those after a chain of thought are told beside them.
 * H11: the older version is decoded, so what is or is not rotated is the last one alone. H12 goes by `choice`.
-* H15: both caches, by the lowest cosine of all turns. H18: the default without a profile, an erratum.
+* H15: both caches, by the lowest cosine of all turns. H18: the default without a profile, an erratum; what a
+  calibration by the battery that ships chooses is told beside it, and what a prefix cache takes, without a bar.
 * R1 to R4 are what the page reports without a bar; they are "reported" with as many cases as they ask. R2 and R3 count
   those of the model as it was given: another setting may tell no values apart, and that is a figure of its own.
 * Differences without any variation get Wilson's half-width for each of their shares, as if these were independent.

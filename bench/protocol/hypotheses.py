@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from bench.experiments import agent
 from bench.experiments.methods import ALL, HALVES
 from bench.experiments.table import Table
 from bench.experiments.toggles import CACHES
@@ -280,11 +281,30 @@ def _blocks(tables: Tables) -> Iterator[Check]:
 def _agent(tables: Tables) -> Iterator[Check]:
     rows = tables["agent"]
     yield _share("erratum: as the baseline", rows.where(agent="erratum"), "same", ">=", 0.98)
+    for name in rows.unique("calibrated"):
+        part = rows.where(agent=name, calibrated=name)
+        yield _share(f"auto, {name} by calibration: as the baseline", part, "same")
+        yield _share(f"auto, {name} by calibration: right", part, "right")
     for name in rows.unique("agent"):
         if name != "erratum":
             yield _share(f"{name}: as the baseline", rows.where(agent=name), "same")
         yield _share(f"{name}: right", rows.where(agent=name), "right")
         yield from _beside(rows.where(agent=name), name=str(name))
+    for name in rows.unique("agent"):
+        if name not in (agent.BASELINE, agent.PREFIX):
+            yield from _dear(rows, str(name))
+
+
+def _dear(rows: Table, name: str) -> Iterator[Check]:
+    """What an agent takes, of what reading the text again takes."""
+    for column, what in (("decoded", "tokens decoded"), ("seconds", "time to the first token")):
+        said = f"{name}: {what}, of the baseline's"
+        yield Check(said, agent.beside(rows, name, column, agent.BASELINE))
+        for place in agent.PLACES:
+            part = rows.where(place=place)
+            for which, each in (("after an edit", agent.edits(part)), ("in all", part)):
+                said = f"{name}: {what} {which}, of the prefix cache's, edits {place} in the memory"
+                yield Check(said, agent.beside(each, name, column))
 
 
 def _placed(tables: Tables) -> Iterator[Check]:

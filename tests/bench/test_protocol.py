@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
+from bench.experiments.agent import PLACES
 from bench.experiments.cases import SYSTEM, error, joined, segments_of
 from bench.experiments.methods import ALL
 from bench.experiments.table import Row, Table
@@ -21,7 +22,7 @@ from bench.experiments.texts import First
 from bench.protocol import __main__ as command
 from bench.protocol import seeds
 from bench.protocol.hypotheses import HYPOTHESES, Verdict, judge
-from bench.protocol.intervals import Part, equivalent, figure, slope
+from bench.protocol.intervals import Part, equivalent, figure, ratio, slope
 from bench.protocol.keeping import Kept, KeptError
 from bench.protocol.measures import again, distance, lines, mixing, notes, settings
 from bench.protocol.measures.lines import places
@@ -178,6 +179,19 @@ def test_a_slope() -> None:
     assert (level.value, level.low, level.high) == (0, 0, 0)
     noise = slope(turns(0.0, 0.1), "cosine")
     assert noise.low <= 0 <= noise.high
+
+
+def test_a_ratio_of_sums() -> None:
+    """What was taken in all, whatever each memory's own ratio; resampled together, so what is the same share of every
+    one is known exactly; nothing without something to compare with."""
+    under = Table({"case": n, "x": 10 if n % 2 else 100} for n in range(1, 21))
+    over = Table({"case": n, "x": 1 if n % 2 else 90} for n in range(1, 21))
+    found = ratio(over, under, "x")
+    assert found.value == pytest.approx(91 / 110) and found.n == found.clusters == 20
+    assert 0.6 < found.low < found.value < found.high < 0.9
+    half = ratio(Table({"case": row["case"], "x": float(row["x"]) / 2} for row in under), under, "x")
+    assert (half.low, half.value, half.high) == (0.5, 0.5, 0.5)
+    assert ratio(over, Table([]), "x").n == ratio(over, Table({"case": 1, "x": 0} for _ in over), "x").n == 0
 
 
 # Made-up models: which rows must be fresh for them to act on the new value is known.
@@ -431,13 +445,44 @@ def in_blocks(together: int, split: int) -> dict[str, Table]:
 
 
 def agents(same: int) -> dict[str, Table]:
+    """Of 300, in so many an agent decides as the baseline. The prefix cache decodes less where edits are late."""
+    took = {"prefill every turn": (700, 700), "prefix cache": (600, 100), "erratum": (30, 30)}
     return {
         "agent": Table(
-            {"case": (n + 29) // 30, "agent": name, "same": first(n, same), "right": True, **BESIDE}
+            {
+                "case": (n + 29) // 30,
+                "agent": name,
+                "calibrated": "erratum",
+                "place": PLACES[n % 2],
+                "decision": n % 3 + 1,
+                "decoded": took[name][n % 2] if n % 3 else 700 if name != "erratum" else 40,
+                "seconds": took[name][n % 2] / 1000,
+                "same": first(n, same),
+                "right": True,
+                **BESIDE,
+            }
             for n in range(1, 301)
-            for name in ("prefill every turn", "erratum")
+            for name in took
         )
     }
+
+
+def test_an_agent_beside_a_prefix_cache() -> None:
+    """Early and late apart, after an edit and in all, without a bar; and the method that a calibration chose."""
+    found = {check.what: check for check in judge(HYPOTHESES["H18"], "known", agents(294)).checks}
+    assert [check.what for check in found.values() if check.relation] == ["erratum: as the baseline"]
+    assert found["auto, erratum by calibration: as the baseline"].figure.value == 0.98
+    told = {
+        "tokens decoded after an edit, of the prefix cache's, edits early in the memory": (0.05, 100),
+        "tokens decoded after an edit, of the prefix cache's, edits late in the memory": (0.3, 100),
+        "tokens decoded in all, of the prefix cache's, edits late in the memory": (100 / 900, 150),
+        "time to the first token after an edit, of the prefix cache's, edits early in the memory": (0.05, 100),
+        "tokens decoded, of the baseline's": (100 / 2100, 300),
+    }
+    for what, (value, n) in told.items():
+        check = found[f"erratum: {what}"]
+        assert check.figure.value == pytest.approx(value) and check.figure.n == n
+    assert not any(what.startswith("prefix cache: tokens") for what in found)
 
 
 @pytest.mark.parametrize(
