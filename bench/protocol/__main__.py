@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.experiments.table import Row, Table
-from bench.protocol import report
+from bench.protocol import picture, report
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Hypothesis, judge
 from bench.protocol.keeping import Kept, KeptError, sources
 from bench.protocol.measures import MEASURES
@@ -115,9 +115,10 @@ def _write(docs: Path, which: int | str, about: Mapping[str, Any], found: Sequen
     files |= {each: folder / f"protocol-{each}.json" for each in report.BESIDE}
     documents = {each: report.read(path) for each, path in files.items() if path.is_file() and each != which}
     documents[which] = report.document(about, found)
-    page = report.page(documents)
+    report.page(documents)  # raises before anything is written
+    drawn = picture.save(docs / report.PICTURE, report.by_seed(documents))
     report.write(files[which], documents[which])
-    (docs / report.PAGE).write_text(page, encoding="utf-8")
+    (docs / report.PAGE).write_text(report.page(documents, drawn), encoding="utf-8")
 
 
 class Run:

@@ -374,14 +374,14 @@ def _so(row: Row, overall: Mapping[str, str], at: str) -> str:
 
 
 def _both(found: Mapping[tuple[str, str], Found], hypothesis: str, what: str) -> str:
-    unseen, known = (_check(found.get((hypothesis, words)), what) for words in ("held-out", "known"))
+    unseen, known = (check_of(found.get((hypothesis, words)), what) for words in ("held-out", "known"))
     told = [number(unseen)] if unseen else []
     if known:
         told.append(f"known {short(known['value'])}" if unseen else f"known {number(known)}")
     return ", ".join(told) or "not measured"
 
 
-def _check(found: Found | None, what: str) -> Found | None:
+def check_of(found: Found | None, what: str) -> Found | None:
     """The check of that name, if it has a figure."""
     checks = [check for check in found["checks"] if check["what"] == what] if found else []
     return checks[0] if checks and checks[0]["value"] is not None else None
@@ -404,7 +404,7 @@ def finding(verdicts: Verdicts) -> str:
     """Two or three sentences, which say what the figures do; of words that training never saw, a figure a seed."""
 
     def checks(name: str) -> list[Found]:
-        every = [_check(verdicts[seed].get((name, "held-out")), _HEADLINE[name]) for seed in verdicts]
+        every = [check_of(verdicts[seed].get((name, "held-out")), HEADLINE[name]) for seed in verdicts]
         return [check for check in every if check]
 
     field, after, above, below, thought = (checks(name) for name in ("H4", "H5", "H6", "H7", "H9"))
@@ -429,7 +429,7 @@ def finding(verdicts: Verdicts) -> str:
     return of + " ".join(told) if told else "Where a decision rests has not been measured yet."
 
 
-_HEADLINE = {
+HEADLINE = {
     "H4": f"field's rows fresh: {_NEW}",
     "H5": f"rows after it fresh: {_NEW}",
     "H6": "note index",

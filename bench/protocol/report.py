@@ -16,6 +16,7 @@ from bench.protocol.keeping import KeptError
 SEEDS = (1, 2, 3)  # of training: a hypothesis holds if it holds for each
 BESIDE = {"shipped": "The model that ships", "random": "Random weights"}  # reported beside them; they decide nothing
 PAGE = "results/protocol.md"  # in docs/
+PICTURE = "results/protocol.svg"
 HEAD = f"""# What the protocol asked, and what was found
 
 Written by `python -m bench.protocol`; do not edit. [The hypotheses, their bars and the
@@ -101,9 +102,16 @@ def merged(path: Path, about: Mapping[str, Any], found: Sequence[Found]) -> list
     return sorted(every.values(), key=lambda one: order.index(one["hypothesis"]))
 
 
-def page(documents: Mapping[int | str, Found]) -> str:
+def by_seed(documents: Mapping[int | str, Found]) -> paper.Verdicts:
+    """The verdicts of each training seed that was measured, by hypothesis and words."""
+    data = {seed: documents[seed] for seed in SEEDS if seed in documents}
+    return {seed: {(v["hypothesis"], v["words"]): v for v in one["verdicts"]} for seed, one in data.items()}
+
+
+def page(documents: Mapping[int | str, Found], drawn: bool = False) -> str:
     """The page, of one document for each training seed that was measured, and for each model beside them. Raise
-    KeptError where they are of other texts or settings, and for a model that is in two of them."""
+    KeptError where they are of other texts or settings, and for a model that is in two of them. `drawn`: there is a
+    picture."""
     data = {seed: documents[seed] for seed in SEEDS if seed in documents}
     others = {title: documents[name] for name, title in BESIDE.items() if name in documents}
     for name in ("commit", "settings", "sources"):
@@ -115,9 +123,15 @@ def page(documents: Mapping[int | str, Found]) -> str:
             )
     if len({one["about"]["weights"] for one in documents.values()}) < len(documents):
         raise KeptError("two training seeds have the same weights: one of --seed-of-training was wrong")
-    verdicts = {seed: {(v["hypothesis"], v["words"]): v for v in one["verdicts"]} for seed, one in data.items()}
+    verdicts = by_seed(documents)
     so = {name: overall(each.words, name, verdicts) for name, each in HYPOTHESES.items()}
-    parts = [HEAD, paper.finding(verdicts), *(_of(f"Training seed {seed}", one["about"]) for seed, one in data.items())]
+    shown = [f"![Which rows decide, and the note index]({paper.to(PICTURE, PAGE)})"] if drawn else []
+    parts = [
+        HEAD,
+        paper.finding(verdicts),
+        *shown,
+        *(_of(f"Training seed {seed}", one["about"]) for seed, one in data.items()),
+    ]
     parts += [_of(title, one["about"]) for title, one in others.items()]
     missing = [str(seed) for seed in SEEDS if seed not in data]
     if missing:

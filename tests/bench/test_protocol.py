@@ -753,6 +753,16 @@ def test_the_page_says_what_the_figures_say(monkeypatch: pytest.MonkeyPatch) -> 
     assert "not measured: H21 is not built" in "\n".join(rows)
 
 
+def test_the_picture_is_of_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Drawn and named by the page where there are figures of rows, and gone where there are none."""
+    found = verdicts(measured(monkeypatch, takes_notes, 30))
+    command._write(tmp_path, 1, ABOUT, [as_json(one) | {"words": "held-out"} for one in found.values()])
+    drawn = tmp_path / "results" / "protocol.svg"
+    assert "<svg" in drawn.read_text() and "(protocol.svg)" in (tmp_path / PAGE).read_text()
+    command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
+    assert not drawn.exists() and "protocol.svg" not in (tmp_path / PAGE).read_text()
+
+
 def test_links_are_of_where_the_page_is() -> None:
     """Beside docs/protocol.md, or a folder below it."""
     assert paper.to("protocol.md", "results/protocol.md") == "../protocol.md"
