@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.experiments.table import Row, Table
-from bench.protocol import report
+from bench.protocol import picture, report
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Hypothesis, judge
 from bench.protocol.keeping import Kept, KeptError, sources
 from bench.protocol.measures import MEASURES
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run = Run(workspace, commit, given.cases, given.keep, which)
                 found = run.judged([HYPOTHESES[name] for name in names])
         if given.write:
-            _write(given.write / "results", which, run.about, found)
+            _write(given.write, which, run.about, found)
     except (NotesError, CommitError, KeptError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -102,21 +102,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--commit", help="that last changed docs/protocol.md before the first figure (default: git's)")
     parser.add_argument("--threads", type=int, default=1, help="(default: 1, the quickest for so small a model)")
     parser.add_argument("--keep", type=Path, default=KEPT, help="folder that rows are kept in (default: %(default)s)")
-    parser.add_argument("--write", type=Path, metavar="DOCS", help="folder that gets results/protocol.md and its JSON")
+    parser.add_argument("--write", type=Path, metavar="DOCS", help=f"folder that gets {report.PAGE} and its JSON")
     return parser
 
 
-def _write(folder: Path, which: int | str, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
+def _write(docs: Path, which: int | str, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
     """The JSON of this training seed or other model, and the page of all that are there. Raise KeptError, and write
     nothing, where they do not belong together."""
+    folder = docs / "results"
     folder.mkdir(exist_ok=True)
     files: dict[int | str, Path] = {each: folder / f"protocol-seed-{each}.json" for each in report.SEEDS}
     files |= {each: folder / f"protocol-{each}.json" for each in report.BESIDE}
     documents = {each: report.read(path) for each, path in files.items() if path.is_file() and each != which}
     documents[which] = report.document(about, found)
-    page = report.page(documents)
+    report.page(documents)  # raises before anything is written
+    drawn = picture.save(docs / report.PICTURE, report.by_seed(documents))
     report.write(files[which], documents[which])
-    (folder / report.PAGE).write_text(page, encoding="utf-8")
+    (docs / report.PAGE).write_text(report.page(documents, drawn), encoding="utf-8")
 
 
 class Run:

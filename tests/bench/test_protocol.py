@@ -20,15 +20,15 @@ from bench.experiments.methods import ALL
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
 from bench.protocol import __main__ as command
-from bench.protocol import seeds
-from bench.protocol.hypotheses import HYPOTHESES, Verdict, judge
+from bench.protocol import paper, seeds
+from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Verdict, judge
 from bench.protocol.intervals import Part, equivalent, figure, ratio, slope
 from bench.protocol.keeping import Kept, KeptError
 from bench.protocol.measures import again, distance, lines, mixing, notes, settings
 from bench.protocol.measures.lines import places
 from bench.protocol.measures.thinking import Reasoned
 from bench.protocol.measures.weights import write_as, write_random
-from bench.protocol.report import as_json, document, merged, overall, page, write
+from bench.protocol.report import PAGE, as_json, document, merged, overall, page, write
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import KINDS, Next, Policies
 from notes_cli import config
@@ -718,7 +718,7 @@ def test_models_beside_decide_nothing(tmp_path: Path) -> None:
     """They have sections of their own and no column; of other texts, or one of the seeds again, they are refused."""
     command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
     command._write(tmp_path, "random", {**ABOUT, "weights": "r", "settings": "s"}, [verdict_of("H1", 0)])
-    text = (tmp_path / "protocol.md").read_text()
+    text = (tmp_path / PAGE).read_text()
     assert "**fails**" not in text and "seed random" not in text
     assert "## Random weights\n\nNo hypothesis is of this model" in text
     assert text.index("right, direct | 1.000") < text.index("## Random weights") < text.index("right, direct | 0.000")
@@ -731,15 +731,15 @@ def test_models_beside_decide_nothing(tmp_path: Path) -> None:
 def test_what_does_not_belong_together_is_not_written(tmp_path: Path) -> None:
     """One model under two seeds, or texts of two commits: refused, and what is there stays."""
     command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in (tmp_path / "results").iterdir()}
     assert {path.name for path in before} == {"protocol.md", "protocol-seed-1.json"}
     with pytest.raises(KeptError, match="same weights"):
         command._write(tmp_path, 2, ABOUT, [verdict_of("H1", 300)])
     with pytest.raises(KeptError, match="different commit"):
         command._write(tmp_path, 2, {**ABOUT, "weights": "v", "commit": "f" * 40}, [])
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
     command._write(tmp_path, 2, {**ABOUT, "weights": "v"}, [verdict_of("H1", 200)])
-    assert "**fails**" in (tmp_path / "protocol.md").read_text()
+    assert "**fails**" in (tmp_path / PAGE).read_text()
 
 
 def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
@@ -749,6 +749,69 @@ def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
     found = merged(path, ABOUT, [verdict_of("H1", 300)])
     assert [(one["hypothesis"], one["says"]) for one in found] == [("H1", "holds"), ("H13", "holds")]
     assert len(merged(path, {**ABOUT, "weights": "x"}, [verdict_of("H1", 300)])) == 1
+
+
+# The paper's table.
+
+
+def test_rows_of_the_paper_are_of_figures_that_there_are() -> None:
+    """Each check that a row names is one of its hypothesis; a row has figures or says why not; its page is there."""
+    empty = {name: Table([]) for each in HYPOTHESES.values() for name in each.measures}
+    tables = {**empty, **toggled(0.0, 1.0), **in_settings(3)}
+    for row in paper.ROWS:
+        assert bool(row.shown) != bool(row.why), row.what
+        assert not row.where or (seeds.ROOT / "docs" / row.where).is_file()
+        assert "is not built" not in row.why or row.why.split()[0] in NOT_BUILT
+        for shown in row.shown:
+            hypothesis = HYPOTHESES[shown.hypothesis]
+            checks = {check.what: check for check in hypothesis.checks(tables)}
+            assert set(shown.checks.values()) <= set(checks), row.what
+            barred = any(check.relation for check in checks.values())
+            named = any(checks[what].relation for what in shown.checks.values())
+            assert shown.barred == (named or not barred), f"{row.what}: says what no bar of {shown.hypothesis} says"
+    assert len({row.what for row in paper.ROWS}) == len(paper.ROWS)
+
+
+def found_of(tables: dict[str, Table]) -> paper.Verdicts:
+    return {1: {(name, "held-out"): as_json(one) for name, one in verdicts(tables).items()}}
+
+
+def test_the_page_says_what_the_figures_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that takes notes, of one that looks up, and of too few to know; and the table has their figures."""
+    notes_taken = found_of(measured(monkeypatch, takes_notes, 230))
+    text = paper.finding(notes_taken)
+    assert "new value decides in 0.000" in text and "only what follows fresh in 1.000" in text
+    assert "what was written after the field, as the paper says" in text and "-1.000 (-1.000 to" in text
+    assert "negative, as it must be" in text
+    turned = found_of(measured(monkeypatch, looks_up, 230))
+    assert "the field's own rows, the reverse of what the paper says" in paper.finding(turned)
+    other = {**notes_taken, 2: turned[1]}
+    assert "neither of them for sure" in paper.finding(other)
+    swapped = {1: {**notes_taken[1], ("H7", "held-out"): notes_taken[1]["H6", "held-out"]}}
+    assert "the control fails" in paper.finding(swapped)
+    assert paper.finding({}) == "Where a decision rests has not been measured yet."
+    so = dict.fromkeys(HYPOTHESES, "holds") | {"H4": "**fails**"}
+    rows = paper.table(notes_taken, so, PAGE).splitlines()
+    first = next(row for row in rows if row.startswith("| refresh the field's own"))
+    assert "acts on the new value: 0.000 (0.000 to 0.018)" in first and first.endswith("| H4 **fails** |")
+    assert sum(row.startswith("| ") for row in rows) == len(paper.ROWS) + 2 * 6
+    assert "not measured: H21 is not built" in "\n".join(rows)
+
+
+def test_the_picture_is_of_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Drawn and named by the page where there are figures of rows, and gone where there are none."""
+    found = verdicts(measured(monkeypatch, takes_notes, 30))
+    command._write(tmp_path, 1, ABOUT, [as_json(one) | {"words": "held-out"} for one in found.values()])
+    drawn = tmp_path / "results" / "protocol.svg"
+    assert "<svg" in drawn.read_text() and "(protocol.svg)" in (tmp_path / PAGE).read_text()
+    command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
+    assert not drawn.exists() and "protocol.svg" not in (tmp_path / PAGE).read_text()
+
+
+def test_links_are_of_where_the_page_is() -> None:
+    """Beside docs/protocol.md, or a folder below it."""
+    assert paper.to("protocol.md", "results/protocol.md") == "../protocol.md"
+    assert paper.to("serving.md", "results.md") == "serving.md"
 
 
 # The command.
