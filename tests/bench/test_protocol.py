@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ from bench.protocol import paper, seeds
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Verdict, judge
 from bench.protocol.intervals import Part, equivalent, figure, ratio, slope
 from bench.protocol.keeping import Kept, KeptError
-from bench.protocol.measures import again, distance, lines, mixing, notes, settings
+from bench.protocol.lives import SORTS, Question, live
+from bench.protocol.measures import again, distance, life, lines, mixing, notes, settings
 from bench.protocol.measures.lines import places
 from bench.protocol.measures.thinking import Reasoned
 from bench.protocol.measures.weights import write_as, write_random
@@ -485,6 +488,28 @@ def test_an_agent_beside_a_prefix_cache() -> None:
     assert not any(what.startswith("prefix cache: tokens") for what in found)
 
 
+def lives(lost: Sequence[int], gained: int = 0) -> dict[str, Table]:
+    """200 of each length. Of those of 30 sessions so many answers of each of the first are lost by a splice, and as
+    many gained in the last; those of 5 and 10 lose everything."""
+
+    def row(case: int, sessions: int, number: int, sort: str) -> Row:
+        short = sessions < 30
+        worse = short or number < sum(lost[case - 1 : case])
+        found = {"right": not worse, "recompute_right": short or case <= 200 - gained, "unrotated_right": False}
+        found |= {"same": True, "choice_same": True, "unrotated_same": False, "tokens": 900, **BESIDE}
+        return {"case": case, "sessions": sessions, "sort": sort, "old": "", "recompute_old": "", **found}
+
+    sorts = [sort for sort, count in SORTS.items() for _ in range(count)]
+    return {
+        "life": Table(
+            row(case, sessions, number, sort)
+            for case in range(1, 201)
+            for sessions in life.SESSIONS
+            for number, sort in enumerate(sorts)
+        )
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
@@ -496,12 +521,119 @@ def test_an_agent_beside_a_prefix_cache() -> None:
         ("H16", edits(165), [edits(166), edits(134)]),
         ("H17", in_blocks(57, 51), [in_blocks(56, 40), in_blocks(60, 55)]),
         ("H18", agents(294), [agents(293)]),
+        # Of 2,000 answers 30 are lost, by 30 lives or by three of them; 60 are; 60 are gained.
+        ("R5", lives([1] * 30), [lives([10] * 3), lives([1] * 60), lives([], 6)]),
     ],
 )
 def test_a_bar_is_where_the_page_has_it(name: str, good: dict[str, Table], bad: list[dict[str, Table]]) -> None:
     """At the bar it holds, and one case further it fails."""
     assert judge(HYPOTHESES[name], "known", good).says == "holds"
     assert [judge(HYPOTHESES[name], "known", tables).says for tables in bad] == ["fails"] * len(bad)
+
+
+# Lives.
+
+
+def in_text(sessions: Sequence[str], name: str) -> list[tuple[int, str]]:
+    """Where a field is said, and its values, read from the texts."""
+    return [(n, value) for n, text in enumerate(sessions) for value in re.findall(f"(?m)^{name}: (.+)$", text)]
+
+
+def follows(text: str, topic: str, value: str) -> str:
+    """What the rules of a session say of a topic where their field has this value, read from the text."""
+    for line in text.splitlines():
+        if found := re.fullmatch(rf"- If the \S+ is (\S+) then the {topic} is (\S+)\.", line):
+            if found[1] == value:
+                return found[2]
+        elif found := re.fullmatch(
+            rf"- If the \S+ is (before|over) (\S+) then the {topic} is (\S+), otherwise the {topic} is (\S+)\.", line
+        ):
+            holds = value < found[2] if found[1] == "before" else int(value) > int(found[2])
+            return found[3] if holds else found[4]
+    raise AssertionError(f"nothing says what {topic} is if its field is {value}")
+
+
+@pytest.mark.parametrize("name", ["held-out", "known"])
+@pytest.mark.parametrize("count", life.SESSIONS)
+def test_a_life_is_as_the_page_says(name: str, count: int) -> None:
+    """Facts in their thirds, the last word of what was changed, rules with their fields and what overrules these: all
+    of it read from the texts again."""
+    texts = Next(COMMIT, name)
+    for _, rng in texts.rngs("life", 6):
+        one = live(texts, rng, count)
+        assert len(one.sessions) == count and [question.sort for question in one.questions] == [
+            sort for sort, many in SORTS.items() for _ in range(many)
+        ]
+        for number, text in enumerate(one.sessions, 1):
+            assert re.match(rf"# Session {number}, \d{{4}}-\d\d-\d\d\n\n\S+: \S+(\n|$)", text)
+        days = [text.split()[3] for text in one.sessions]
+        assert days == sorted(set(days))
+        for question in one.questions:
+            assert question.answer in question.choices and len(set(question.choices)) >= 2
+            if question.sort in ("rule", "overruled"):
+                (rule,) = [
+                    (n, line)
+                    for n, text in enumerate(one.sessions)
+                    for line in re.findall(r"- If the (\S+) is [^\n]*the (\S+) is", text)
+                    if re.search(rf"\b{line[1]}\b", question.text)
+                ][:1]
+                at, (field, topic) = rule
+                (first_at, old), *later = in_text(one.sessions, field)
+                assert first_at == at and len(later) == (question.sort == "overruled")
+                new = later[-1][1] if later else old
+                assert follows(one.sessions[at], topic, new) == question.answer
+                before = follows(one.sessions[at], topic, old) if later else ""
+                assert before == question.before != question.answer
+                continue
+            said = [in_text(one.sessions, word) for word in re.findall(r"\w+", question.text)]
+            (found,) = [each for each in said if each]
+            assert found[-1][1] == question.answer and [n for n, _ in found] == sorted({n for n, _ in found})
+            if question.sort == "changed":
+                assert len(found) == 2 and found[0][1] == question.before != question.answer
+            else:
+                third = ("early", "middle", "late").index(question.sort)
+                assert len(found) == 1 and count * third // 3 <= found[0][0] < count * (third + 1) // 3
+
+
+def test_questions_do_not_see_each_other() -> None:
+    """Each is answered as in a prompt of its own, spliced and decoded; sessions compiled alone are not the recompute,
+    and rows that were not turned are further from it; too long a life is refused."""
+    texts = Next(COMMIT, "known")
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1)) as workspace:
+        ((_, rng),) = texts.rngs("life", 1)
+        one = live(texts, rng, 5)
+        prompt = life.prompt_of(workspace, one)
+        assert [workspace.model.text(segment.tokens) for segment in prompt.segments] == list(one.sessions)
+        found = {name: life.asked(workspace, prompt, one.questions, *way) for name, way in life.WAYS.items()}
+        for name, (splice, rotate) in life.WAYS.items():
+            for question, (answer, logits, decision) in zip(one.questions, found[name], strict=True):
+                alone = replace(prompt, question=question.text)
+                with assemble(workspace, alone, splice=splice, rotate=rotate, room=life.ANSWER) as notebook:
+                    assert error(logits, notebook.logits()) < 1e-4
+                    assert settings.decide(notebook, question.choices).choice == decision.choice
+                    assert life.said(workspace, notebook, life.ANSWER) == answer
+        off = {
+            name: np.mean([error(a[1], b[1]) for a, b in zip(found[name], found["recompute"], strict=True)])
+            for name in ("spliced", "unrotated")
+        }
+        assert 1e-4 < off["spliced"] < off["unrotated"]
+        workspace.longest = 200
+        with pytest.raises(UnsupportedError, match=r"a life takes \d+ tokens, and the model reads 200"):
+            life.asked(workspace, prompt, one.questions, True, True)
+
+
+def test_what_was_right_before_is_told_apart() -> None:
+    """Of answers to what a later session changed; nothing of the others."""
+
+    def answered(text: str) -> life.Asked:
+        return text, np.ones(3, np.float32), Decision("new", {"new": 0.6, "old": 0.4})
+
+    changed = Question("overruled", "table", "?", ("new", "old"), "new", "old")
+    row = life.compared(changed, answered("new"), answered("old"), answered("none"))
+    assert (row["recompute_right"], row["right"], row["unrotated_right"]) == (True, False, False)
+    assert (row["recompute_old"], row["old"], row["same"], row["unrotated_same"]) == (False, True, False, False)
+    row = life.compared(replace(changed, before=""), answered("new"), answered("new"), answered("new"))
+    assert (row["recompute_old"], row["old"]) == ("", "") and row["same"] and row["right"]
 
 
 # What is reported without a bar.

@@ -16,6 +16,7 @@ from bench.protocol.measures import (
     controls,
     decisions,
     distance,
+    life,
     lines,
     notes,
     selective,
@@ -59,4 +60,5 @@ MEASURES = {
     "caches notes": Measure(settings.notes("caches notes", settings.caches), 200),
     "weights": Measure(settings.decisions("weights", settings.weights), 200),
     "weights notes": Measure(settings.notes("weights notes", settings.weights), 200),
+    "life": Measure(life.measure, 200),
 }
