@@ -1,5 +1,7 @@
-"""Long conversations: each session of a life compiled alone and spliced one after the other, against the recompute of
-the whole text, by questions after the last session."""
+"""Long conversations: sessions of a life, compiled alone and spliced one after the other, against the recompute.
+
+By questions after the last session.
+"""
 
 from __future__ import annotations
 
