@@ -1,5 +1,7 @@
-"""Long conversations: each session of a life compiled alone and spliced one after the other, against the recompute of
-the whole text, by questions after the last session."""
+"""Long conversations: sessions that were compiled alone, spliced one after the other, against the recompute of all.
+
+What is asked is asked after the last session; texts are those of bench/protocol/lives.py.
+"""
 
 from __future__ import annotations
 
