@@ -1,6 +1,6 @@
-"""Long conversations: sessions of a life, compiled alone and spliced one after the other, against the recompute.
+"""Long conversations: sessions that were compiled alone, spliced one after the other, against the recompute of all.
 
-By questions after the last session.
+What is asked is asked after the last session; texts are those of bench/protocol/lives.py.
 """
 
 from __future__ import annotations
