@@ -124,7 +124,7 @@ def find_fields(w: Wiring, b: Block) -> None:
     w.tell(b, 0, SIZE + 1, w.at(*marks.lists) - w.at(*marks.says), "listed", PUT)
     w.look_back(b, 1, (6, 7), w.word(), (w.slot("S"), w.slot("S")), (eye, eye), (0.6, 0.45))
     units = Units(b)
-    ends = w.at(*marks.full, *marks.ends, *marks.stops)
+    ends = w.at(*marks.full, *marks.commas, *marks.ends, *marks.stops)
     count(w, units, w.at(*marks.thens) + ends, "number")
     count(w, units, ends, "ended")
     rekey(w, units, w.only("corrected"))
@@ -176,7 +176,9 @@ def look_up(w: Wiring, b: Block) -> None:
     turned = torch.tensor([1.0, 1, 1, -1, -1, -1])[:, None]  # before a date, over an amount
     units = Units(b)
     compare(w, units, w.at(*marks.thens), V[6] / THERE, turned * (here[:6] - V[:6]))
-    compare(w, units, w.at(*marks.full, *marks.ends, *marks.stops), L[6] / THERE, turned * (L[:6] - here[:6]))
+    compare(
+        w, units, w.at(*marks.full, *marks.commas, *marks.ends, *marks.stops), L[6] / THERE, turned * (L[:6] - here[:6])
+    )
     tell_apart(w, units)
     units.add(30.0 * w.only("listed"), w.at(*marks.ends, *marks.stops) - w.only("closed"), w.single("told"), 0.0087)
 
