@@ -11,7 +11,8 @@ from itertools import pairwise
 from bench.experiments.methods import ALL, HALVES
 from bench.experiments.table import Table
 from bench.experiments.toggles import CACHES
-from bench.protocol.intervals import Figure, Part, figure, slope
+from bench.protocol.intervals import NOTHING, Figure, Part, figure, ratio, slope
+from bench.protocol.measures.heads import BY, ENOUGH, TOP, WAYS
 from bench.protocol.measures.selective import KS
 from bench.protocol.texts import WORDS
 
@@ -79,7 +80,9 @@ class Verdict:
 
     @property
     def says(self) -> str:
-        """holds, fails, reported (there is no bar), or too few cases to say so."""
+        """holds, fails, reported (there is no bar), too few cases to say so, or not measured at all."""
+        if not self.cases:
+            return "not measured"
         if self.n < self.hypothesis.n:
             return f"too few cases: {self.n} of {self.hypothesis.n}"
         if not any(check.relation for check in self.checks):
@@ -123,6 +126,12 @@ def _less(what: str, more: Part, less: Part, relation: str = "", bound: float = 
 
 def _mean(what: str, rows: Table, column: str) -> Check:
     return _check(what, [Part(rows, column)], shares=False)
+
+
+def _ratio(what: str, rows: Table, part: str, whole: str) -> Check:
+    near = Table(row for row in rows if row["near"])
+    value = ratio(Part(near, part), Part(near, whole)).value
+    return Check(what, ratio(Part(rows, part), Part(rows, whole)), near=(len(near), value))
 
 
 def _beside(rows: Table, of: str = "", name: str = "") -> Iterator[Check]:
@@ -303,6 +312,27 @@ def _blend(tables: Tables) -> Iterator[Check]:
     yield from _beside(rows)
 
 
+def _heads(tables: Tables) -> Iterator[Check]:
+    rows = tables["heads"]
+    if not len(rows):
+        yield Check(f"share of the top {TOP}", NOTHING)
+        return
+    for way, does in WAYS.items():
+        names = str(rows.rows[0][f"{way} heads"]).split()
+        every, alone = f"{way} {len(names)}", f"{way} alone, all"
+        top = ", ".join(names[:TOP])
+        yield _ratio(f"{does}: share of the top {TOP} of {len(names)} ({top})", rows, f"{way} {TOP}", every)
+        yield _mean(f"{does}: all together, recovery", rows, every)
+        for count in (each for each in (1, 2, TOP, 8, 16) if each < len(names)):
+            yield _mean(f"{does}: first {count} together, recovery", rows, f"{way} {count}")
+        yield _mean(f"{does}: heads needed for {ENOUGH:g} of what all recover", rows, f"{way} needed")
+        yield _mean(f"{does}: sum of what each recovers alone", rows, alone)
+        yield _ratio(f"{does}: share of the top {TOP} in that sum", rows, f"{way} alone", alone)
+    yield _mean("rows after the field fresh, in the engine: recovery", rows, "engine")
+    yield _share("PyTorch decides as the engine", rows, "as the engine")
+    yield _mean("cosine of its logits and the engine's", rows, "cosine")
+
+
 HYPOTHESES = {
     each.name: each
     for each in (
@@ -326,10 +356,10 @@ HYPOTHESES = {
         Hypothesis("H18", "the agent by its default method, an erratum", ("agent",), 300, _agent),
         Hypothesis("H19", "early or late", ("placement",), 200, _placed),
         Hypothesis("H20", "partial recompute of the 15% that deviate most", ("ordinary",), 200, _blend),
+        Hypothesis("H21", f"what {TOP} heads read, and write ({BY} FILE)", ("heads",), 60, _heads),
     )
 }
 NOT_BUILT = {
-    "H21": "read and write heads (it takes torch checkpoints, or llama.cpp's evaluation callback)",
     "distance": "the distance of a splice, 10^2 to 10^5 positions, beside llama.cpp's own error of other batches",
     "quantized": "q4_0 and q8_0 caches and weights",
 }

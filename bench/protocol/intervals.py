@@ -7,8 +7,8 @@ resampled together, so a difference is that of pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 
@@ -47,6 +47,23 @@ NOTHING = Figure(math.nan, math.nan, math.nan, 0, 0)
 
 def figure(parts: Sequence[Part], *, level: float = 0.95, shares: bool = True) -> Figure:
     """`shares`: observations are 0 or 1, so one without any variation gets Wilson's interval over its clusters."""
+    weights = np.array([part.weight for part in parts])
+    found = _figure(parts, lambda means: means @ weights, level)
+    if found.low == found.high and shares:  # as many clusters may still hide some that differ
+        z = Z[level]
+        rest = z * z / (found.clusters + z * z) * math.sqrt(len(parts))
+        least, most = (math.fsum(f(weight, 0.0) for weight in weights) for f in (min, max))
+        return replace(found, low=max(least, found.value - rest), high=min(most, found.value + rest))
+    return found
+
+
+def ratio(part: Part, whole: Part, *, level: float = 0.95) -> Figure:
+    """The mean of a part divided by that of the whole, both resampled together."""
+    return _figure([part, whole], lambda means: means[..., 0] / means[..., 1], level)
+
+
+def _figure(parts: Sequence[Part], made: Callable[[NDArray[np.float64]], NDArray[np.float64]], level: float) -> Figure:
+    """What is `made` of the means of all parts (..., parts), with its interval."""
     names: dict[Value, int] = {}
     columns = [[(row["case"], row[part.column]) for row in part.rows if row[part.column] != ""] for part in parts]
     if not all(columns):
@@ -58,30 +75,24 @@ def figure(parts: Sequence[Part], *, level: float = 0.95, shares: bool = True) -
         for case, value in column:
             sums[names[case], index] += float(value)
             counts[names[case], index] += 1
-    weights = np.array([part.weight for part in parts])
-    value = round(float((sums.sum(0) / counts.sum(0)) @ weights), DIGITS) + 0.0
-    drawn = _resampled(sums, counts, weights)
+    value = round(float(made(sums.sum(0) / counts.sum(0))), DIGITS) + 0.0
+    drawn = made(_resampled(sums, counts))
     tail = 50 * (1 - level)
     low, high = (round(float(found), DIGITS) + 0.0 for found in np.percentile(drawn, (tail, 100 - tail)))
-    if low == high and shares:  # as many clusters may still hide some that differ
-        z = Z[level]
-        rest = z * z / (len(names) + z * z) * math.sqrt(len(parts))
-        least, most = (math.fsum(f(weight, 0.0) for weight in weights) for f in (min, max))
-        low, high = max(least, value - rest), min(most, value + rest)
     return Figure(value, low, high, min(map(len, columns)), len(names))
 
 
-def _resampled(sums: NDArray[np.float64], counts: NDArray[np.float64], weights: NDArray[np.float64]) -> list[float]:
-    """The figure of each resample; one that misses all of a part's clusters is drawn again."""
-    found: list[float] = []
+def _resampled(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The means of each resample, [RESAMPLES, parts]; one that misses all of a part's clusters is drawn again."""
+    found: list[NDArray[np.float64]] = []
     for batch in count():
         drawn = _draws(len(sums), batch)
         total, of = drawn @ sums, drawn @ counts
         there = (of > 0).all(1)
-        found += ((total[there] / of[there]) @ weights).tolist()
-        if len(found) >= RESAMPLES:
+        found.append(total[there] / of[there])
+        if sum(map(len, found)) >= RESAMPLES:
             break
-    return found[:RESAMPLES]
+    return np.concatenate(found)[:RESAMPLES]
 
 
 @lru_cache(maxsize=4)

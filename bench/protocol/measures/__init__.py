@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 from bench.experiments import agent, blocks, landscape, placement, transplanted
 from bench.experiments.table import Row
-from bench.protocol.measures import again, controls, decisions, lines, notes, selective, splice, thinking, toggled
+from bench.protocol.measures import (
+    again,
+    controls,
+    decisions,
+    heads,
+    lines,
+    notes,
+    selective,
+    splice,
+    thinking,
+    toggled,
+)
 from bench.protocol.measures import versions as two
 from bench.protocol.texts import Next
 from notes_cli.runtime.workspace import Workspace
@@ -19,10 +30,12 @@ from notes_cli.runtime.workspace import Workspace
 
 @dataclass(frozen=True)
 class Measure:
-    """Rows of cases, and how many of those are needed that are not left out."""
+    """Rows of cases, and how many of those are needed that are not left out. Without `rows` another command, `by`,
+    measures them, and they are only read."""
 
-    rows: Callable[[Workspace, int, Next], Iterator[Row]]
+    rows: Callable[[Workspace, int, Next], Iterator[Row]] | None
     cases: int
+    by: str = ""
 
 
 MEASURES = {
@@ -42,4 +55,5 @@ MEASURES = {
     "blocks": Measure(blocks.measure, 20),
     "agent": Measure(agent.measure, 10),
     "placement": Measure(placement.measure, 200),
+    heads.MEASURED: Measure(None, 60, heads.BY),
 }
