@@ -329,7 +329,7 @@ def _heads(tables: Tables) -> Iterator[Check]:
         yield _mean(f"{does}: sum of what each recovers alone", rows, alone)
         yield _ratio(f"{does}: share of the top {TOP} in that sum", rows, f"{way} alone", alone)
     yield _mean("rows after the field fresh, in the engine: recovery", rows, "engine")
-    yield _share("PyTorch decides as the engine", rows, "as the engine")
+    yield _share("log-odds in PyTorch have the signs of the engine's decisions", rows, "as the engine")
     yield _mean("cosine of its logits and the engine's", rows, "cosine")
 
 
