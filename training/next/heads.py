@@ -270,8 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(given.threads)
     try:
         commit = named(given.commit) if given.commit else frozen()
-        net, needed = load(given.model), MEASURES[heads.MEASURED].cases
+        needed = MEASURES[heads.MEASURED].cases
         with Workspace(given.model, ContextOptions(n_ctx=4096, n_threads=given.threads)) as workspace:
+            net = load(workspace.model.path)
             run = Run(workspace, commit, given.cases, given.keep, None)
             for words in WORDS:
                 rows = partial(measure, net, heads.RANKING, {})
