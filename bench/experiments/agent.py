@@ -285,7 +285,7 @@ def edits(table: Table) -> Table:
 
 def beside(table: Table, name: str, column: str, other: str = PREFIX) -> intervals.Figure:
     """What an agent took in all, of what another one did, with its interval by domain."""
-    return intervals.ratio(table.where(agent=name), table.where(agent=other), column)
+    return intervals.ratio(*(intervals.Part(table.where(agent=each), column) for each in (name, other)))
 
 
 def _beside_prefix(table: Table, place: str, name: str) -> Iterator[str]:

@@ -12,8 +12,9 @@ from bench.experiments import agent
 from bench.experiments.methods import ALL, HALVES
 from bench.experiments.table import Table
 from bench.experiments.toggles import CACHES
-from bench.protocol.intervals import Figure, Part, figure, slope
+from bench.protocol.intervals import NOTHING, Figure, Part, figure, ratio, slope
 from bench.protocol.lives import SORTS
+from bench.protocol.measures import heads
 from bench.protocol.measures.distance import POSITIONS, WAYS
 from bench.protocol.measures.life import SESSIONS
 from bench.protocol.measures.selective import KS
@@ -84,7 +85,9 @@ class Verdict:
 
     @property
     def says(self) -> str:
-        """holds, fails, reported (there is no bar), or too few cases to say so."""
+        """holds, fails, reported (there is no bar), too few cases to say so, or not measured at all."""
+        if not self.cases:
+            return "not measured"
         if self.n < self.hypothesis.n:
             return f"too few cases: {self.n} of {self.hypothesis.n}"
         if not any(check.relation for check in self.checks):
@@ -128,6 +131,12 @@ def _less(what: str, more: Part, less: Part, relation: str = "", bound: float = 
 
 def _mean(what: str, rows: Table, column: str) -> Check:
     return _check(what, [Part(rows, column)], shares=False)
+
+
+def _ratio(what: str, rows: Table, part: str, whole: str) -> Check:
+    near = Table(row for row in rows if row["near"])
+    value = ratio(Part(near, part), Part(near, whole)).value
+    return Check(what, ratio(Part(rows, part), Part(rows, whole)), near=(len(near), value))
 
 
 def _beside(rows: Table, of: str = "", name: str = "") -> Iterator[Check]:
@@ -396,6 +405,29 @@ def _sort(name: str, rows: Table) -> Iterator[Check]:
         yield _share(f"{name}: spliced says what was right before", rows, "old")
 
 
+def _heads(tables: Tables) -> Iterator[Check]:
+    rows = tables["heads"]
+    for way, does in heads.WAYS.items():
+        name = f"{does}: share of the top {heads.TOP}"
+        if not len(rows):
+            yield Check(name, NOTHING)
+            continue
+        names = str(rows.rows[0][f"{way} heads"]).split()
+        every, alone = f"{way} {len(names)}", f"{way} alone, all"
+        yield _ratio(name, rows, f"{way} {heads.TOP}", every)
+        yield _mean(f"{does}: all {len(names)} together, recovery", rows, every)
+        for count in (each for each in (1, 2, heads.TOP, 8, 16) if each < len(names)):
+            which = f" ({', '.join(names[:count])})" if count <= heads.TOP else ""
+            yield _mean(f"{does}: first {count}{which} together, recovery", rows, f"{way} {count}")
+        yield _mean(f"{does}: heads needed for {heads.ENOUGH:g} of what all recover", rows, f"{way} needed")
+        yield _mean(f"{does}: sum of what each recovers alone", rows, alone)
+        yield _ratio(f"{does}: share of the top {heads.TOP} in that sum", rows, f"{way} alone", alone)
+    if len(rows):
+        yield _mean("rows after the field fresh, in the engine: recovery", rows, "engine")
+        yield _share("log-odds in PyTorch have the signs of the engine's decisions", rows, "as the engine")
+        yield _mean("cosine of its logits and the engine's", rows, "cosine")
+
+
 HYPOTHESES = {
     each.name: each
     for each in (
@@ -419,6 +451,7 @@ HYPOTHESES = {
         Hypothesis("H18", "the agent by its default method, an erratum", ("agent",), 300, _agent),
         Hypothesis("H19", "early or late", ("placement",), 200, _placed),
         Hypothesis("H20", "partial recompute of the 15% that deviate most", ("ordinary",), 200, _blend),
+        Hypothesis("H21", f"what {heads.TOP} heads read, and write ({heads.BY} FILE)", ("heads",), 60, _heads),
         # What the page's table has no number for: reported, without a bar.
         Hypothesis("R1", "a splice at position 10^2 to 10^5, and other batches", ("distance",), 200, _distance),
         Hypothesis("R2", "f16, q8_0 and q4_0 caches", ("caches", "caches notes"), 200, _settings("caches")),
@@ -428,6 +461,5 @@ HYPOTHESES = {
     )
 }
 NOT_BUILT = {
-    "H21": "read and write heads (it takes torch checkpoints, or llama.cpp's evaluation callback)",
     "R4": "models of about 1 and 10 million parameters (they need trainings)",
 }

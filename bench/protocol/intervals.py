@@ -47,13 +47,13 @@ NOTHING = Figure(math.nan, math.nan, math.nan, 0, 0)
 
 def figure(parts: Sequence[Part], *, level: float = 0.95, shares: bool = True) -> Figure:
     """`shares`: observations are 0 or 1, so one without any variation gets Wilson's interval over its clusters."""
-    found = _gathered([(part.rows, part.column) for part in parts])
+    found = _gathered(parts)
     if found is None:
         return NOTHING
     sums, counts = found
     weights = np.array([part.weight for part in parts])
     value = round(float((sums.sum(0) / counts.sum(0)) @ weights), DIGITS) + 0.0
-    drawn = _resampled(sums, counts, weights)
+    drawn = _resampled(sums, counts) @ weights
     tail = 50 * (1 - level)
     low, high = (round(float(found), DIGITS) + 0.0 for found in np.percentile(drawn, (tail, 100 - tail)))
     if low == high and shares:  # as many clusters may still hide some that differ
@@ -64,9 +64,9 @@ def figure(parts: Sequence[Part], *, level: float = 0.95, shares: bool = True) -
     return Figure(value, low, high, int(counts.sum(0).min()), len(sums))
 
 
-def ratio(over: Table, under: Table, column: str) -> Figure:
-    """A sum over another one: what one way of doing it took in all, of what the other took."""
-    found = _gathered([(over, column), (under, column)])
+def ratio(over: Part, under: Part) -> Figure:
+    """A sum over another one: what one way of doing it took in all, of what the other took; a part of a whole."""
+    found = _gathered([over, under])
     if found is None or not found[0][:, 1].sum():
         return NOTHING
     sums, counts = found
@@ -77,17 +77,15 @@ def ratio(over: Table, under: Table, column: str) -> Figure:
     return Figure(value, low, high, int(counts.sum(0).min()), len(sums))
 
 
-def _gathered(
-    columns: Sequence[tuple[Table, str]],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Sums and counts of each column's cells by cluster, [clusters, columns]; None where one has none."""
-    pairs = [[(row["case"], float(row[name])) for row in rows if row[name] != ""] for rows, name in columns]
+def _gathered(parts: Sequence[Part]) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Sums and counts of each part's cells by cluster, [clusters, parts]; None where one has none."""
+    pairs = [[(row["case"], float(row[part.column])) for row in part.rows if row[part.column] != ""] for part in parts]
     if not all(pairs):
         return None
     names: dict[Value, int] = {}
     for case, _ in (pair for each in pairs for pair in each):
         names.setdefault(case, len(names))
-    sums, counts = np.zeros((2, len(names), len(columns)))
+    sums, counts = np.zeros((2, len(names), len(parts)))
     for index, each in enumerate(pairs):
         for case, value in each:
             sums[names[case], index] += value
@@ -95,17 +93,17 @@ def _gathered(
     return sums, counts
 
 
-def _resampled(sums: NDArray[np.float64], counts: NDArray[np.float64], weights: NDArray[np.float64]) -> list[float]:
-    """The figure of each resample; one that misses all of a part's clusters is drawn again."""
-    found: list[float] = []
+def _resampled(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The means of each resample, [RESAMPLES, parts]; one that misses all of a part's clusters is drawn again."""
+    found: list[NDArray[np.float64]] = []
     for batch in count():
         drawn = _draws(len(sums), batch)
         total, of = drawn @ sums, drawn @ counts
         there = (of > 0).all(1)
-        found += ((total[there] / of[there]) @ weights).tolist()
-        if len(found) >= RESAMPLES:
+        found.append(total[there] / of[there])
+        if sum(map(len, found)) >= RESAMPLES:
             break
-    return found[:RESAMPLES]
+    return np.concatenate(found)[:RESAMPLES]
 
 
 @lru_cache(maxsize=4)

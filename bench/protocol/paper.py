@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from bench.experiments.frame import grid
+from bench.protocol.measures.heads import TOP, WAYS
 
 Found = Mapping[str, Any]  # a verdict as plain data
 Verdicts = Mapping[int, Mapping[tuple[str, str], Found]]  # of each training seed, by hypothesis and words
@@ -97,7 +98,7 @@ ROWS = (
         _FINDING,
         "read heads against write heads",
         "reading is concentrated (top heads about 0.78 of the decision), writing is spread out",
-        why="H21 is not built",
+        (Shown("H21", {name: f"{name}: share of the top {TOP}" for name in WAYS.values()}),),
     ),
     Row(_EDIT, "stale: do nothing", "acts on the old value", (_edited("stale"),)),
     Row(

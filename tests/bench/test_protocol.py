@@ -27,7 +27,7 @@ from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Verdict, judge
 from bench.protocol.intervals import Part, equivalent, figure, ratio, slope
 from bench.protocol.keeping import Kept, KeptError
 from bench.protocol.lives import SORTS, Question, live
-from bench.protocol.measures import again, distance, life, lines, mixing, notes, settings
+from bench.protocol.measures import Measure, again, distance, heads, life, lines, mixing, notes, settings
 from bench.protocol.measures.lines import places
 from bench.protocol.measures.thinking import Reasoned
 from bench.protocol.measures.weights import write_as, write_random
@@ -156,6 +156,17 @@ def test_a_difference_is_of_pairs() -> None:
     assert figure([Part(Table([]), "a")]).n == 0
 
 
+def test_a_ratio_is_that_of_the_means() -> None:
+    """Not the mean of the ratios, which a whole near 0 would make anything; what varies in both alike is no
+    uncertainty."""
+    rows = Table({"case": n, "part": n * 0.25, "whole": n * 1.0, "other": 1.0} for n in range(1, 61))
+    same = ratio(Part(rows, "part"), Part(rows, "whole"))
+    assert (same.value, same.low, same.high, same.n) == (0.25, 0.25, 0.25, 60)
+    found = ratio(Part(rows, "other"), Part(rows, "whole"))
+    assert found.value == pytest.approx(1 / 30.5) and found.low < found.value - 0.003 < found.value + 0.003 < found.high
+    assert ratio(Part(Table([]), "part"), Part(Table([]), "whole")).n == 0
+
+
 def test_equivalence_takes_cases() -> None:
     """Of 300 alike it is proven within 0.02; of 60 it is not, and not where a twentieth is worse."""
 
@@ -189,12 +200,13 @@ def test_a_ratio_of_sums() -> None:
     one is known exactly; nothing without something to compare with."""
     under = Table({"case": n, "x": 10 if n % 2 else 100} for n in range(1, 21))
     over = Table({"case": n, "x": 1 if n % 2 else 90} for n in range(1, 21))
-    found = ratio(over, under, "x")
+    found = ratio(Part(over, "x"), Part(under, "x"))
     assert found.value == pytest.approx(91 / 110) and found.n == found.clusters == 20
     assert 0.6 < found.low < found.value < found.high < 0.9
-    half = ratio(Table({"case": row["case"], "x": float(row["x"]) / 2} for row in under), under, "x")
+    half = ratio(Part(Table({"case": row["case"], "x": float(row["x"]) / 2} for row in under), "x"), Part(under, "x"))
     assert (half.low, half.value, half.high) == (0.5, 0.5, 0.5)
-    assert ratio(over, Table([]), "x").n == ratio(over, Table({"case": 1, "x": 0} for _ in over), "x").n == 0
+    nothing = Table({"case": 1, "x": 0} for _ in over)
+    assert ratio(Part(over, "x"), Part(Table([]), "x")).n == ratio(Part(over, "x"), Part(nothing, "x")).n == 0
 
 
 # Made-up models: which rows must be fresh for them to act on the new value is known.
@@ -804,6 +816,83 @@ def test_random_weights_have_the_shape_and_the_spread(tmp_path: Path, monkeypatc
         write_random(model, tmp_path / "other.gguf", 1)
 
 
+# Heads that were patched.
+
+HEADS = [f"{layer}.{head}" for layer in range(3) for head in range(4)]
+
+
+def patched(case: int, alone: Mapping[str, float], order: Sequence[str], near: bool = False) -> Row:
+    """The row of a model whose heads add up, and recover no more than 1."""
+    row: Row = {"case": case, "excluded": False, "near": near, "engine": 1.0, "as the engine": True, "cosine": 1.0}
+    for way in heads.WAYS:
+        curve = [min(1.0, sum(alone[name] for name in order[:count])) for count in heads.counts(len(order))]
+        row |= heads.together(way, order, alone, curve)
+    return row
+
+
+def amounts(*firsts: float) -> dict[str, float]:
+    """What heads recover alone: so much by the last ones, the last of all first, and nothing by the others."""
+    return dict.fromkeys(HEADS, 0.0) | dict(zip(reversed(HEADS), firsts, strict=False))
+
+
+def test_heads_are_ranked_by_their_mean() -> None:
+    """Over the cases that are not left out, each way by itself; without any there is no ranking."""
+    rows = [
+        {"case": 1, "excluded": False, **heads.alone("read", amounts(0.1, 0.9)), **heads.alone("write", amounts(0.5))},
+        {"case": 2, "excluded": True, "near": ""},
+        {"case": 3, "excluded": False, **heads.alone("read", amounts(0.7, 0.2)), **heads.alone("write", amounts(-1))},
+    ]
+    read, write = (heads.ranked(Table(rows), way) for way in ("read", "write"))
+    assert read[:2] == ["2.2", "2.3"] and write[-1] == "2.3" and sorted(read) == sorted(write) == HEADS
+    with pytest.raises(heads.NoCasesError, match="--cases"):
+        heads.ranked(Table(rows[1:2]), "read")
+
+
+def test_shares_of_heads_that_add_up() -> None:
+    """The top 4 of a ranking, which is not the cases' own, against all heads together and against their sum."""
+    order = heads.ranked(Table([{"case": 0, "excluded": False, **heads.alone("read", amounts(5, 4, 3, 2, 1))}]), "read")
+    spread = {name: 1 / len(HEADS) for name in HEADS}
+    concentrated = amounts(0.5, 0.2, 0.0, 0.0, 0.3)
+    for alone, share, summed, needed in ((spread, 4 / 12, 4 / 12, 12), (concentrated, 0.7, 0.7, 5)):
+        verdict = judge(HYPOTHESES["H21"], "known", {"heads": Table(patched(n, alone, order) for n in range(1, 61))})
+        found = {check.what: check.figure.value for check in verdict.checks}
+        assert verdict.says == "reported" and verdict.n == 60
+        for does in heads.WAYS.values():
+            assert found[f"{does}: share of the top 4"] == pytest.approx(share)
+            assert found[f"{does}: share of the top 4 in that sum"] == pytest.approx(summed)
+            assert found[f"{does}: heads needed for 0.8 of what all recover"] == needed
+    chain = patched(1, amounts(1, 1, 1), order)  # each alone does all of it
+    assert (chain["write 1"], chain["write 12"], chain["write alone, all"]) == (1, 1, 3)
+    with pytest.raises(ValueError, match="ranked heads"):
+        heads.together("read", order, {"9.9": 1.0}, [1.0])
+
+
+def test_rows_of_heads_are_read_where_they_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By another command: until then nothing is measured, and how to is said; another ranking is not mixed in."""
+    keep = tmp_path / "kept"
+    given = [str(config.shipped_model()), "H21", "--commit", COMMIT, "--cases", "3", "--keep", str(keep)]
+    assert command.main(given) == 1
+    said = capsys.readouterr()
+    assert "H21" in said.out and "NOT MEASURED" in said.out and "run python -m training.next.heads" in said.err
+    order = list(reversed(HEADS))
+
+    def rows(workspace: Workspace, cases: int, texts: Next) -> Iterator[Row]:
+        return (patched(n, amounts(0.5, 0.2, 0.0, 0.0, 0.3), order) for n in range(texts.begin, cases + 1))
+
+    def measured(ranking: str) -> Table:
+        with Workspace(config.shipped_model(), ContextOptions(n_ctx=4096, n_threads=1)) as workspace:
+            run = command.Run(workspace, COMMIT, 3, keep, None)
+            return run.measured("heads", "known", Measure(rows, 60), {"ranking": ranking})
+
+    assert len(measured("a")) == 3
+    with pytest.raises(KeptError, match="other ranking"):
+        measured("b")
+    assert command.main(given) == 1
+    said = capsys.readouterr()
+    assert "read: share of the top 4: 0.700 (0.700 to 0.700), n 3" in said.out
+    assert "held-out words: NOT MEASURED" in said.out and "known words: TOO FEW CASES: 3 OF 60" in said.out
+
+
 # What is kept, and the page.
 
 
@@ -842,7 +931,8 @@ def test_all_three_seeds_decide() -> None:
 
     assert said(300, 299, 285) == "holds" and said(300, 280, 300) == "**fails**" and said(300, 300) == "undecided"
     text = page(documents(300, 300))
-    assert "Not measured yet: training seed 3" in text and "H21 | read and write heads" in text
+    assert "Not measured yet: training seed 3" in text and "R4 | models of about" in text
+    assert "H21 | what 4 heads read, and write (python -m training.next.heads FILE) | held-out: not measured" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
 
 
@@ -927,7 +1017,8 @@ def test_the_page_says_what_the_figures_say(monkeypatch: pytest.MonkeyPatch) -> 
     first = next(row for row in rows if row.startswith("| refresh the field's own"))
     assert "acts on the new value: 0.000 (0.000 to 0.018)" in first and first.endswith("| H4 **fails** |")
     assert sum(row.startswith("| ") for row in rows) == len(paper.ROWS) + 2 * 6
-    assert "not measured: H21 is not built" in "\n".join(rows)
+    heads_row = next(row for row in rows if row.startswith("| read heads"))
+    assert heads_row.count("not measured") >= 1 and "0." not in heads_row.split("|")[3]
 
 
 def test_the_picture_is_of_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -952,7 +1043,7 @@ def test_links_are_of_where_the_page_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["H21"], "H21 is not built: read and write heads"),
+        (["distance"], "no hypothesis 'DISTANCE'"),
         (["H99"], "no hypothesis 'H99'"),
         (["--cases", "0"], "there must be one at least"),
         (["--write", ".", "--cases", "2", "--seed-of-training", "1"], "as many cases as docs/protocol.md asks"),
@@ -985,7 +1076,7 @@ def test_a_run_and_its_second_half(tmp_path: Path, capsys: pytest.CaptureFixture
     assert command.main([*given, "--cases", "1"]) == 1
     said = capsys.readouterr().out
     assert "H11 two versions of a policy, the last one spliced, held-out words: TOO FEW CASES: 1 OF 200" in said
-    assert "its own rows: 1.000" in said and "H21 NOT BUILT" in said
+    assert "its own rows: 1.000" in said and "R4 NOT BUILT" in said
     (folder,) = (tmp_path / "kept").iterdir()
     before = {path.name: path.read_bytes() for path in folder.glob("*.jsonl")}
     assert len(before) == 10
