@@ -198,7 +198,7 @@ class Teacher:
                 values, named = {**values, name: value}, KIND["what if"]
                 question = world.WHAT_IF.format(field=name, value=value) + " " + question
             put(question + rng.choice(first.REASON_CUES))
-            for text, counts in rule.reason(values[rule.field]):
+            for text, counts in world.thought(rule, values[rule.field]):
                 out.add(enc(text), 1.0 if counts else PLAIN, named if counts else 0, rest=0.3 if counts else PLAIN)
         else:
             put(world.ask(rng, rule))
