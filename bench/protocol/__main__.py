@@ -1,6 +1,7 @@
 """Measure every hypothesis of docs/protocol.md on a model of training/next: what, how often, between what, and its bar.
 
     python -m bench.protocol FILE [H1 H4 ...] [--seed-of-training N] [--cases N] [--write docs]
+    python -m bench.protocol FILE --beside shipped     another model, to compare; --beside random: FILE's shape alone
 
 Texts are of training/next/world.py, drawn from the commit that last changed docs/protocol.md: in a checkout without git
 it is named by --commit. They come in two passes, with words that training never saw and with known ones. Rows are kept
@@ -15,14 +16,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.experiments.table import Row, Table
-from bench.protocol import report
+from bench.protocol import picture, report
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Hypothesis, judge
 from bench.protocol.keeping import Kept, KeptError, sources
 from bench.protocol.measures import MEASURES, Measure
-from bench.protocol.seeds import ROOT, CommitError, frozen, named
+from bench.protocol.measures.weights import write_random
+from bench.protocol.seeds import ROOT, CommitError, frozen, named, rng_of
 from bench.protocol.texts import WORDS, Next
 from notes_cli.engine import system
 from notes_cli.engine.context import ContextOptions
@@ -39,22 +42,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     names = list(dict.fromkeys(name.upper() for name in given.names)) or list(HYPOTHESES)
     for name in names:
+        if name in NOT_BUILT:
+            parser.error(f"{name} is not built: {NOT_BUILT[name]}")
         if name not in HYPOTHESES:
             parser.error(f"no hypothesis {name!r}. There are: {', '.join(HYPOTHESES)}")
     if given.cases is not None and given.cases < 1:
         parser.error(f"--cases {given.cases}: there must be one at least")
     if given.write and not given.write.is_dir():
         parser.error(f"--write {given.write}: there is no such folder")
-    if given.write and (given.cases or given.seed_of_training is None or given.names):
-        parser.error("--write takes --seed-of-training and all hypotheses, with as many cases as docs/protocol.md asks")
+    which = given.seed_of_training or given.beside
+    if given.write and (given.cases or which is None or given.names):
+        parser.error(
+            "--write takes --seed-of-training or --beside, and all hypotheses, with as many cases as docs/protocol.md "
+            "asks"
+        )
     try:
         commit = named(given.commit) if given.commit else frozen()
         options = ContextOptions(n_ctx=4096, n_threads=given.threads)
-        with Workspace(given.model, options) as workspace:
-            run = Run(workspace, commit, given.cases, given.keep, given.seed_of_training)
-            found = run.judged([HYPOTHESES[name] for name in names])
+        with TemporaryDirectory() as folder:
+            model = given.model
+            if given.beside == "random":
+                seed = rng_of(commit, "random weights", 1).getrandbits(64)
+                model = write_random(model, Path(folder, f"random-{model.name}"), seed)
+            with Workspace(model, options) as workspace:
+                run = Run(workspace, commit, given.cases, given.keep, which)
+                found = run.judged([HYPOTHESES[name] for name in names])
         if given.write:
-            _write(given.write / "results", given.seed_of_training, run.about, found)
+            _write(given.write, which, run.about, found)
     except (NotesError, CommitError, KeptError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -82,31 +96,38 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", type=Path, metavar="FILE", help="GGUF to measure")
     parser.add_argument("names", nargs="*", metavar="H1", help="hypotheses (default: all)")
-    parser.add_argument("--seed-of-training", type=int, choices=report.SEEDS, help="which of the three models it is")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seed-of-training", type=int, choices=report.SEEDS, help="which of the three models it is")
+    which.add_argument("--beside", choices=report.BESIDE, help="it is another model, or random weights in its shape")
     parser.add_argument("--cases", type=int, help="cases of each measure (default: as many as the protocol asks)")
     parser.add_argument("--commit", help="that last changed docs/protocol.md before the first figure (default: git's)")
     parser.add_argument("--threads", type=int, default=1, help="(default: 1, the quickest for so small a model)")
     parser.add_argument("--keep", type=Path, default=KEPT, help="folder that rows are kept in (default: %(default)s)")
-    parser.add_argument("--write", type=Path, metavar="DOCS", help="folder that gets results/protocol.md and its JSON")
+    parser.add_argument("--write", type=Path, metavar="DOCS", help=f"folder that gets {report.PAGE} and its JSON")
     return parser
 
 
-def _write(folder: Path, seed: int, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
-    """The JSON of this seed, and the page of all that are there. Raise KeptError, and write nothing, where they do not
-    belong together."""
+def _write(docs: Path, which: int | str, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
+    """The JSON of this training seed or other model, and the page of all that are there. Raise KeptError, and write
+    nothing, where they do not belong together."""
+    folder = docs / "results"
     folder.mkdir(exist_ok=True)
-    files = {each: folder / f"protocol-seed-{each}.json" for each in report.SEEDS}
-    documents = {each: report.read(path) for each, path in files.items() if path.is_file() and each != seed}
-    documents[seed] = report.document(about, found)
-    page = report.page(documents)
-    report.write(files[seed], documents[seed])
-    (folder / report.PAGE).write_text(page, encoding="utf-8")
+    files: dict[int | str, Path] = {each: folder / f"protocol-seed-{each}.json" for each in report.SEEDS}
+    files |= {each: folder / f"protocol-{each}.json" for each in report.BESIDE}
+    documents = {each: report.read(path) for each, path in files.items() if path.is_file() and each != which}
+    documents[which] = report.document(about, found)
+    report.page(documents)  # raises before anything is written
+    drawn = picture.save(docs / report.PICTURE, report.by_seed(documents))
+    report.write(files[which], documents[which])
+    (docs / report.PAGE).write_text(report.page(documents, drawn), encoding="utf-8")
 
 
 class Run:
     """One model: its rows are kept in a folder of its own, and its verdicts in results.json there."""
 
-    def __init__(self, workspace: Workspace, commit: str, cases: int | None, keep: Path, seed: int | None) -> None:
+    def __init__(
+        self, workspace: Workspace, commit: str, cases: int | None, keep: Path, which: int | str | None
+    ) -> None:
         self._workspace, self._cases, self._commit = workspace, cases, commit
         self._folder = keep / workspace.weights[:16]
         model, options = workspace.model, workspace.options
@@ -116,7 +137,7 @@ class Run:
             "settings": f"{model.quantization} weights, {options.cache} cache, "
             f"flash attention {options.flash_attention}",
             "commit": commit,
-            "training seed": seed,
+            "training seed": which,
             "sources": sources(),
             "engine": system.build(),
         }

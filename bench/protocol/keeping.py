@@ -13,15 +13,15 @@ from bench.protocol.seeds import ROOT
 
 # What decides which rows a case has, beside the model, the commit and the words.
 SOURCES = ("bench/experiments", "bench/protocol/measures", "notes_cli", "prompts")
-SINGLE = ("bench/protocol/texts.py", "bench/protocol/seeds.py", "training/world.py", "training/model.py")
-NEXT = (
-    "world.py",
-    "words.py",
-    "words.txt",
-    "measure.py",
-    "heads.py",
-    "weights.py",
-)  # of training/next: what trains goes on changing
+SINGLE = (
+    "bench/protocol/lives.py",
+    "bench/protocol/texts.py",
+    "bench/protocol/seeds.py",
+    "training/model.py",
+    "training/world.py",
+)
+# Of training/next: what trains goes on changing.
+NEXT = ("heads.py", "measure.py", "weights.py", "words.py", "words.txt", "world.py")
 KINDS = (".py", ".yaml", ".txt", ".cpp", ".h")
 
 

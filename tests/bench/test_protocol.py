@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
-from bench.experiments.cases import joined
+from bench.experiments.agent import PLACES
+from bench.experiments.cases import SYSTEM, error, joined, segments_of
 from bench.experiments.methods import ALL
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
 from bench.protocol import __main__ as command
-from bench.protocol import seeds
-from bench.protocol.hypotheses import HYPOTHESES, Verdict, judge
+from bench.protocol import paper, seeds
+from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Verdict, judge
 from bench.protocol.intervals import Part, equivalent, figure, ratio, slope
 from bench.protocol.keeping import Kept, KeptError
-from bench.protocol.measures import Measure, again, heads, lines, mixing, notes
+from bench.protocol.lives import SORTS, Question, live
+from bench.protocol.measures import Measure, again, distance, heads, life, lines, mixing, notes, settings
 from bench.protocol.measures.lines import places
 from bench.protocol.measures.thinking import Reasoned
-from bench.protocol.report import as_json, document, merged, overall, page, write
+from bench.protocol.measures.weights import write_as, write_random
+from bench.protocol.report import PAGE, as_json, document, merged, overall, page, write
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import KINDS, Next, Policies
 from notes_cli import config
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision
+from notes_cli.engine.segment import floats
+from notes_cli.errors import UnsupportedError
 from notes_cli.measure.probe import AlikeError, Column, Mixes
+from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 from training.next import words, world
 
@@ -145,17 +156,6 @@ def test_a_difference_is_of_pairs() -> None:
     assert figure([Part(Table([]), "a")]).n == 0
 
 
-def test_a_ratio_is_that_of_the_means() -> None:
-    """Not the mean of the ratios, which a whole near 0 would make anything; what varies in both alike is no
-    uncertainty."""
-    rows = Table({"case": n, "part": n * 0.25, "whole": n * 1.0, "other": 1.0} for n in range(1, 61))
-    same = ratio(Part(rows, "part"), Part(rows, "whole"))
-    assert (same.value, same.low, same.high, same.n) == (0.25, 0.25, 0.25, 60)
-    found = ratio(Part(rows, "other"), Part(rows, "whole"))
-    assert found.value == pytest.approx(1 / 30.5) and found.low < found.value - 0.003 < found.value + 0.003 < found.high
-    assert ratio(Part(Table([]), "part"), Part(Table([]), "whole")).n == 0
-
-
 def test_equivalence_takes_cases() -> None:
     """Of 300 alike it is proven within 0.02; of 60 it is not, and not where a twentieth is worse."""
 
@@ -182,6 +182,19 @@ def test_a_slope() -> None:
     assert (level.value, level.low, level.high) == (0, 0, 0)
     noise = slope(turns(0.0, 0.1), "cosine")
     assert noise.low <= 0 <= noise.high
+
+
+def test_a_ratio_of_sums() -> None:
+    """What was taken in all, whatever each memory's own ratio; resampled together, so what is the same share of every
+    one is known exactly; nothing without something to compare with."""
+    under = Table({"case": n, "x": 10 if n % 2 else 100} for n in range(1, 21))
+    over = Table({"case": n, "x": 1 if n % 2 else 90} for n in range(1, 21))
+    found = ratio(over, under, "x")
+    assert found.value == pytest.approx(91 / 110) and found.n == found.clusters == 20
+    assert 0.6 < found.low < found.value < found.high < 0.9
+    half = ratio(Table({"case": row["case"], "x": float(row["x"]) / 2} for row in under), under, "x")
+    assert (half.low, half.value, half.high) == (0.5, 0.5, 0.5)
+    assert ratio(over, Table([]), "x").n == ratio(over, Table({"case": 1, "x": 0} for _ in over), "x").n == 0
 
 
 # Made-up models: which rows must be fresh for them to act on the new value is known.
@@ -435,11 +448,64 @@ def in_blocks(together: int, split: int) -> dict[str, Table]:
 
 
 def agents(same: int) -> dict[str, Table]:
+    """Of 300, in so many an agent decides as the baseline. The prefix cache decodes less where edits are late."""
+    took = {"prefill every turn": (700, 700), "prefix cache": (600, 100), "erratum": (30, 30)}
     return {
         "agent": Table(
-            {"case": (n + 29) // 30, "agent": name, "same": first(n, same), "right": True, **BESIDE}
+            {
+                "case": (n + 29) // 30,
+                "agent": name,
+                "calibrated": "erratum",
+                "place": PLACES[n % 2],
+                "decision": n % 3 + 1,
+                "decoded": took[name][n % 2] if n % 3 else 700 if name != "erratum" else 40,
+                "seconds": took[name][n % 2] / 1000,
+                "same": first(n, same),
+                "right": True,
+                **BESIDE,
+            }
             for n in range(1, 301)
-            for name in ("prefill every turn", "erratum")
+            for name in took
+        )
+    }
+
+
+def test_an_agent_beside_a_prefix_cache() -> None:
+    """Early and late apart, after an edit and in all, without a bar; and the method that a calibration chose."""
+    found = {check.what: check for check in judge(HYPOTHESES["H18"], "known", agents(294)).checks}
+    assert [check.what for check in found.values() if check.relation] == ["erratum: as the baseline"]
+    assert found["auto, erratum by calibration: as the baseline"].figure.value == 0.98
+    told = {
+        "tokens decoded after an edit, of the prefix cache's, edits early in the memory": (0.05, 100),
+        "tokens decoded after an edit, of the prefix cache's, edits late in the memory": (0.3, 100),
+        "tokens decoded in all, of the prefix cache's, edits late in the memory": (100 / 900, 150),
+        "time to the first token after an edit, of the prefix cache's, edits early in the memory": (0.05, 100),
+        "tokens decoded, of the baseline's": (100 / 2100, 300),
+    }
+    for what, (value, n) in told.items():
+        check = found[f"erratum: {what}"]
+        assert check.figure.value == pytest.approx(value) and check.figure.n == n
+    assert not any(what.startswith("prefix cache: tokens") for what in found)
+
+
+def lives(lost: Sequence[int], gained: int = 0) -> dict[str, Table]:
+    """200 of each length. Of those of 30 sessions so many answers of each of the first are lost by a splice, and as
+    many gained in the last; those of 5 and 10 lose everything."""
+
+    def row(case: int, sessions: int, number: int, sort: str) -> Row:
+        short = sessions < 30
+        worse = short or number < sum(lost[case - 1 : case])
+        found = {"right": not worse, "recompute_right": short or case <= 200 - gained, "unrotated_right": False}
+        found |= {"same": True, "choice_same": True, "unrotated_same": False, "tokens": 900, **BESIDE}
+        return {"case": case, "sessions": sessions, "sort": sort, "old": "", "recompute_old": "", **found}
+
+    sorts = [sort for sort, count in SORTS.items() for _ in range(count)]
+    return {
+        "life": Table(
+            row(case, sessions, number, sort)
+            for case in range(1, 201)
+            for sessions in life.SESSIONS
+            for number, sort in enumerate(sorts)
         )
     }
 
@@ -455,6 +521,8 @@ def agents(same: int) -> dict[str, Table]:
         ("H16", edits(165), [edits(166), edits(134)]),
         ("H17", in_blocks(57, 51), [in_blocks(56, 40), in_blocks(60, 55)]),
         ("H18", agents(294), [agents(293)]),
+        # Of 2,000 answers 30 are lost, by 30 lives or by three of them; 60 are; 60 are gained.
+        ("R5", lives([1] * 30), [lives([10] * 3), lives([1] * 60), lives([], 6)]),
     ],
 )
 def test_a_bar_is_where_the_page_has_it(name: str, good: dict[str, Table], bad: list[dict[str, Table]]) -> None:
@@ -504,8 +572,9 @@ def test_shares_of_heads_that_add_up() -> None:
         verdict = judge(HYPOTHESES["H21"], "known", {"heads": Table(patched(n, alone, order) for n in range(1, 61))})
         found = {check.what: check.figure.value for check in verdict.checks}
         assert verdict.says == "reported" and verdict.n == 60
+        assert found["read: first 4 (2.3, 2.2, 2.1, 2.0) together, recovery"] == pytest.approx(share)
         for does in heads.WAYS.values():
-            assert found[f"{does}: share of the top 4 of 12 (2.3, 2.2, 2.1, 2.0)"] == pytest.approx(share)
+            assert found[f"{does}: share of the top 4"] == pytest.approx(share)
             assert found[f"{does}: share of the top 4 in that sum"] == pytest.approx(summed)
             assert found[f"{does}: heads needed for 0.8 of what all recover"] == needed
     chain = patched(1, amounts(1, 1, 1), order)  # each alone does all of it
@@ -536,8 +605,281 @@ def test_rows_of_heads_are_read_where_they_were_measured(tmp_path: Path, capsys:
         measured("b")
     assert command.main(given) == 1
     said = capsys.readouterr()
-    assert "read: share of the top 4 of 12 (2.3, 2.2, 2.1, 2.0): 0.700 (0.700 to 0.700), n 3" in said.out
+    assert "read: share of the top 4: 0.700 (0.700 to 0.700), n 3" in said.out
     assert "held-out words: NOT MEASURED" in said.out and "known words: TOO FEW CASES: 3 OF 60" in said.out
+
+
+# Lives.
+
+
+def in_text(sessions: Sequence[str], name: str) -> list[tuple[int, str]]:
+    """Where a field is said, and its values, read from the texts."""
+    return [(n, value) for n, text in enumerate(sessions) for value in re.findall(f"(?m)^{name}: (.+)$", text)]
+
+
+def follows(text: str, topic: str, value: str) -> str:
+    """What the rules of a session say of a topic where their field has this value, read from the text."""
+    for line in text.splitlines():
+        if found := re.fullmatch(rf"- If the \S+ is (\S+) then the {topic} is (\S+)\.", line):
+            if found[1] == value:
+                return found[2]
+        elif found := re.fullmatch(
+            rf"- If the \S+ is (before|over) (\S+) then the {topic} is (\S+), otherwise the {topic} is (\S+)\.", line
+        ):
+            holds = value < found[2] if found[1] == "before" else int(value) > int(found[2])
+            return found[3] if holds else found[4]
+    raise AssertionError(f"nothing says what {topic} is if its field is {value}")
+
+
+@pytest.mark.parametrize("name", ["held-out", "known"])
+@pytest.mark.parametrize("count", life.SESSIONS)
+def test_a_life_is_as_the_page_says(name: str, count: int) -> None:
+    """Facts in their thirds, the last word of what was changed, rules with their fields and what overrules these: all
+    of it read from the texts again."""
+    texts = Next(COMMIT, name)
+    for _, rng in texts.rngs("life", 6):
+        one = live(texts, rng, count)
+        assert len(one.sessions) == count and [question.sort for question in one.questions] == [
+            sort for sort, many in SORTS.items() for _ in range(many)
+        ]
+        for number, text in enumerate(one.sessions, 1):
+            assert re.match(rf"# Session {number}, \d{{4}}-\d\d-\d\d\n\n\S+: \S+(\n|$)", text)
+        days = [text.split()[3] for text in one.sessions]
+        assert days == sorted(set(days))
+        for question in one.questions:
+            assert question.answer in question.choices and len(set(question.choices)) >= 2
+            if question.sort in ("rule", "overruled"):
+                (rule,) = [
+                    (n, line)
+                    for n, text in enumerate(one.sessions)
+                    for line in re.findall(r"- If the (\S+) is [^\n]*the (\S+) is", text)
+                    if re.search(rf"\b{line[1]}\b", question.text)
+                ][:1]
+                at, (field, topic) = rule
+                (first_at, old), *later = in_text(one.sessions, field)
+                assert first_at == at and len(later) == (question.sort == "overruled")
+                new = later[-1][1] if later else old
+                assert follows(one.sessions[at], topic, new) == question.answer
+                before = follows(one.sessions[at], topic, old) if later else ""
+                assert before == question.before != question.answer
+                continue
+            said = [in_text(one.sessions, word) for word in re.findall(r"\w+", question.text)]
+            (found,) = [each for each in said if each]
+            assert found[-1][1] == question.answer and [n for n, _ in found] == sorted({n for n, _ in found})
+            if question.sort == "changed":
+                assert len(found) == 2 and found[0][1] == question.before != question.answer
+            else:
+                third = ("early", "middle", "late").index(question.sort)
+                assert len(found) == 1 and count * third // 3 <= found[0][0] < count * (third + 1) // 3
+
+
+def test_questions_do_not_see_each_other() -> None:
+    """Each is answered as in a prompt of its own, spliced and decoded; sessions compiled alone are not the recompute,
+    and rows that were not turned are further from it; too long a life is refused."""
+    texts = Next(COMMIT, "known")
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1)) as workspace:
+        ((_, rng),) = texts.rngs("life", 1)
+        one = live(texts, rng, 5)
+        prompt = life.prompt_of(workspace, one)
+        assert [workspace.model.text(segment.tokens) for segment in prompt.segments] == list(one.sessions)
+        found = {name: life.asked(workspace, prompt, one.questions, *way) for name, way in life.WAYS.items()}
+        for name, (splice, rotate) in life.WAYS.items():
+            for question, (answer, logits, decision) in zip(one.questions, found[name], strict=True):
+                alone = replace(prompt, question=question.text)
+                with assemble(workspace, alone, splice=splice, rotate=rotate, room=life.ANSWER) as notebook:
+                    assert error(logits, notebook.logits()) < 1e-4
+                    assert settings.decide(notebook, question.choices).choice == decision.choice
+                    assert life.said(workspace, notebook, life.ANSWER) == answer
+        off = {
+            name: np.mean([error(a[1], b[1]) for a, b in zip(found[name], found["recompute"], strict=True)])
+            for name in ("spliced", "unrotated")
+        }
+        assert 1e-4 < off["spliced"] < off["unrotated"]
+        workspace.longest = 200
+        with pytest.raises(UnsupportedError, match=r"a life takes \d+ tokens, and the model reads 200"):
+            life.asked(workspace, prompt, one.questions, True, True)
+
+
+def test_what_was_right_before_is_told_apart() -> None:
+    """Of answers to what a later session changed; nothing of the others."""
+
+    def answered(text: str) -> life.Asked:
+        return text, np.ones(3, np.float32), Decision("new", {"new": 0.6, "old": 0.4})
+
+    changed = Question("overruled", "table", "?", ("new", "old"), "new", "old")
+    row = life.compared(changed, answered("new"), answered("old"), answered("none"))
+    assert (row["recompute_right"], row["right"], row["unrotated_right"]) == (True, False, False)
+    assert (row["recompute_old"], row["old"], row["same"], row["unrotated_same"]) == (False, True, False, False)
+    row = life.compared(replace(changed, before=""), answered("new"), answered("new"), answered("new"))
+    assert (row["recompute_old"], row["old"]) == ("", "") and row["same"] and row["right"]
+
+
+# What is reported without a bar.
+
+
+@contextmanager
+def far(size: int = 4096) -> Iterator[tuple[Workspace, Policies, Prompt]]:
+    """The model that ships in a large context, with a case and its prompt."""
+    options = ContextOptions(n_ctx=size, n_threads=1)
+    with Workspace(config.shipped_model(), options, beyond_trained=True) as workspace:
+        ((_, case),) = Next(COMMIT, "known").policies("distance", 1, skills=(1,))
+        yield workspace, case, Prompt(case.question, segments_of(workspace, case.skills), system=SYSTEM)
+
+
+def test_a_moved_prompt_is_where_it_is_said_to_be() -> None:
+    """Its skill's rows are those of the recompute there, and not if they are not turned; what is decided at its end
+    leaves it as it was."""
+    with far(21_000) as (workspace, case, prompt):
+        with assemble(workspace, prompt, splice=False) as notebook:
+            tokens, before = notebook.tokens, distance.skill_at(notebook)
+            near = notebook.logits()
+        skill, found = prompt.segments[0], {}
+        for name, options in (("recompute", {"splice": False}), ("spliced", {}), ("unrotated", {"rotate": False})):
+            with distance.moved(workspace, prompt, tokens, 20_000 - before, **options) as notebook:
+                logits = notebook.logits()
+                assert notebook.position(before) == 20_000 and list(notebook.tokens) == list(tokens)
+                assert workspace.context.length(notebook.sequence) == 20_000 - before + len(tokens)
+                first = workspace.context.read(notebook.sequence, 20_000, len(skill), base=20_000)[0]
+                found[name] = floats(first.k)[1:], logits
+                settings.decide(notebook, case.choices)
+                assert workspace.context.length(notebook.sequence) == 20_000 - before + len(tokens)
+        wanted, logits = found["recompute"]
+        assert error(logits, near) < 1e-2  # distances between tokens are those of the prompt at 0
+        assert error(found["spliced"][0], wanted) < 1e-4 < 0.1 < error(found["unrotated"][0], wanted)
+        with distance.in_batches(workspace, tokens, 20_000 - before, 16) as notebook:
+            assert error(notebook.logits(), logits) < 1e-3
+
+
+def test_distances_and_their_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are only turned are as near as other batches are, or nearly; those that are not turned are far; a
+    position that the prompt does not fit before is refused."""
+    monkeypatch.setattr(distance, "POSITIONS", (100, 20_000))
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1)) as workspace:
+        rows = Table(distance.measure(workspace, 1, Next(COMMIT, "known")))
+        assert [(row["position"], row["way"]) for row in rows] == [
+            (position, way) for position in (100, 20_000) for way in distance.WAYS
+        ]
+        for position in (100, 20_000):
+            of = {str(row["way"]): float(row["error"]) for row in rows.where(position=position)}
+            assert of["token by token"] < 1e-3 and of["batches of 16"] < 1e-3
+            assert of["turned"] < 1e-2 and of["turned"] < of["unrotated"] / 20
+        monkeypatch.setattr(distance, "POSITIONS", (5,))
+        with pytest.raises(UnsupportedError, match="none can begin at position 5"):
+            list(distance.measure(workspace, 1, Next(COMMIT, "known")))
+
+
+def test_each_cache_and_each_type_of_weights() -> None:
+    """Each setting computes by itself: it has its own type, and other logits; the first is as the model was given."""
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1)) as workspace:
+        with settings.caches(workspace) as opened:
+            assert [each.options.cache for each in opened.values()] == ["f16/f16", "q8_0/q8_0", "q4_0/q4_0"]
+        with settings.weights(workspace) as opened:
+            assert {name: each.model.quantization.lower() for name, each in opened.items()} == {
+                name: name for name in ("q8_0", "f32", "q4_0")
+            }
+            assert opened["q8_0"] is workspace
+        for name in ("caches", "weights"):
+            rows = list(settings.decisions(name, getattr(settings, name))(workspace, 1, Next(COMMIT, "known")))
+            assert len({row["cosine"] for row in rows}) == 3 and rows[0]["as_given"]
+
+
+def test_a_setting_that_decides_alike_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no recovery; where the model as it was given does, the case is left out of all settings."""
+
+    def mixed(setting: str, case: Policies) -> Iterator[Mixes]:
+        if setting == "poor" or case.kind == "amount":
+            return
+        yield Made(case, takes_notes(case))
+
+    monkeypatch.setattr(settings, "mixes_of", mixed)
+    monkeypatch.setattr(settings, "began", lambda number, case, _: {"case": number, "kind": case.kind, "near": False})
+
+    @contextmanager
+    def opened(_: object) -> Iterator[dict[str, str]]:
+        yield {"given": "given", "poor": "poor"}
+
+    rows = Table(settings.notes("caches notes", opened)(None, 8, Next(COMMIT, "known")))  # type: ignore[arg-type]
+    left = [row["case"] for row in rows if row.get("excluded")]
+    assert left == [4, 4, 8, 8] and len(rows) == 16
+    kept = Table(row for row in rows if not row.get("excluded"))
+    assert kept.where(setting="given").mean("alike") == 0 and kept.where(setting="poor").mean("alike") == 1
+    assert len(kept.where(setting="given").numbers("after")) == 6 and not kept.where(setting="poor").numbers("after")
+
+
+def in_settings(cases: int) -> dict[str, Table]:
+    """Caches, of which the last one reads nothing."""
+    names = ("f16", "q8_0", "q4_0")
+    rows = [
+        {"case": n, "setting": name, "right": name != "q4_0", "recompute_right": True, "same": name != "q4_0"}
+        | {"as_given": True, **BESIDE}
+        for n in range(1, cases + 1)
+        for name in names
+    ]
+    poor = {"alike": True, "field": "", "after": "", "near": ""}
+    mixes = [
+        {"case": n, "setting": name}
+        | (poor if name == "q4_0" else {"alike": False, "field": False, "after": True, "near": False})
+        for n in range(1, cases + 1)
+        for name in names
+    ]
+    return {"caches": Table(rows), "caches notes": Table(mixes)}
+
+
+def test_what_has_no_bar_is_reported() -> None:
+    """With as many cases as the model as it was given needs, though one setting tells no values apart."""
+    verdict = judge(HYPOTHESES["R2"], "known", in_settings(200))
+    found = {check.what: check.figure for check in verdict.checks}
+    assert verdict.says == "reported" and found["q8_0: note index"].value == 1
+    assert found["q4_0: note index"].n == 0 and found["q4_0: decides alike whatever the value"].value == 1
+    assert found["q4_0: spliced, right"].value == 0 and "f16: decides alike whatever the value" not in found
+    assert judge(HYPOTHESES["R2"], "known", in_settings(199)).says == "too few cases: 199 of 200"
+
+
+def numbers_of(path: Path) -> dict[str, tuple[str, np.ndarray]]:
+    return {
+        tensor.name: (tensor.tensor_type.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+
+
+def test_weights_of_another_type_are_the_same_numbers(tmp_path: Path) -> None:
+    """To the bit where the type holds them, near where it does not; norms stay."""
+    own = numbers_of(config.shipped_model())
+    exact, same, rough = (
+        numbers_of(write_as(config.shipped_model(), tmp_path / k, k)) for k in ("f32", "q8_0", "q4_0")
+    )
+    assert {kind for kind, _ in exact.values()} == {"F32"} and "Q4_0" in {kind for kind, _ in rough.values()}
+    for name, (kind, wanted) in own.items():
+        assert np.array_equal(exact[name][1], wanted) and np.array_equal(same[name][1], wanted)
+        off = error(rough[name][1], wanted)
+        assert off == 0 if rough[name][0] == kind else 1e-3 < off < 0.05
+
+
+def test_random_weights_have_the_shape_and_the_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else of the model's: another draw for each seed, the same one again; all that the file says stays."""
+    model = config.shipped_model()
+    paths = [write_random(model, tmp_path / f"{i}.gguf", seed) for i, seed in enumerate((1, 1, 2))]
+    assert paths[0].read_bytes() == paths[1].read_bytes() != paths[2].read_bytes()
+    own, found = numbers_of(model), numbers_of(paths[0])
+    for name, (kind, wanted) in own.items():
+        assert found[name][0] == kind and found[name][1].shape == wanted.shape
+        if wanted.ndim > 1:
+            assert abs(np.corrcoef(found[name][1].ravel(), wanted.ravel())[0, 1]) < 0.1
+            assert found[name][1].std() == pytest.approx(wanted.std(), rel=0.05)
+        else:
+            assert np.array_equal(found[name][1], wanted)
+    said = [
+        {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items() if not name.startswith("GGUF.")}
+        for path in (model, paths[0])
+    ]
+    assert said[0] == said[1]
+
+    def refuse(*_: object) -> np.ndarray:
+        raise NotImplementedError
+
+    monkeypatch.setattr(gguf.quants, "quantize", refuse)
+    with pytest.raises(UnsupportedError, match="is Q8_0, which is read only"):
+        write_random(model, tmp_path / "other.gguf", 1)
 
 
 # What is kept, and the page.
@@ -561,7 +903,7 @@ def verdict_of(name: str, same: int) -> dict[str, object]:
     return as_json(judge(HYPOTHESES[name], "known", {"decisions": decisions(same, 300)}))
 
 
-def documents(*sames: int) -> dict[int, Mapping[str, Any]]:
+def documents(*sames: int) -> dict[int | str, Mapping[str, Any]]:
     """Of as many training seeds, whose H1 is right in so many of 300."""
     return {
         seed: document({**ABOUT, "weights": str(seed) * 64}, [verdict_of("H1", same)])
@@ -578,23 +920,37 @@ def test_all_three_seeds_decide() -> None:
 
     assert said(300, 299, 285) == "holds" and said(300, 280, 300) == "**fails**" and said(300, 300) == "undecided"
     text = page(documents(300, 300))
-    assert "Not measured yet: training seed 3" in text and "distance | the distance of a splice" in text
+    assert "Not measured yet: training seed 3" in text and "R4 | models of about 1 and 10" in text
     assert "H21 | what 4 heads read, and write (python -m training.next.heads FILE) | held-out: not measured" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
+
+
+def test_models_beside_decide_nothing(tmp_path: Path) -> None:
+    """They have sections of their own and no column; of other texts, or one of the seeds again, they are refused."""
+    command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
+    command._write(tmp_path, "random", {**ABOUT, "weights": "r", "settings": "s"}, [verdict_of("H1", 0)])
+    text = (tmp_path / PAGE).read_text()
+    assert "**fails**" not in text and "seed random" not in text
+    assert "## Random weights\n\nNo hypothesis is of this model" in text
+    assert text.index("right, direct | 1.000") < text.index("## Random weights") < text.index("right, direct | 0.000")
+    with pytest.raises(KeptError, match="same weights"):
+        command._write(tmp_path, "shipped", ABOUT, [])
+    with pytest.raises(KeptError, match="different commit"):
+        command._write(tmp_path, "shipped", {**ABOUT, "weights": "v", "commit": "f" * 40}, [])
 
 
 def test_what_does_not_belong_together_is_not_written(tmp_path: Path) -> None:
     """One model under two seeds, or texts of two commits: refused, and what is there stays."""
     command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in (tmp_path / "results").iterdir()}
     assert {path.name for path in before} == {"protocol.md", "protocol-seed-1.json"}
     with pytest.raises(KeptError, match="same weights"):
         command._write(tmp_path, 2, ABOUT, [verdict_of("H1", 300)])
     with pytest.raises(KeptError, match="different commit"):
         command._write(tmp_path, 2, {**ABOUT, "weights": "v", "commit": "f" * 40}, [])
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
     command._write(tmp_path, 2, {**ABOUT, "weights": "v"}, [verdict_of("H1", 200)])
-    assert "**fails**" in (tmp_path / "protocol.md").read_text()
+    assert "**fails**" in (tmp_path / PAGE).read_text()
 
 
 def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
@@ -606,17 +962,81 @@ def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
     assert len(merged(path, {**ABOUT, "weights": "x"}, [verdict_of("H1", 300)])) == 1
 
 
+# The paper's table.
+
+
+def test_rows_of_the_paper_are_of_figures_that_there_are() -> None:
+    """Each check that a row names is one of its hypothesis; a row has figures or says why not; its page is there."""
+    empty = {name: Table([]) for each in HYPOTHESES.values() for name in each.measures}
+    tables = {**empty, **toggled(0.0, 1.0), **in_settings(3)}
+    for row in paper.ROWS:
+        assert bool(row.shown) != bool(row.why), row.what
+        assert not row.where or (seeds.ROOT / "docs" / row.where).is_file()
+        assert "is not built" not in row.why or row.why.split()[0] in NOT_BUILT
+        for shown in row.shown:
+            hypothesis = HYPOTHESES[shown.hypothesis]
+            checks = {check.what: check for check in hypothesis.checks(tables)}
+            assert set(shown.checks.values()) <= set(checks), row.what
+            barred = any(check.relation for check in checks.values())
+            named = any(checks[what].relation for what in shown.checks.values())
+            assert shown.barred == (named or not barred), f"{row.what}: says what no bar of {shown.hypothesis} says"
+    assert len({row.what for row in paper.ROWS}) == len(paper.ROWS)
+
+
+def found_of(tables: dict[str, Table]) -> paper.Verdicts:
+    return {1: {(name, "held-out"): as_json(one) for name, one in verdicts(tables).items()}}
+
+
+def test_the_page_says_what_the_figures_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that takes notes, of one that looks up, and of too few to know; and the table has their figures."""
+    notes_taken = found_of(measured(monkeypatch, takes_notes, 230))
+    text = paper.finding(notes_taken)
+    assert "new value decides in 0.000" in text and "only what follows fresh in 1.000" in text
+    assert "what was written after the field, as the paper says" in text and "-1.000 (-1.000 to" in text
+    assert "negative, as it must be" in text
+    turned = found_of(measured(monkeypatch, looks_up, 230))
+    assert "the field's own rows, the reverse of what the paper says" in paper.finding(turned)
+    other = {**notes_taken, 2: turned[1]}
+    assert "neither of them for sure" in paper.finding(other)
+    swapped = {1: {**notes_taken[1], ("H7", "held-out"): notes_taken[1]["H6", "held-out"]}}
+    assert "the control fails" in paper.finding(swapped)
+    assert paper.finding({}) == "Where a decision rests has not been measured yet."
+    so = dict.fromkeys(HYPOTHESES, "holds") | {"H4": "**fails**"}
+    rows = paper.table(notes_taken, so, PAGE).splitlines()
+    first = next(row for row in rows if row.startswith("| refresh the field's own"))
+    assert "acts on the new value: 0.000 (0.000 to 0.018)" in first and first.endswith("| H4 **fails** |")
+    assert sum(row.startswith("| ") for row in rows) == len(paper.ROWS) + 2 * 6
+    assert "not measured: R4 is not built" in "\n".join(rows)
+
+
+def test_the_picture_is_of_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Drawn and named by the page where there are figures of rows, and gone where there are none."""
+    found = verdicts(measured(monkeypatch, takes_notes, 30))
+    command._write(tmp_path, 1, ABOUT, [as_json(one) | {"words": "held-out"} for one in found.values()])
+    drawn = tmp_path / "results" / "protocol.svg"
+    assert "<svg" in drawn.read_text() and "(protocol.svg)" in (tmp_path / PAGE).read_text()
+    command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
+    assert not drawn.exists() and "protocol.svg" not in (tmp_path / PAGE).read_text()
+
+
+def test_links_are_of_where_the_page_is() -> None:
+    """Beside docs/protocol.md, or a folder below it."""
+    assert paper.to("protocol.md", "results/protocol.md") == "../protocol.md"
+    assert paper.to("serving.md", "results.md") == "serving.md"
+
+
 # The command.
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["distance"], "no hypothesis 'DISTANCE'"),
         (["H99"], "no hypothesis 'H99'"),
         (["--cases", "0"], "there must be one at least"),
         (["--write", ".", "--cases", "2", "--seed-of-training", "1"], "as many cases as docs/protocol.md asks"),
         (["--write", "."], "--seed-of-training"),
+        (["--beside", "random", "--seed-of-training", "1"], "not allowed with"),
+        (["r4"], "R4 is not built: models of about 1 and 10 million parameters"),
     ],
 )
 def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -643,7 +1063,7 @@ def test_a_run_and_its_second_half(tmp_path: Path, capsys: pytest.CaptureFixture
     assert command.main([*given, "--cases", "1"]) == 1
     said = capsys.readouterr().out
     assert "H11 two versions of a policy, the last one spliced, held-out words: TOO FEW CASES: 1 OF 200" in said
-    assert "its own rows: 1.000" in said and "distance NOT BUILT" in said
+    assert "its own rows: 1.000" in said and "R4 NOT BUILT" in said
     (folder,) = (tmp_path / "kept").iterdir()
     before = {path.name: path.read_bytes() for path in folder.glob("*.jsonl")}
     assert len(before) == 10
@@ -654,6 +1074,17 @@ def test_a_run_and_its_second_half(tmp_path: Path, capsys: pytest.CaptureFixture
     assert grown.startswith(before["versions, known.jsonl"]) and grown.count(b"\n") == 3
     found = json.loads((folder / "results.json").read_text())
     assert found["about"]["commit"] == COMMIT and found["verdicts"][0]["cases"] == 2
+
+
+def test_random_weights_are_measured(tmp_path: Path) -> None:
+    """Of the model's shape, drawn from the commit, kept apart from the model's own rows, and found again."""
+    given = [str(config.shipped_model()), "H12", "--commit", COMMIT, "--keep", str(tmp_path), "--cases", "1"]
+    assert command.main([*given, "--beside", "random"]) == command.main(given) == 1
+    folders = {path.parent.name: json.loads(path.read_text())["about"] for path in tmp_path.rglob("results.json")}
+    assert sorted(str(about["training seed"]) for about in folders.values()) == ["None", "random"]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
+    assert command.main([*given, "--beside", "random"]) == 1 and len(folders) == 2
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")} == before
 
 
 def test_the_shipped_model_looks_up(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ NUMBERS = ["two", "year", "hundreds", "tens", "units", "number"]  # what is said
 class Marks:
     """Token ids that the start knows.
 
-    `families`: forms of a word with and without a blank, which share most of their embedding; `going_on`: pieces
-    without a blank. `two`, `years`, `amounts`: ids of numbers by their value.
+    `families`: forms of a word with and without a blank, which share their embedding but for the blank; `going_on`:
+    pieces without a blank. `two`, `years`, `amounts`: ids of numbers by their value.
     """
 
     families: list[list[int]]
@@ -39,7 +39,9 @@ class Marks:
     commas: list[int]
     now: list[int]
     limits: list[int]  # "before", "over": with "now", what follows "is" and is no outcome
-    common: list[int]  # other tokens that are everywhere
+    asks: list[int]  # "?"
+    thoughts: list[int]  # what a thought begins with: "The"
+    blank: list[bool]  # of every token, whether a blank comes before it
 
     @classmethod
     def of(cls, encoder: Encoder) -> Marks:
@@ -47,6 +49,7 @@ class Marks:
         vocabulary = dict(sorted(encoder.vocab.items()))
         blank = tokenizer.BLANK
         leads = ("", blank)
+        tokens = dict.fromkeys(range(-(-len(vocabulary) // 32) * 32), "") | {i: t for t, i in vocabulary.items()}
 
         def known(*words: str) -> list[int]:
             return [vocabulary[word] for word in words]
@@ -72,15 +75,16 @@ class Marks:
             commas=known(","),
             now=known(blank + "now"),
             limits=known(blank + "before", blank + "over"),
-            common=known("-", *(blank + w for w in ("the", "not", "earlier", "replaces")))
-            + known("The", "Correction", "What", "?", "system", "user", "assistant"),
+            asks=known("?"),
+            thoughts=known("The"),
+            blank=[token.startswith(blank) for _, token in sorted(tokens.items())],
         )
 
     @property
     def frequent(self) -> list[int]:
-        """All of these but words and numbers."""
+        """All of these but words and numbers: each has a direction of its own."""
         parts = (self.says, self.lists, self.thens, self.others, self.ifs, self.opens, self.ends, self.turns)
-        parts += (self.stops, self.full, self.commas, self.now, self.limits, self.common)
+        parts += (self.stops, self.full, self.commas, self.now, self.limits, self.asks, self.thoughts)
         return sorted({token for part in parts for token in part})
 
     def numbers(self) -> dict[int, Tensor]:

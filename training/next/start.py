@@ -1,7 +1,8 @@
 """A start from which look-ups over words of several pieces are learned in minutes.
 
     C  the piece before, at a piece that goes on with a word: with the own identity, the code of the word so far. At a
-       "then", from layer 3 on: the value of the field that its condition asks for, as the latest line of it has it
+       "then", from layer 3 on: the value of the field that its condition asks for, as the latest line of it has it;
+       at the first piece of an outcome: how that field begins; where a thought begins: the topic, then the field
     A  B  the word code 1 and 2 tokens back. After a word A is the word, whatever its length; at the first piece of an
        outcome B is its topic, and at the first piece of a value its field
     F  the A of the nearest "is" or ":" before: after a value, its field. After "If" and "This" it is none
@@ -12,6 +13,7 @@
     number, ended   1 right after a number, at a "then", a full stop or the end of a line, and not at a "then"
     listed  above 0 where ":" is nearer than "is", below it where "is" is
     told    1 where the line of a field ends
+    asked   1 where the field of a condition begins, two after "If"
     else    1 after a "then", -1 after an "otherwise", 0 after an "If"
     outcome 1 at the first piece of an outcome
     V  the date or amount of the latest line of the same field, at a "then"
@@ -47,6 +49,7 @@ IF, IF_FIELD, OTHERWISE, TURN, TURN_THEN, COLON = 0.8, 0.65, 1.07, 0.55, 0.52, 0
 COPIED, THERE, ELSE = 1.0, 1.1, 0.7
 # What a register is copied with, so that it holds as much as is compared with it: of a date, of an amount, and "there".
 AGAIN = {"V": (0.85, 0.92, 0.9), "L": (0.845, 0.925, 0.83)}
+ASKED = 1.5  # how loudly the parts of what a thought says first are carried
 CERTAIN = 0.01  # how loudly a comparison is said
 APART, ALLOWED = 0.013, 3.5  # how loudly two words' distance is said, and how far apart the same word may be
 
@@ -71,6 +74,8 @@ def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
             conclude(wiring, block, loud[0], loud[1])
         else:
             answer(wiring, block, loud[2])
+            if layer < 7:
+                begin_thought(wiring, block, find=layer == 5)
 
 
 def gather(w: Wiring, b: Block) -> None:
@@ -99,6 +104,7 @@ def look_around(w: Wiring, b: Block) -> None:
     }
     for dim, (name, tokens) in enumerate(told.items(), SIZE):
         w.tell(b, 0, dim, w.at(*tokens), name, 0.8)
+    w.tell(b, 1, SIZE + len(told), w.at(*marks.ifs), "asked", 0.8)
     parts = torch.eye(2)[:, None]
     w.look_back(b, 1, (3, 5), w.word()[WORD : WORD + 2], (w.single("month"), w.single("year")), parts)
 
@@ -116,9 +122,9 @@ def find_fields(w: Wiring, b: Block) -> None:
     b.o.weight[:, w.head : 2 * w.head] = 0
     w.tell(b, 1, SIZE, w.at(*marks.thens) - w.at(*marks.others), "else", PUT)
     w.tell(b, 0, SIZE + 1, w.at(*marks.lists) - w.at(*marks.says), "listed", PUT)
-    w.look_back(b, 1, (6, 7), w.word(), (w.slot("S"), w.slot("S")), (eye, eye), (0.6, 0.2))
+    w.look_back(b, 1, (6, 7), w.word(), (w.slot("S"), w.slot("S")), (eye, eye), (0.6, 0.45))
     units = Units(b)
-    ends = w.at(*marks.full, *marks.ends, *marks.stops)
+    ends = w.at(*marks.full, *marks.commas, *marks.ends, *marks.stops)
     count(w, units, w.at(*marks.thens) + ends, "number")
     count(w, units, ends, "ended")
     rekey(w, units, w.only("corrected"))
@@ -152,6 +158,7 @@ def look_up(w: Wiring, b: Block) -> None:
     b.k.weight[: w.head] = 0
     w.nearest(b, 0, 0, w.at(*marks.thens) + IF * w.at(*marks.ifs) + TURN_THEN * w.at(*marks.turns), w.pairs - 1)
     w.carry(b, 0, [condition(w)], (0,), [w.slot("P")], PUT)
+    remember_field(w, b)
     field = w.of("F")
     w.match(b, 1, field, (field, field), 3.0, LATEST_LINE)
     # Where a line ends that says nothing of a field, after a full stop, the field of the line before is still in F.
@@ -169,9 +176,18 @@ def look_up(w: Wiring, b: Block) -> None:
     turned = torch.tensor([1.0, 1, 1, -1, -1, -1])[:, None]  # before a date, over an amount
     units = Units(b)
     compare(w, units, w.at(*marks.thens), V[6] / THERE, turned * (here[:6] - V[:6]))
-    compare(w, units, w.at(*marks.full, *marks.ends, *marks.stops), L[6] / THERE, turned * (L[:6] - here[:6]))
+    compare(
+        w, units, w.at(*marks.full, *marks.commas, *marks.ends, *marks.stops), L[6] / THERE, turned * (L[:6] - here[:6])
+    )
     tell_apart(w, units)
     units.add(30.0 * w.only("listed"), w.at(*marks.ends, *marks.stops) - w.only("closed"), w.single("told"), 0.0087)
+
+
+def remember_field(w: Wiring, b: Block) -> None:
+    """At an outcome: how the field of its condition begins, which a thought about its topic has to say first."""
+    w.nearest(b, 0, 1, w.only("asked"), w.spare[0])
+    w.only_at(b, 1, w.spare[1], w.only("outcome"))
+    w.lift(b, 1, SIZE, w.identity()[:WORD], w.slot("C", WORD), PUT)
 
 
 def condition(w: Wiring) -> Tensor:
@@ -224,9 +240,13 @@ def conclude(w: Wiring, b: Block, held: float, said: float) -> None:
     b.v.weight[: w.head] = 0
     b.o.weight[:, : group * w.head] = 0  # this group says whether a condition holds, and nothing else
     w.tell(b, 1, w.last - 2, w.only("c") + w.only("same"), "c here", 1.0)
+    # Where a thought begins: which topic was asked about. It is one or two tokens before the "?".
+    w.nearest(b, 0, 0, w.at(*marks.asks), w.spare[1])
+    w.only_at(b, 0, w.spare[2], w.at(*marks.thoughts))
+    w.lift(b, 0, 0, w.of("A")[:WORD] + w.of("B")[:WORD], w.slot("C", WORD), 0.5 * ASKED)
     word, number = group, group + 1  # of a word, its outcome; of a number, the outcome on the side of its limit
     w.match(b, 1, w.of("P"), (condition(w), w.of("F", 2.4 * w.turn)), 2.7)
-    outcomes = 3.0 * w.only("outcome") - 0.7 * w.at(*marks.limits, *marks.now)
+    outcomes = 3.0 * w.only("outcome") - 2.0 * w.at(*marks.limits, *marks.now)
     w.prefer(b, 1, outcomes + 1.1 * w.at(*marks.turns), w.last)
     # Where a value has just ended they find something; nowhere else, and not within a date.
     shut, side, limit = w.spare[:3]
@@ -270,3 +290,15 @@ def answer(w: Wiring, b: Block, heard: float) -> None:
     w.ask(b, 1, w.spare[1], 20.0)
     w.match(b, 1, w.of("A"), (w.word(), w.word()), 2.2)
     w.carry(b, 1, [w.identity()], w.heads(1), [own], 0.35)
+
+
+def begin_thought(w: Wiring, b: Block, find: bool) -> None:
+    """Where a thought begins: first find an outcome of its topic, which knows how its field begins; then that field."""
+    w.match(b, 1, w.of("B") if find else w.identity()[:WORD], (w.of("C"),) * w.group, 3.0)
+    w.prefer(b, 1, 3.0 * w.only("outcome" if find else "asked"), w.last)
+    w.only_at(b, w.group, w.spare[0], w.at(*w.marks.thoughts))
+    b.o.weight[:, w.group * w.head : (w.group + 1) * w.head] = 0
+    if find:
+        w.lift(b, w.group, 0, w.of("C")[:WORD], w.slot("C", WORD), 2 * ASKED)
+    else:
+        w.lift(b, w.group, 0, w.identity(), slice(0, w.own), ASKED)

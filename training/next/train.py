@@ -49,20 +49,20 @@ EVERY = ("table", "date", "amount")
 FIXED = 4  # embeddings and so many layers stay as they started: what compares numbers is blunted by any rate
 FIRST = world.Level(rules=(1, 2), rows=(2, 3), kinds=EVERY, shared=0.0, below=0.12, versions=0.2, sample=0.2, plain=0.1)
 STAGES: tuple[Stage, ...] = (
-    Stage("words of one token", FIRST, Mix(reason=0.15, compare=0.03), 0.85, patience=400),
+    Stage("words of one token", FIRST, Mix(reason=0.15, compare=0.03), 0.85, patience=300),
     Stage(
         "words of several",
         replace(FIRST, whole=0.5, near=0.15, below=0.12),
         Mix(reason=0.2, cannot=0.03, compare=0.03),
         0.88,
-        patience=400,
+        patience=300,
     ),
     Stage(
         "more rules",
         replace(FIRST, whole=0.3, near=0.2, rules=(1, 3), rows=(2, 4), spare=(0, 2), below=0.12, shared=0.1),
         Mix(reason=0.25, cannot=0.04, compare=0.04),
         0.9,
-        patience=500,
+        patience=400,
     ),
     Stage(
         "two skills",
@@ -81,7 +81,7 @@ STAGES: tuple[Stage, ...] = (
         ),
         Mix(reason=0.25, cannot=0.05, compare=0.04),
         0.92,
-        patience=700,
+        patience=500,
         longest=300,
     ),
     Stage(
@@ -109,6 +109,12 @@ STAGES: tuple[Stage, ...] = (
         longest=450,
     ),
 )
+LONG = replace(  # beside the last stage: a few texts as long as a memory of four skills
+    STAGES[-1],
+    name="long",
+    level=replace(STAGES[-1].level, skills=(3, 4), rules=(2, 3), fillers=(2, 5)),
+    longest=900,
+)
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,7 @@ class Plan:
     cool: float = 0.3  # of all steps: straight down to nothing
     text_weight: float = 0.02
     earlier: float = 0.15  # share of steps that repeat an earlier stage
+    long: float = 0.12  # share of the steps of the last stage that are about long texts, half as many
     seed: int = 1
 
     def rate_at(self, step: int) -> float:
@@ -239,8 +246,10 @@ def train(
         for group, rate in zip(opt.param_groups, (plan.gentle_rate_at(step), plan.rate_at(step)), strict=True):
             group["lr"] = rate
         use = teacher.rng.randrange(level) if level and teacher.rng.random() < plan.earlier else level
-        stage = STAGES[use]
-        batch = teacher.batch(plan.texts, plan.branches, stage.level, stage.mix, stage.longest)
+        long = use == len(STAGES) - 1 and teacher.rng.random() < plan.long
+        stage = LONG if long else STAGES[use]
+        texts = plan.texts // 2 if long else plan.texts
+        batch = teacher.batch(texts, plan.branches, stage.level, stage.mix, stage.longest)
         with torch.autocast(device, dtype=torch.bfloat16):
             loss, kind, right = step_loss(net, batch, plan.text_weight)
         opt.zero_grad(set_to_none=True)

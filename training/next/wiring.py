@@ -23,12 +23,13 @@ SLOTS = ("C", "A", "B", "F", "P", "S")
 PARTS = ("day", "month", "year", "hundreds", "tens", "units", "there")  # of a register
 REGISTERS = ("V", "L")
 SINGLE = (
-    *("stated", "corrected", "closed", "listed", "told", "same", "after is", "outcome"),
+    *("stated", "corrected", "closed", "asked", "listed", "told", "same", "after is", "outcome"),
     *("month", "year", "number", "ended", "else", "c", "c here", "holds"),
 )
 LOUD = 2.5  # the length of the largest number's code
 EVEN = 22.0  # the square of the length of every number's embedding: what is copied of a token depends on its length
-SHY = 0.5  # how much of other words is in the directions of frequent tokens
+CODE, REST = 2.35, 3.6  # lengths of a word's embedding: in its code, and without it
+BLANK = 0.15  # of the latter, how much says that a blank comes before
 FAST, SLOW = 12, 11
 READ, PUT = 0.5, 0.6  # gains of values, and of what heads write: a slot holds a third to a half of what it copies
 
@@ -51,7 +52,6 @@ class Wiring:
         self.near = torch.arange(FAST)
         self.mid = torch.arange(5, 18)  # slow enough that no far position looks near again within a text
         self.late = torch.arange(13, 21)  # so slow that they tell a text from the one before it
-        self.shrink = orthogonal(SIZE, self.own, self.random)
         self._embed()
         self.turn = torch.zeros(SIZE, SIZE)  # tells the piece before from the piece itself, and a field from a value
         self.turn[:WORD, :WORD] = orthogonal(WORD, WORD, self.random)
@@ -81,32 +81,31 @@ class Wiring:
 
     def _embed(self) -> None:
         """Words share with their other form; numbers say how much they are; what is everywhere stays apart."""
-        e, own, marks, shrink = self.model.embed, self.own, self.marks, self.shrink
-        e[:, :own] = 0.5 * self.rand(len(e), own)
+        e, own, marks = self.model.embed, self.own, self.marks
+        e[:, :own] = self.rand(len(e), own)
         e[:, own:] = 0
         for family in marks.families:
-            shared = 0.5 * self.rand(own)
-            for i in family:
-                e[i, :own] = 0.97 * shared + 0.24 * e[i, :own]
-        code = e[:, :own] @ shrink.T
-        new = torch.zeros_like(code)
-        new[:, :WORD] = 0.5 * SIZE**0.5 * F.normalize(code[:, :WORD], dim=1)  # of one length
-        numbers = marks.numbers()
-        for i, parts in numbers.items():
-            new[i, :WORD] = 0  # nothing is matched by it, and in a condition it would be noise beside the field
-            new[i, WORD:] = LOUD * parts
-        new[marks.turns] = 0  # nothing to carry
-        e[:, :own] += (new - code) @ shrink
-        # Frequent tokens have directions of their own, in which others have less: each is read exactly.
-        apart = self.rand(len(marks.frequent), own)
-        self.apart = torch.linalg.qr((apart - apart @ shrink.T @ shrink).T).Q.T
-        self.rest = 0.5 * (own - SIZE) ** 0.5  # the length of a token without its code
-        e[:, :own] -= (1 - SHY) * e[:, :own] @ self.apart.T @ self.apart
-        e[marks.frequent, :own] = e[marks.frequent, :own] @ shrink.T @ shrink + self.rest * self.apart
-        told = sorted(numbers)
-        coded = e[told, :own] @ shrink.T @ shrink
-        rest = F.normalize(e[told, :own] - coded, dim=1)
-        e[told, :own] = coded + rest * (EVEN - coded.square().sum(1, keepdim=True)).sqrt()
+            e[family, :own] = self.rand(own)
+        # What a word is copied by comes first, as a head may have no room for all: its code, the rest of it, and
+        # whether a blank comes before, so that an outcome can be said with or without. Then how much a number is.
+        # Frequent tokens have directions of their own, in which others have nothing: each is read exactly.
+        axes = torch.eye(own)
+        sizes = (WORD, own - WORD - 1 - len(NUMBERS) - len(marks.frequent), 1, len(NUMBERS), len(marks.frequent))
+        codes, others, blank, amounts, self.apart = axes.split(sizes)
+        self.shrink = torch.cat([codes, amounts])
+        code = torch.zeros(len(e), SIZE)
+        code[:, :WORD] = CODE * F.normalize(e[:, :WORD], dim=1)
+        for i, parts in marks.numbers().items():
+            code[i, :WORD] = 0  # nothing is matched by it, and in a condition it would be noise beside the field
+            code[i, WORD:] = LOUD * parts
+        code[marks.turns] = 0  # nothing to carry
+        rest = F.normalize(e[:, :own] @ others.T @ others, dim=1)
+        rest[marks.frequent] = self.apart
+        rest += BLANK * blank * torch.where(torch.tensor(marks.blank), 1.0, -1.0)[:, None]
+        numbers = list(marks.numbers())
+        length = torch.full((len(e), 1), REST)
+        length[numbers] = (EVEN - code[numbers].square().sum(1, keepdim=True)).sqrt()
+        e[:, :own] = code @ self.shrink + length * rest
         e[:, self.flag] = -0.5
         e[torch.tensor(marks.going_on), self.flag] = 0.5
         self.model.norm.fill_(0.1)
@@ -117,7 +116,7 @@ class Wiring:
         """What reads 1 at these tokens, 0 at other frequent ones, and about 0 at the rest."""
         read = torch.zeros(self.shape.width)
         wanted = torch.tensor([float(token in tokens) for token in self.marks.frequent])
-        read[: self.own] = wanted @ self.apart / self.rest
+        read[: self.own] = wanted @ self.apart / REST
         return read
 
     def only(self, name: str) -> Tensor:
@@ -241,6 +240,17 @@ class Wiring:
         """How much a head's query has of one dimension: `always`, and what `also` reads."""
         b.q.weight[head * self.head + dim] = also
         b.q.bias[head * self.head + dim] = always
+
+    def only_at(self, b: Block, head: int, dim: int, where: Tensor) -> None:
+        """A head looks for anything only where `where` reads 1; elsewhere at the start of a turn, at nothing."""
+        self.prefer(b, head // self.group, 1.35 * self.at(*self.marks.turns), dim, ())
+        self.ask(b, head, dim, 30.0, -11.0 * where)
+
+    def lift(self, b: Block, head: int, dim: int, read: Tensor, into: slice, gain: float) -> None:
+        """What `read` finds where a head looks goes into the stream, by the dimensions of values from `dim` on."""
+        at, n = head // self.group * self.head + dim, len(read)
+        b.v.weight[at : at + n] = READ * read
+        b.o.weight[into, head * self.head + dim : head * self.head + dim + n] = gain * torch.eye(n)
 
     def carry(
         self, b: Block, kv: int, reads: Sequence[Tensor], heads: Sequence[int], into: Sequence[slice], gain: float
