@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from bench.experiments import EXPERIMENTS, figures
 from bench.experiments.frame import SEED
-from bench.experiments.report import keep, load, refusal, results, section, summary
+from bench.experiments.report import PAGE, keep, load, refusal, results, section, summary
 from bench.experiments.table import Row
 from bench.experiments.texts import First
 from notes_cli import config
@@ -114,7 +114,7 @@ def _write(docs: Path, name: str) -> None:
         picture.unlink(missing_ok=True)
     else:
         figures.save(picture, partial(EXPERIMENTS[name].draw, table))
-    (docs / "results.md").write_text(results(docs / "results"), encoding="utf-8")
+    (docs / PAGE).write_text(results(docs / "results"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,18 @@
 
 Ten domains, each a memory of several skills; ten instances of each: a decision, a field changes, a decision, it changes
 again, a decision. All in one growing session. The baseline prefills everything at every turn: the corrected text and
-the conversation so far.
+the conversation so far. A prefix cache reads the same, and computes what follows the first token that is another one.
+In half of the instances the skill that is edited is the first of the memory, in half the last.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,14 +22,18 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, near_tie, segments_of
+from bench.experiments.cases import SYSTEM, near_tie, reread, segments_of
 from bench.experiments.frame import Bar, Summary, grid, interval, ratio
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Draft, Rule, Size, Texts
-from notes_cli.editing.methods import Method
+from bench.protocol import intervals
+from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
 from notes_cli.engine.decision import Decision, decide
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
+from notes_cli.measure.battery import shipped_battery
+from notes_cli.measure.calibrate import calibrate
 from notes_cli.measure.compare import cosine, divergence
 from notes_cli.measure.verify import corrected_segment
 from notes_cli.runtime.assembling import Prompt, assemble
@@ -40,9 +46,12 @@ CASES = 10  # domains
 INSTANCES = 10
 DECISIONS = 3
 MEMORY = Size(skills=(4, 4), rules=(3, 3), rows=(5, 6), spare=(0, 2), fillers=(4, 6))
-METHODS = ("erratum", "field+erratum", "field")
-BASELINE = "prefill every turn"
+PLACES = ("early", "late")  # where the skill that is edited is in the memory: the first, or the last
+DEFAULT = "erratum"  # what notes does on a model that was not calibrated
+METHODS = (DEFAULT, "field+erratum", "field")  # and what a calibration chooses, if it is another
 CHOSEN = "field"  # it agreed best on the model that ships in 690 decisions of other seeds (1, 2 and 3)
+BASELINE = "prefill every turn"
+PREFIX = "prefix cache"
 
 
 @dataclass(frozen=True)
@@ -65,18 +74,20 @@ class Turn:
 
 
 def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
+    calibrated = by_calibration(workspace)
     for domain, rng in texts.rngs("agent", cases):
         drafts = texts.memory(rng, MEMORY)
         started = time.perf_counter()
         segments = segments_of(workspace, [draft.skill for draft in drafts])
         compiled = time.perf_counter() - started
         for number in range(1, INSTANCES + 1):
-            instance = make_instance(texts, rng, drafts)
-            baseline = _prefilling(workspace, segments, instance)
-            agents = {BASELINE: baseline}
-            for name in METHODS:
+            instance, place = make_instance(texts, rng, drafts), PLACES[(number - 1) % len(PLACES)]
+            memory = placed(segments, instance.rule.field, place)
+            baseline = prefilling(workspace, memory, instance)
+            agents = {BASELINE: baseline, PREFIX: caching(workspace, memory, instance)}
+            for name in dict.fromkeys((*METHODS, calibrated)):
                 with suppress(UnsupportedError):
-                    agents[name] = _editing(workspace, segments, instance, name)
+                    agents[name] = _editing(workspace, memory, instance, name)
             for name, turns in agents.items():
                 for turn, (found, reference) in enumerate(zip(turns, baseline, strict=True)):
                     yield {
@@ -84,7 +95,9 @@ def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
                         "instance": number,
                         "decision": turn + 1,
                         "kind": instance.rule.kind,
+                        "place": place,
                         "agent": name,
+                        "calibrated": calibrated,
                         "memory": sum(map(len, segments)),
                         "right": found.decision.choice == instance.rule.outcome(instance.values[turn]),
                         "same": found.decision.choice == reference.decision.choice,
@@ -96,6 +109,22 @@ def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
                         "seconds": found.seconds,
                         "compiling": compiled,
                     }
+
+
+@lru_cache(maxsize=1)  # texts of several sorts are measured one after the other
+def by_calibration(workspace: Workspace) -> str:
+    """The method that `notes calibrate` would choose for this model, as a session follows it. Nothing is kept."""
+    method = Method.parse(calibrate(workspace, shipped_battery()).methods["direct"])
+    if method.record.reaches_end:
+        return str(SUFFIX)
+    return str(method if method.record.in_session else ERRATUM)
+
+
+def placed(segments: Sequence[Segment], field: str, place: str) -> list[Segment]:
+    """The memory with the skill that has the field first, or last; the others as they were."""
+    (edited,) = (segment for segment in segments if field in (span.name for span in segment.fields))
+    others = [segment for segment in segments if segment is not edited]
+    return [edited, *others] if place == "early" else [*others, edited]
 
 
 def make_instance(texts: Texts, rng: random.Random, drafts: Sequence[Draft]) -> Instance:
@@ -110,26 +139,58 @@ def make_instance(texts: Texts, rng: random.Random, drafts: Sequence[Draft]) -> 
             return Instance(rule, tuple(texts.ask(rng, rule) for _ in values), tuple(values))
 
 
-def _prefilling(workspace: Workspace, segments: Sequence[Segment], instance: Instance) -> list[Turn]:
+Step = Callable[[Notebook, Prompt], tuple[Notebook, int]]
+
+
+def prefilling(workspace: Workspace, memory: Sequence[Segment], instance: Instance) -> list[Turn]:
     """Everything is prefilled again at every turn."""
+
+    def step(before: Notebook, prompt: Prompt) -> tuple[Notebook, int]:
+        before.close()  # while its rows are there, llama.cpp's attention goes over them, too
+        notebook = assemble(workspace, prompt, splice=False)
+        return notebook, len(notebook)
+
+    return _reading(workspace, memory, instance, step)
+
+
+def caching(workspace: Workspace, memory: Sequence[Segment], instance: Instance) -> list[Turn]:
+    """As servers cache prompts: of what was read last all is kept up to the first token that is another one. It is
+    empty when an instance begins."""
+
+    def step(before: Notebook, prompt: Prompt) -> tuple[Notebook, int]:
+        return reread(workspace, before, assemble(workspace, prompt, splice=False, dry=True).tokens)
+
+    return _reading(workspace, memory, instance, step)
+
+
+def _reading(workspace: Workspace, memory: Sequence[Segment], instance: Instance, step: Step) -> list[Turn]:
+    """The corrected text and the conversation so far at every turn. `step` makes a notebook of it from the one of the
+    turn before, and counts the tokens decoded."""
     turns: list[Turn] = []
-    for question, value in zip(instance.questions, instance.values, strict=True):
-        text = [corrected_segment(segment, {instance.rule.field: value}, workspace) for segment in segments]
-        said = [(asked, turn.decision.choice) for asked, turn in zip(instance.questions, turns, strict=False)]
-        started = time.perf_counter()
-        notebook = assemble(workspace, Prompt(question, text, system=SYSTEM, turns=said), splice=False)
-        logits = notebook.logits()
-        seconds = time.perf_counter() - started
-        turns.append(Turn(len(notebook), seconds, decide(notebook, instance.rule.choices), logits))
+    notebook = workspace.notebook()
+    try:
+        for question, value in zip(instance.questions, instance.values, strict=True):
+            text = [corrected_segment(segment, {instance.rule.field: value}, workspace) for segment in memory]
+            said = [(asked, turn.decision.choice) for asked, turn in zip(instance.questions, turns, strict=False)]
+            started = time.perf_counter()
+            notebook, decoded = step(notebook, Prompt(question, text, system=SYSTEM, turns=said))
+            logits = notebook.logits()
+            seconds = time.perf_counter() - started
+            turns.append(Turn(decoded, seconds, decide(notebook, instance.rule.choices), logits))
+    finally:
+        notebook.close()
     return turns
 
 
-def _editing(workspace: Workspace, segments: Sequence[Segment], instance: Instance, method: str) -> list[Turn]:
+def _editing(workspace: Workspace, memory: Sequence[Segment], instance: Instance, method: str) -> list[Turn]:
     """One session: spliced once, then edits and questions after what is there."""
     turns: list[Turn] = []
-    prompt = Prompt(instance.questions[0], segments, system=SYSTEM)
-    with TemporaryDirectory() as folder, Sessions(Path(folder)).locked("agent", new=True) as stored:
-        session = Session(workspace, stored)
+    prompt = Prompt(instance.questions[0], memory, system=SYSTEM)
+    with (
+        TemporaryDirectory() as folder,
+        Sessions(Path(folder)).locked("agent", new=True) as stored,
+        Session(workspace, stored) as session,
+    ):
         for number, (question, value) in enumerate(zip(instance.questions, instance.values, strict=True)):
             started = time.perf_counter()
             if number:
@@ -157,9 +218,9 @@ def _again(session: Session) -> int:
 
 
 def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
-    base = table.where(agent=BASELINE)
+    base, agents = table.where(agent=BASELINE), editing(table)
     rows = []
-    for name in (BASELINE, *METHODS):
+    for name in (BASELINE, PREFIX, *agents):
         part = table.where(agent=name)
         if not len(part):
             rows.append(f"{name} | refused | | | | |")
@@ -172,19 +233,27 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
     chosen = table.where(agent=name)
     compiling = Table(row for row in base if row["instance"] == row["decision"] == 1).total("compiling")
     seconds, before = chosen.total("seconds"), base.total("seconds")
-    alone = ratio(*(Table(row for row in part if row["decision"] != 1).total("seconds") for part in (base, chosen)))
+    alone = ratio(*(edits(part).total("seconds") for part in (base, chosen)))
     decoded = ratio(chosen.total("decoded"), base.total("decoded"))
     return Summary(
         f"{len(table.unique('case'))} domains, each a memory of four skills ({table.mean('memory'):.0f} tokens in the "
         f"mean) after a system text; {INSTANCES} instances of each: a question, a field changes, the question in "
         f"other words, it changes again, the question. {len(base)} decisions, each instance one growing session. The "
-        "baseline prefills the corrected text and the conversation so far at every turn. Seconds are those to the "
-        "first token, the edit and what a session writes for it included. (On the CPU flash attention would speed up "
-        "the baseline a little and slow down the agents a lot: llama.cpp's kernel is slow on batches of a few tokens.)",
+        "baseline prefills the corrected text and the conversation so far at every turn. The prefix cache reads the "
+        "same text, keeps what it has up to the first token that is another one, and begins each instance empty. In "
+        "half of the instances the edited skill is the first of the memory (early), in half the last (late). `right` "
+        "is agreement with an oracle. Seconds are those to the first token, the edit and what a session writes for it "
+        "included. (On the CPU flash attention would speed up the baseline a little and slow down the agents a lot: "
+        "llama.cpp's kernel is slow on batches of a few tokens.)",
         (
             grid(
                 "agent | as the baseline | right | tokens decoded | of the baseline's | to first tokens | times faster",
                 rows,
+            ),
+            grid(
+                "edited skill | agent | tokens decoded after an edit | of the prefix cache's | all questions | "
+                "time to the first token after an edit, of the prefix cache's | all questions",
+                [" | ".join(_beside_prefix(table, place, name)) for place in PLACES for name in (PREFIX, *agents)],
             ),
         ),
         (
@@ -196,9 +265,74 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
             f"({alone:.1f} times after the first question of an instance); in the paper 2.3 to 4.3 times, and up to "
             f"14.9 times a decision. Compiling the memories took {compiling:.1f} s once: with it "
             f"{ratio(before, seconds + compiling):.1f} times, {INSTANCES} instances to a memory.",
-            f"`{CHOSEN}` was chosen among the three by other texts than these. {_differing(table)}",
+            *_cheaper(table, DEFAULT),
+            f"`{CHOSEN}` was chosen among the three by other texts than these. What holds on a model that was not "
+            f"calibrated is `{DEFAULT}`, and `notes calibrate` chooses `{table.rows[0]['calibrated']}` for this one. "
+            f"{_differing(table)}",
         ),
     )
+
+
+def editing(table: Table) -> list[str]:
+    """The agents that edit: all methods, and the one by calibration if it is another."""
+    return list(dict.fromkeys((*METHODS, str(table.rows[0]["calibrated"])))) if len(table) else [*METHODS]
+
+
+def edits(table: Table) -> Table:
+    """The decisions after an edit: all but the first of each instance."""
+    return Table(row for row in table if row["decision"] != 1)
+
+
+def beside(table: Table, name: str, column: str, other: str = PREFIX) -> intervals.Figure:
+    """What an agent took in all, of what another one did, with its interval by domain."""
+    return intervals.ratio(*(intervals.Part(table.where(agent=each), column) for each in (name, other)))
+
+
+def _beside_prefix(table: Table, place: str, name: str) -> Iterator[str]:
+    """The cells of an agent, of instances with the edited skill in that place."""
+    part = table.where(place=place)
+    yield from (place, name, f"{edits(part).where(agent=name).total('decoded'):.0f}")
+    for column in ("decoded", "seconds"):
+        for rows in (edits(part), part):
+            yield _figure(beside(rows, name, column)) if name != PREFIX else "1"
+
+
+def _figure(found: intervals.Figure) -> str:
+    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})" if found.n else "refused"
+
+
+def _cheaper(table: Table, name: str) -> Iterator[str]:
+    """Which one is cheaper, the agent or the prefix cache, where, and what the agent owes to an erratum alone."""
+    if not len(table.where(agent=name)):
+        return
+    for place, where in zip(PLACES, ("first", "last"), strict=True):
+        part = edits(table.where(place=place))
+        tokens, seconds = (_compared(beside(part, name, column)) for column in ("decoded", "seconds"))
+        yield (
+            f"After an edit in the {where} skill of the memory the tokens that `{name}` decodes are {tokens}; its time "
+            f"to the first token is {seconds}."
+        )
+    after = edits(table)
+    cached, own = (after.where(agent=agent).numbers("decoded") for agent in (PREFIX, name))
+    less = sum(a < b for a, b in zip(cached, own, strict=True))
+    yield (
+        "A prefix cache decodes what follows the value in the whole prompt, the conversation, too "
+        f"({min(cached):.0f} to {max(cached):.0f} tokens here), `{name}` {min(own):.0f} to {max(own):.0f}, wherever "
+        f"the value is: the prefix cache decodes fewer after {less} of {len(own)} edits."
+    )
+    if Method.parse(name) == ERRATUM:
+        first = beside(table.where(decision=1), name, "decoded")
+        yield (
+            "An erratum changes no text: a prefix cache to whose prompt it is said, too, decodes after an edit what "
+            f"the agent does. Then only the first question differs, for which the agent decodes {_figure(first)} of "
+            "the tokens, as the skills are spliced."
+        )
+
+
+def _compared(found: intervals.Figure) -> str:
+    """Of the prefix cache's, and whether that is cheaper by the whole interval."""
+    said = "cheaper" if found.high < 1 else "dearer" if found.low > 1 else "neither cheaper nor dearer"
+    return f"{_figure(found)} of the prefix cache's, **{said}**"
 
 
 def _differing(table: Table) -> str:
@@ -215,18 +349,24 @@ def _differing(table: Table) -> str:
 
 
 def draw(table: Table, figure: Figure) -> None:
-    tokens, times = figure.subplots(1, 2)
+    figure.set_size_inches(8, 6.4)
     turns = range(1, DECISIONS + 1)
-    for axes, column, label in (
-        (tokens, "decoded", "tokens decoded a turn, mean"),
-        (times, "seconds", "seconds to the first token, mean"),
-    ):
-        lines = {
-            str(name): [table.where(agent=name, decision=turn).mean(column) for turn in turns]
-            for name in table.unique("agent")
-        }
-        figures.curves(axes, turns, lines)
-        figures.plain(axes, x="decision of an instance", y=label)
-        axes.set_xticks(turns)
-        figures.logarithmic(axes)
-    times.get_legend().remove()
+    names = [str(name) for name in table.unique("agent") if name != "field+erratum"]  # the curve of `erratum`, or near
+    shown = ("decoded", "tokens decoded, mean"), ("seconds", "seconds to the first token, mean")
+    panels = figure.subplots(len(shown), len(PLACES), sharex=True, sharey="row", squeeze=False)
+    for row, (column, label) in zip(panels, shown, strict=True):
+        for axes, place in zip(row, PLACES, strict=True):
+            part, last = table.where(place=place), row is panels[-1]
+            lines = {
+                name: [part.where(agent=name, decision=turn).mean(column) for turn in turns]
+                for name in names
+                if len(part.where(agent=name))
+            }
+            figures.curves(axes, turns, lines)
+            title = "" if last else f"edited skill {place} in the memory"
+            y = label if place == PLACES[0] else ""
+            figures.plain(axes, x="decision of an instance" if last else "", y=y, title=title)
+            axes.set_xticks(turns)
+            figures.logarithmic(axes)
+    for axes in panels.flat[1:]:
+        axes.get_legend().remove()

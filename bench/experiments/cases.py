@@ -14,7 +14,7 @@ from notes_cli.editing.influence import influence
 from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import run
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.segment import Segment
+from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.thinking import choosing
@@ -67,6 +67,21 @@ def decided_in(workspace: Workspace, notebook: Notebook, prompt: Prompt, choices
 def decision_in(workspace: Workspace, notebook: Notebook, prompt: Prompt, choices: Sequence[str]) -> Decision:
     """The same with its probabilities."""
     return run(choosing(workspace, notebook, choices, THINK if prompt.think else 0))
+
+
+def reread(workspace: Workspace, notebook: Notebook, tokens: Tokens) -> tuple[Notebook, int]:
+    """What a prefix cache makes of a notebook for these tokens: rows up to the first token that is another one are
+    kept. Also how many are decoded, the last one at least. Another notebook where a model's memory cannot go back."""
+    was = notebook.tokens
+    shorter = min(len(was), len(tokens) - 1)
+    differ = np.flatnonzero(was[:shorter] != tokens[:shorter])
+    kept = int(differ[0]) if len(differ) else shorter
+    if kept < len(was) and workspace.model.recurrent:
+        notebook.close()
+        notebook, kept = workspace.notebook(), 0
+    notebook.truncate(kept)
+    notebook.append(tokens[kept:])
+    return notebook, len(tokens) - kept
 
 
 def near_tie(decision: Decision) -> bool:

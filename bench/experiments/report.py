@@ -9,8 +9,9 @@ from bench.experiments import EXPERIMENTS
 from bench.experiments.frame import Bar, Summary, grid
 from bench.experiments.table import Row, Table, read_table, write_table
 
+PAGE, TITLE = "results.md", "Results"  # in docs/
 ABOUT = "about.csv"  # a row an experiment: what was measured, and why not if it was refused
-HEAD = """# Results
+HEAD = f"""# {TITLE}
 
 Written by `make experiments` (bench/experiments/); do not edit. What the paper (arXiv:2606.17107) found is beside what
 was measured here; it used models of 1.7B to 70B parameters, the one that ships has 3.8M. All texts are held out:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from bench.experiments import figures
-from bench.experiments.cases import SYSTEM, near_tie, segments_of
+from bench.experiments.cases import SYSTEM, near_tie, reread, segments_of
 from bench.experiments.frame import Bar, Summary, grid, shipped
 from bench.experiments.slope import Slope, slope
 from bench.experiments.table import Row, Table
@@ -108,14 +108,7 @@ def _prefilled(workspace: Workspace, prompts: Sequence[Tokens]) -> Iterator[Note
     """Each prompt prefilled; what it shares with the one before it is not computed twice."""
     notebook = workspace.notebook()
     for tokens in prompts:
-        was = notebook.tokens
-        shorter = min(len(was), len(tokens))
-        differ = np.flatnonzero(was[:shorter] != tokens[:shorter])
-        shared = int(differ[0]) if len(differ) else shorter
-        if shared < len(was) and workspace.model.recurrent:  # its memory cannot go back
-            notebook, shared = workspace.notebook(), 0
-        notebook.truncate(shared)
-        notebook.append(tokens[shared:])
+        notebook, _ = reread(workspace, notebook, tokens)
         yield notebook
 
 

@@ -5,7 +5,8 @@
 
 Texts are of training/next/world.py, drawn from the commit that last changed docs/protocol.md: in a checkout without git
 it is named by --commit. They come in two passes, with words that training never saw and with known ones. Rows are kept
-case by case (--keep): what was stopped goes on where it was. Exits 1 if a bar is missed, or there are too few cases.
+case by case (--keep): what was stopped goes on where it was. Those of H21 take PyTorch: python -m training.next.heads
+measures them, and here they are read. Exits 1 if a bar is missed, or there are too few cases.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.experiments.table import Row, Table
-from bench.protocol import report
+from bench.protocol import picture, report
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Hypothesis, judge
 from bench.protocol.keeping import Kept, KeptError, sources
-from bench.protocol.measures import MEASURES
+from bench.protocol.measures import MEASURES, Measure
 from bench.protocol.measures.weights import write_random
 from bench.protocol.seeds import ROOT, CommitError, frozen, named, rng_of
 from bench.protocol.texts import WORDS, Next
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run = Run(workspace, commit, given.cases, given.keep, which)
                 found = run.judged([HYPOTHESES[name] for name in names])
         if given.write:
-            _write(given.write / "results", which, run.about, found)
+            _write(given.write, which, run.about, found)
     except (NotesError, CommitError, KeptError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -102,21 +103,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--commit", help="that last changed docs/protocol.md before the first figure (default: git's)")
     parser.add_argument("--threads", type=int, default=1, help="(default: 1, the quickest for so small a model)")
     parser.add_argument("--keep", type=Path, default=KEPT, help="folder that rows are kept in (default: %(default)s)")
-    parser.add_argument("--write", type=Path, metavar="DOCS", help="folder that gets results/protocol.md and its JSON")
+    parser.add_argument("--write", type=Path, metavar="DOCS", help=f"folder that gets {report.PAGE} and its JSON")
     return parser
 
 
-def _write(folder: Path, which: int | str, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
+def _write(docs: Path, which: int | str, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
     """The JSON of this training seed or other model, and the page of all that are there. Raise KeptError, and write
     nothing, where they do not belong together."""
+    folder = docs / "results"
     folder.mkdir(exist_ok=True)
     files: dict[int | str, Path] = {each: folder / f"protocol-seed-{each}.json" for each in report.SEEDS}
     files |= {each: folder / f"protocol-{each}.json" for each in report.BESIDE}
     documents = {each: report.read(path) for each, path in files.items() if path.is_file() and each != which}
     documents[which] = report.document(about, found)
-    page = report.page(documents)
+    report.page(documents)  # raises before anything is written
+    drawn = picture.save(docs / report.PICTURE, report.by_seed(documents))
     report.write(files[which], documents[which])
-    (folder / report.PAGE).write_text(page, encoding="utf-8")
+    (docs / report.PAGE).write_text(report.page(documents, drawn), encoding="utf-8")
 
 
 class Run:
@@ -143,34 +146,44 @@ class Run:
     def judged(self, hypotheses: Sequence[Hypothesis]) -> list[dict[str, Any]]:
         """Measure what they need, words by words, and print each verdict as it comes."""
         found = []
+        self._folder.mkdir(parents=True, exist_ok=True)
         for hypothesis in hypotheses:
             for words in WORDS:
                 if words not in hypothesis.words:
                     continue
-                tables = {name: self._measured(name, words) for name in hypothesis.measures}
+                tables = {name: self.measured(name, words) for name in hypothesis.measures}
                 found.append(report.as_json(judge(hypothesis, words, tables)))
                 print("\n".join(report.lines(found[-1])), flush=True)
                 path = self._folder / "results.json"
                 report.write(path, report.document(self.about, report.merged(path, self.about, found)))
         return found
 
-    def _measured(self, name: str, words: str) -> Table:
+    def measured(
+        self, name: str, words: str, measure: Measure | None = None, about: Mapping[str, str] | None = None
+    ) -> Table:
+        """The rows of a measure: one of MEASURES, or the given one. `about`: what its rows depend on besides."""
         if (name, words) not in self._tables:
-            self._tables[name, words] = self._rows(name, words)
+            self._tables[name, words] = self._rows(name, words, measure or MEASURES[name], about or {})
         return self._tables[name, words]
 
-    def _rows(self, name: str, words: str) -> Table:
+    def _rows(self, name: str, words: str, measure: Measure, more: Mapping[str, str]) -> Table:
         """What is kept already, and what is missing of it."""
-        measure, model = MEASURES[name], self._workspace.model
+        model, path = self._workspace.model, self._folder / f"{name}, {words}.jsonl"
         wanted = self._cases or measure.cases
-        about = {key: str(self.about[key]) for key in ("weights", "settings", "commit", "sources", "engine")}
-        kept = Kept(self._folder / f"{name}, {words}.jsonl", {**about, "measure": name, "words": words})
+        about = {key: str(self.about[key]) for key in ("weights", "settings", "commit", "sources", "engine")} | more
+        if measure.rows is None and not path.exists():
+            sys.stderr.write(f"{name}, {words}: not measured: run {measure.by} {model.path}\n")
+            return Table([])
+        kept = Kept(path, {**about, "measure": name, "words": words})
         texts = Next(
             *(self._commit, words, kept.next),
             fits=lambda text: len(model.tokenize(text)) <= LONGEST,
             several=lambda word: len(model.tokenize(" " + word)) > 1,
         )
-        if kept.used() < wanted and kept.next <= DRAWN * wanted:
+        if measure.rows is None:
+            if kept.used() < wanted:
+                sys.stderr.write(f"{name}, {words}: {kept.used()} of {wanted} cases are there: run {measure.by}\n")
+        elif kept.used() < wanted and kept.next <= DRAWN * wanted:
             rows = measure.rows(self._workspace, DRAWN * wanted, texts)
             try:
                 for _ in kept.add(_told(f"{name}, {words}", wanted, rows)):

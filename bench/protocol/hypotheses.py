@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from bench.experiments import agent
 from bench.experiments.methods import ALL, HALVES
 from bench.experiments.table import Table
 from bench.experiments.toggles import CACHES
-from bench.protocol.intervals import Figure, Part, figure, slope
+from bench.protocol.intervals import NOTHING, Figure, Part, figure, ratio, slope
+from bench.protocol.lives import SORTS
+from bench.protocol.measures import heads
 from bench.protocol.measures.distance import POSITIONS, WAYS
+from bench.protocol.measures.life import SESSIONS
 from bench.protocol.measures.selective import KS
 from bench.protocol.texts import WORDS
 
@@ -81,7 +85,9 @@ class Verdict:
 
     @property
     def says(self) -> str:
-        """holds, fails, reported (there is no bar), or too few cases to say so."""
+        """holds, fails, reported (there is no bar), too few cases to say so, or not measured at all."""
+        if not self.cases:
+            return "not measured"
         if self.n < self.hypothesis.n:
             return f"too few cases: {self.n} of {self.hypothesis.n}"
         if not any(check.relation for check in self.checks):
@@ -125,6 +131,12 @@ def _less(what: str, more: Part, less: Part, relation: str = "", bound: float = 
 
 def _mean(what: str, rows: Table, column: str) -> Check:
     return _check(what, [Part(rows, column)], shares=False)
+
+
+def _ratio(what: str, rows: Table, part: str, whole: str) -> Check:
+    near = Table(row for row in rows if row["near"])
+    value = ratio(Part(near, part), Part(near, whole)).value
+    return Check(what, ratio(Part(rows, part), Part(rows, whole)), near=(len(near), value))
 
 
 def _beside(rows: Table, of: str = "", name: str = "") -> Iterator[Check]:
@@ -280,11 +292,30 @@ def _blocks(tables: Tables) -> Iterator[Check]:
 def _agent(tables: Tables) -> Iterator[Check]:
     rows = tables["agent"]
     yield _share("erratum: as the baseline", rows.where(agent="erratum"), "same", ">=", 0.98)
+    for name in rows.unique("calibrated"):
+        part = rows.where(agent=name, calibrated=name)
+        yield _share(f"auto, {name} by calibration: as the baseline", part, "same")
+        yield _share(f"auto, {name} by calibration: right", part, "right")
     for name in rows.unique("agent"):
         if name != "erratum":
             yield _share(f"{name}: as the baseline", rows.where(agent=name), "same")
         yield _share(f"{name}: right", rows.where(agent=name), "right")
         yield from _beside(rows.where(agent=name), name=str(name))
+    for name in rows.unique("agent"):
+        if name not in (agent.BASELINE, agent.PREFIX):
+            yield from _dear(rows, str(name))
+
+
+def _dear(rows: Table, name: str) -> Iterator[Check]:
+    """What an agent takes, of what reading the text again takes."""
+    for column, what in (("decoded", "tokens decoded"), ("seconds", "time to the first token")):
+        said = f"{name}: {what}, of the baseline's"
+        yield Check(said, agent.beside(rows, name, column, agent.BASELINE))
+        for place in agent.PLACES:
+            part = rows.where(place=place)
+            for which, each in (("after an edit", agent.edits(part)), ("in all", part)):
+                said = f"{name}: {what} {which}, of the prefix cache's, edits {place} in the memory"
+                yield Check(said, agent.beside(each, name, column))
 
 
 def _placed(tables: Tables) -> Iterator[Check]:
@@ -340,6 +371,63 @@ def _settings(name: str) -> Callable[[Tables], Iterator[Check]]:
     return checks
 
 
+def _lives(tables: Tables) -> Iterator[Check]:
+    for sessions in reversed(SESSIONS):  # what has the bar first
+        rows, name = tables["life"].where(sessions=sessions), f"{sessions} sessions"
+        apart = Part(rows, "right"), Part(rows, "recompute_right")
+        judged = sessions == SESSIONS[-1]
+        yield _less(
+            *(f"{name}: right, spliced less recomputed (90%)", *apart, "inside" if judged else "", MARGIN), level=0.90
+        )
+        yield _share(f"{name}: recompute right", rows, "recompute_right")
+        yield _share(f"{name}: spliced, right", rows, "right")
+        yield _share(f"{name}: answers as recomputed", rows, "same")
+        yield _share(f"{name}: choice as recomputed", rows, "choice_same")
+        yield _share(f"{name}: not rotated, right", rows, "unrotated_right")
+        yield _share(f"{name}: not rotated, answers as recomputed", rows, "unrotated_same")
+        yield from _beside(rows, name=name)
+        yield _mean(f"{name}: tokens, mean", rows, "tokens")
+        for sort in SORTS:
+            part = rows.where(sort=sort)
+            yield from (replace(check, spare=True) for check in _sort(f"{name}, {sort}", part))
+
+
+def _sort(name: str, rows: Table) -> Iterator[Check]:
+    yield _less(f"{name}: right, spliced less recomputed", Part(rows, "right"), Part(rows, "recompute_right"))
+    for column, what in (
+        ("recompute_right", "recompute right"),
+        ("right", "spliced, right"),
+        ("same", "as recomputed"),
+    ):
+        yield _share(f"{name}: {what}", rows, column)
+    if rows.numbers("old"):
+        yield _share(f"{name}: recompute says what was right before", rows, "recompute_old")
+        yield _share(f"{name}: spliced says what was right before", rows, "old")
+
+
+def _heads(tables: Tables) -> Iterator[Check]:
+    rows = tables["heads"]
+    for way, does in heads.WAYS.items():
+        name = f"{does}: share of the top {heads.TOP}"
+        if not len(rows):
+            yield Check(name, NOTHING)
+            continue
+        names = str(rows.rows[0][f"{way} heads"]).split()
+        every, alone = f"{way} {len(names)}", f"{way} alone, all"
+        yield _ratio(name, rows, f"{way} {heads.TOP}", every)
+        yield _mean(f"{does}: all {len(names)} together, recovery", rows, every)
+        for count in (each for each in (1, 2, heads.TOP, 8, 16) if each < len(names)):
+            which = f" ({', '.join(names[:count])})" if count <= heads.TOP else ""
+            yield _mean(f"{does}: first {count}{which} together, recovery", rows, f"{way} {count}")
+        yield _mean(f"{does}: heads needed for {heads.ENOUGH:g} of what all recover", rows, f"{way} needed")
+        yield _mean(f"{does}: sum of what each recovers alone", rows, alone)
+        yield _ratio(f"{does}: share of the top {heads.TOP} in that sum", rows, f"{way} alone", alone)
+    if len(rows):
+        yield _mean("rows after the field fresh, in the engine: recovery", rows, "engine")
+        yield _share("log-odds in PyTorch have the signs of the engine's decisions", rows, "as the engine")
+        yield _mean("cosine of its logits and the engine's", rows, "cosine")
+
+
 HYPOTHESES = {
     each.name: each
     for each in (
@@ -363,13 +451,15 @@ HYPOTHESES = {
         Hypothesis("H18", "the agent by its default method, an erratum", ("agent",), 300, _agent),
         Hypothesis("H19", "early or late", ("placement",), 200, _placed),
         Hypothesis("H20", "partial recompute of the 15% that deviate most", ("ordinary",), 200, _blend),
-        # What the page has no number for: reported, without a bar.
+        Hypothesis("H21", f"what {heads.TOP} heads read, and write ({heads.BY} FILE)", ("heads",), 60, _heads),
+        # What the page's table has no number for: reported, without a bar.
         Hypothesis("R1", "a splice at position 10^2 to 10^5, and other batches", ("distance",), 200, _distance),
         Hypothesis("R2", "f16, q8_0 and q4_0 caches", ("caches", "caches notes"), 200, _settings("caches")),
         Hypothesis("R3", "q8_0, f32 and q4_0 weights", ("weights", "weights notes"), 200, _settings("weights")),
+        # The page states a margin, so this one has a bar; n counts questions.
+        Hypothesis("R5", "a life of 30 sessions, spliced one by one", ("life",), 200 * sum(SORTS.values()), _lives),
     )
 }
 NOT_BUILT = {
-    "H21": "read and write heads (it takes torch checkpoints, or llama.cpp's evaluation callback)",
     "R4": "models of about 1 and 10 million parameters (they need trainings)",
 }

@@ -13,8 +13,12 @@ from bench.protocol.seeds import ROOT
 
 # What decides which rows a case has, beside the model, the commit and the words.
 SOURCES = ("bench/experiments", "bench/protocol/measures", "notes_cli", "prompts")
-SINGLE = ("bench/protocol/texts.py", "bench/protocol/seeds.py", "training/world.py")
-NEXT = ("world.py", "words.py", "words.txt", "measure.py")  # of training/next: what trains goes on changing
+SINGLE = (
+    *("bench/protocol/lives.py", "bench/protocol/texts.py", "bench/protocol/seeds.py"),
+    *("training/world.py", "training/model.py"),
+)
+# Of training/next: what trains goes on changing.
+NEXT = ("world.py", "words.py", "words.txt", "measure.py", "heads.py", "weights.py")
 KINDS = (".py", ".yaml", ".txt", ".cpp", ".h")
 
 

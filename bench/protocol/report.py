@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiments.frame import grid
+from bench.protocol import paper
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Check, Verdict
 from bench.protocol.keeping import KeptError
 
 SEEDS = (1, 2, 3)  # of training: a hypothesis holds if it holds for each
 BESIDE = {"shipped": "The model that ships", "random": "Random weights"}  # reported beside them; they decide nothing
-PAGE = "protocol.md"
-HEAD = """# What the protocol asked, and what was found
+PAGE = "results/protocol.md"  # in docs/
+PICTURE = "results/protocol.svg"
+HEAD = f"""# What the protocol asked, and what was found
 
-Written by `python -m bench.protocol`; do not edit. [The hypotheses, their bars and the seeds](../protocol.md) were
-fixed before. In brackets: 95% intervals, by resampling memories; `near ties`: cases whose two most probable outcomes
-are within 0.1 nat in the reference, which are in the main figures, too. What the page leaves open was settled in
-`bench/protocol/__init__.py`, before the model was trained."""
+Written by `python -m bench.protocol`; do not edit. [The hypotheses, their bars and the
+seeds]({paper.to("protocol.md", PAGE)}) were fixed before. In brackets: 95% intervals, by resampling memories;
+`near ties`: cases whose two most probable outcomes are within 0.1 nat in the reference, which are in the main figures,
+too. What the page leaves open was settled in `bench/protocol/__init__.py`, before the model was trained."""
 
 Found = Mapping[str, Any]  # what `as_json` makes of a verdict
 
@@ -66,23 +68,12 @@ def lines(found: Found) -> Iterator[str]:
     for check in found["checks"]:
         mark = {True: "met", False: "MISSED", None: ""}[check["met"]] if check["n"] else "not measured"
         bound = f"   {check['bar']}: {mark}" if check["bar"] else ""
-        yield f"    {check['what']}: {_number(check)}, n {check['n']}{_ties(check)}{bound}"
-
-
-def _number(check: Found) -> str:
-    if check["value"] is None:
-        return "not measured"
-    between = "" if check["low"] is None else f" ({_short(check['low'])} to {_short(check['high'])})"
-    return _short(check["value"]) + between
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value + 0.0:.3f}"
+        yield f"    {check['what']}: {paper.number(check)}, n {check['n']}{_ties(check)}{bound}"
 
 
 def _ties(check: Found) -> str:
     near = check["near"]
-    return f", near ties {near['n']}: {_short(near['value'])}" if near["n"] else ""
+    return f", near ties {near['n']}: {paper.short(near['value'])}" if near["n"] else ""
 
 
 def document(about: Mapping[str, Any], found: Sequence[Found]) -> dict[str, Any]:
@@ -111,9 +102,16 @@ def merged(path: Path, about: Mapping[str, Any], found: Sequence[Found]) -> list
     return sorted(every.values(), key=lambda one: order.index(one["hypothesis"]))
 
 
-def page(documents: Mapping[int | str, Found]) -> str:
+def by_seed(documents: Mapping[int | str, Found]) -> paper.Verdicts:
+    """The verdicts of each training seed that was measured, by hypothesis and words."""
+    data = {seed: documents[seed] for seed in SEEDS if seed in documents}
+    return {seed: {(v["hypothesis"], v["words"]): v for v in one["verdicts"]} for seed, one in data.items()}
+
+
+def page(documents: Mapping[int | str, Found], drawn: bool = False) -> str:
     """The page, of one document for each training seed that was measured, and for each model beside them. Raise
-    KeptError where they are of other texts or settings, and for a model that is in two of them."""
+    KeptError where they are of other texts or settings, and for a model that is in two of them. `drawn`: there is a
+    picture."""
     data = {seed: documents[seed] for seed in SEEDS if seed in documents}
     others = {title: documents[name] for name, title in BESIDE.items() if name in documents}
     for name in ("commit", "settings", "sources"):
@@ -125,19 +123,27 @@ def page(documents: Mapping[int | str, Found]) -> str:
             )
     if len({one["about"]["weights"] for one in documents.values()}) < len(documents):
         raise KeptError("two training seeds have the same weights: one of --seed-of-training was wrong")
-    parts = [HEAD, *(_of(f"Training seed {seed}", one["about"]) for seed, one in data.items())]
+    verdicts = by_seed(documents)
+    so = {name: overall(each.words, name, verdicts) for name, each in HYPOTHESES.items()}
+    shown = [f"![Which rows decide, and the note index]({paper.to(PICTURE, PAGE)})"] if drawn else []
+    parts = [
+        HEAD,
+        paper.finding(verdicts),
+        *shown,
+        *(_of(f"Training seed {seed}", one["about"]) for seed, one in data.items()),
+    ]
     parts += [_of(title, one["about"]) for title, one in others.items()]
     missing = [str(seed) for seed in SEEDS if seed not in data]
     if missing:
         parts.append(f"Not measured yet: training seed {', '.join(missing)}. So no hypothesis is decided.")
-    verdicts = {seed: {(v["hypothesis"], v["words"]): v for v in one["verdicts"]} for seed, one in data.items()}
+    parts += [paper.table(verdicts, so, PAGE), "## The hypotheses"]
     rows = []
     for each in HYPOTHESES.values():
         told = [
             "; ".join(f"{words}: {_says(verdicts[seed].get((each.name, words)))}" for words in each.words)
             for seed in data
         ]
-        rows.append(" | ".join((each.name, each.what, *told, overall(each.words, each.name, verdicts))))
+        rows.append(" | ".join((each.name, each.what, *told, so[each.name])))
     rows += [" | ".join((name, what, *("not built" for _ in data), "not built")) for name, what in NOT_BUILT.items()]
     parts.append(grid(" | ".join(("", "hypothesis", *(f"seed {seed}" for seed in data), "in all")), rows))
     for seed, one in data.items():
@@ -176,9 +182,9 @@ def _section(found: Found) -> str:
     rows = []
     for check in found["checks"]:
         near = check["near"]
-        ties = f"{near['n']}: {_short(near['value'])}" if near["n"] else "0"
+        ties = f"{near['n']}: {paper.short(near['value'])}" if near["n"] else "0"
         met = {True: "met", False: "**missed**", None: ""}[check["met"]]
-        rows.append(" | ".join((check["what"], _number(check), str(check["n"]), ties, check["bar"], met)))
+        rows.append(" | ".join((check["what"], paper.number(check), str(check["n"]), ties, check["bar"], met)))
     title = f"### {found['hypothesis']}: {found['what']}, {found['words']} words: {found['says']}"
     counted = f"{found['cases']} cases, {found['excluded']} left out."
     return "\n\n".join((title, counted, grid("| figure | n | near ties | bar | ", rows)))

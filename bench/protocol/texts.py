@@ -138,23 +138,27 @@ class Next:
         drafts = self._drafts(rng, level)
         return [first.Draft(_skill(draft), tuple(draft.rules)) for draft in drafts]
 
+    def names(self, rng: random.Random) -> world.Names:
+        """Words of this sort that no two roles of one prompt share."""
+        return Several(rng, True, self.level, several=self.several)
+
     def ask(self, rng: random.Random, rule: first.Rule) -> str:
         return world.ask(rng, rule)
 
     def flipped(self, rng: random.Random, rule: first.Rule, old: str) -> str | None:
         for _ in range(TRIES):
-            new = world.make_value(rng, self._names(rng), rule.kind, rule, self.level, old)
+            new = world.make_value(rng, self.names(rng), rule.kind, rule, self.level, old)
             if rule.outcome(new) != rule.outcome(old):
                 return new
         return None
 
     def heading(self, rng: random.Random, rules: Sequence[first.Rule]) -> str:
-        title = rules[0].topic if rules else self._names(rng).draw()
+        title = rules[0].topic if rules else self.names(rng).draw()
         org = first.make_org(rng, True)
         return rng.choice(first.HEADINGS).format(title=title.capitalize(), org=org)
 
     def spare(self, rng: random.Random, drafts: Sequence[first.Draft]) -> Iterator[tuple[str, str]]:
-        names = self._names(rng)
+        names = self.names(rng)
         for draft in drafts:
             names.taken.update(draft.skill.fields)
             for rule in draft.rules:
@@ -163,12 +167,9 @@ class Next:
             kind = rng.choice(world.KINDS)
             yield names.draw(), world.make_value(rng, names, kind, None, self.level)
 
-    def _names(self, rng: random.Random) -> world.Names:
-        return Several(rng, True, self.level, several=self.several)
-
     def _drafts(self, rng: random.Random, level: world.Level) -> list[world.Draft]:
         """As world.make_drafts, with these names."""
-        names = self._names(rng)
+        names = self.names(rng)
         return [world.make_draft(rng, names, level) for _ in range(rng.randint(*level.skills))]
 
     def _drawn(self, rng: random.Random, level: world.Level, kind: str) -> Policies:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from bench.experiments import EXPERIMENTS, agent, blocks, toggles
+from bench.experiments.cases import error, reread, segments_of
 from bench.experiments.frame import Bar, Summary
 from bench.experiments.methods import ALL, HOISTED
 from bench.experiments.report import keep, load
-from bench.experiments.table import Table
+from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
 from notes_cli import config
 from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.decision import Decision, decide
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import Segment, Tokens, floats
+from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 
 SEED = 7
@@ -129,10 +138,128 @@ def test_toggles(shipped: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_agent(shipped: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every agent has a row a decision; the baseline decodes all, the others little of it, the field's the least."""
-    monkeypatch.setattr(agent, "INSTANCES", 1)
+    """Every agent has a row a decision, the one by calibration, too; the baseline decodes all, the prefix cache what
+    follows an edit, which is less where that is late, and the others little, the field's the least."""
+    monkeypatch.setattr(agent, "INSTANCES", 2)
+    monkeypatch.setattr(agent, "by_calibration", lambda workspace: "selective@16")
     table, summary = run(shipped, "agent", tmp_path)
-    assert len(table) == 4 * 3 and table.where(agent=agent.BASELINE).mean("same") == 1
+    assert len(table) == 2 * 6 * 3 and table.where(agent=agent.BASELINE).mean("same") == 1
+    assert [table.where(instance=n).unique("place") for n in (1, 2)] == [["early"], ["late"]]
     cost = {str(name): table.where(agent=name).total("decoded") for name in table.unique("agent")}
     assert cost["field"] < cost["erratum"] < cost["field+erratum"] < cost[agent.BASELINE] / 10
-    assert bar(summary, "tokens decoded").met
+    assert cost["field"] < cost["selective@16"] < cost[agent.PREFIX] < cost[agent.BASELINE]
+    prefix, base = table.where(agent=agent.PREFIX), table.where(agent=agent.BASELINE)
+    assert prefix.where(decision=1).numbers("decoded") == base.where(decision=1).numbers("decoded")
+    early, late = (agent.edits(prefix.where(place=place)).total("decoded") for place in agent.PLACES)
+    assert late < early / 2 and prefix.mean("same") == 1 and min(prefix.numbers("cosine")) > 0.9999
+    assert bar(summary, "tokens decoded").met and "(field)" in bar(summary, "decides as").what
+    told = next(line for line in summary.tables[1].splitlines() if line.startswith("| late | erratum |"))
+    edited = agent.edits(table.where(place="late"))
+    assert f"{edited.where(agent='erratum').total('decoded') / late:.3f} (" in told
+    assert sum("of the prefix cache's, **cheaper**" in line for line in summary.shows) == 2
+    assert any("fewer after 0 of 4 edits" in line for line in summary.shows)
+
+
+def test_what_is_dearer_than_a_prefix_cache_is_called_so() -> None:
+    """By the whole interval; what is cheaper in one domain and dearer in another is neither."""
+
+    def said(*decoded: int) -> str:
+        rows: list[Row] = [
+            {"case": case, "agent": name, "decoded": count}
+            for case, own in enumerate(decoded, 1)
+            for name, count in ((agent.PREFIX, 50), ("erratum", own))
+        ]
+        return agent._compared(agent.beside(Table(rows), "erratum", "decoded"))
+
+    assert said(20, 30) == "0.500 (0.400 to 0.600) of the prefix cache's, **cheaper**"
+    assert said(60, 70) == "1.300 (1.200 to 1.400) of the prefix cache's, **dearer**"
+    assert said(40, 70).endswith("**neither cheaper nor dearer**")
+
+
+def instance_of(workspace: Workspace, place: str) -> tuple[list[Segment], agent.Instance]:
+    """A memory with the edited skill in that place, and what is asked of it."""
+    texts = First(SEED)
+    ((_, rng),) = texts.rngs("agent", 1)
+    drafts = texts.memory(rng, agent.MEMORY)
+    instance = agent.make_instance(texts, rng, drafts)
+    segments = segments_of(workspace, [draft.skill for draft in drafts])
+    return agent.placed(segments, instance.rule.field, place), instance
+
+
+@pytest.mark.parametrize(("place", "where"), [("early", 0), ("late", -1)])
+def test_a_prefix_cache_reads_what_a_prefill_reads(
+    shipped: Workspace, monkeypatch: pytest.MonkeyPatch, place: str, where: int
+) -> None:
+    """The same tokens, the same rows, and nothing decoded of what is the same from the start. While a prompt is
+    prefilled nothing else is in the cache, which would make it slower."""
+    memory, instance = instance_of(shipped, place)
+    assert instance.rule.field in [span.name for span in memory[where].fields] and len(memory) == 4
+    read: dict[str, list[tuple[list[int], NDArray[np.float32]]]] = {}
+
+    def decide_(notebook: Notebook, choices: Sequence[str]) -> Decision:
+        rows = shipped.context.read(notebook.sequence, 0, len(notebook), base=0)
+        read[name].append((notebook.tokens.tolist(), np.stack([floats(row.v) for row in rows])))
+        return decide(notebook, choices)
+
+    used = []
+
+    def assemble_(workspace: Workspace, prompt: Prompt, *, splice: bool, dry: bool = False) -> Notebook:
+        used.append((name, workspace.context.used))
+        return assemble(workspace, prompt, splice=splice, dry=dry)
+
+    monkeypatch.setattr(agent, "decide", decide_)
+    monkeypatch.setattr(agent, "assemble", assemble_)
+    turns = {}
+    for name, agent_ in (("all", agent.prefilling), ("kept", agent.caching)):
+        read[name] = []
+        turns[name] = agent_(shipped, memory, instance)
+    assert [count for name, count in used if name == "all"] == [0] * 3 and shipped.context.used == 0
+    assert [count for name, count in used if name == "kept"] == [0, *(len(tokens) for tokens, _ in read["kept"][:2])]
+    before: list[int] = []
+    for turn, (tokens, rows), (wanted, prefilled) in zip(turns["kept"], read["kept"], read["all"], strict=True):
+        assert tokens == wanted and error(rows, prefilled) < 1e-5
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False))
+        assert turn.decoded == len(tokens) - len(list(same))
+        before = tokens
+    assert [turn.decoded for turn in turns["all"]] == [len(tokens) for tokens, _ in read["all"]]
+
+
+def test_a_prefix_cache_decodes_one_token_at_least(shipped: Workspace) -> None:
+    """What is asked again has logits after it, too, and what is shorter than before has its own."""
+    tokens = shipped.model.tokenize("Refunds are paid within ten days. Is that so?")
+    notebook = shipped.notebook()
+    for wanted, decoded in ((tokens, len(tokens)), (tokens, 1), (tokens[:-3], 1)):
+        notebook, count = reread(shipped, notebook, wanted)
+        with shipped.notebook() as alone:
+            alone.append(wanted)
+            assert count == decoded and error(notebook.logits(), alone.logits()) < 1e-5
+    notebook.close()
+
+
+def test_errata_keep_what_a_prefix_cache_keeps(shipped: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edit by an erratum only adds to the prompt: a prefix cache that is told it decodes what the agent does."""
+    memory, instance = instance_of(shipped, "early")
+    read: list[Tokens] = []
+    monkeypatch.setattr(
+        agent, "decide", lambda notebook, choices: read.append(notebook.tokens) or decide(notebook, choices)
+    )
+    turns = agent._editing(shipped, memory, instance, "erratum")
+    assert len(turns) == len(read) == 3 and turns[0].decoded < len(read[0]) / 5
+    notebook, _ = reread(shipped, shipped.notebook(), read[0])
+    for before, turn, tokens in zip(turns, turns[1:], read[1:], strict=False):
+        notebook, decoded = reread(shipped, notebook, tokens)
+        answer = shipped.model.tokenize(before.decision.choice)  # written in the turn before
+        assert turn.decoded == decoded - len(answer)
+    notebook.close()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "followed"), [("field", "field"), ("selective@16", "selective@16"), ("recompute", "suffix")]
+)
+def test_the_method_by_calibration(
+    shipped: Workspace, monkeypatch: pytest.MonkeyPatch, chosen: str, followed: str
+) -> None:
+    """As a session follows a profile: what reaches the end is decoded from the change on."""
+    profile = SimpleNamespace(methods={"direct": chosen, "reasoned": "stale"})
+    monkeypatch.setattr(agent, "calibrate", lambda workspace, cases: profile if len(cases) >= 24 else None)
+    assert agent.by_calibration.__wrapped__(shipped) == followed

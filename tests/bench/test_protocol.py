@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,22 @@ import gguf
 import numpy as np
 import pytest
 
+from bench.experiments.agent import PLACES
 from bench.experiments.cases import SYSTEM, error, joined, segments_of
 from bench.experiments.methods import ALL
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
 from bench.protocol import __main__ as command
-from bench.protocol import seeds
-from bench.protocol.hypotheses import HYPOTHESES, Verdict, judge
-from bench.protocol.intervals import Part, equivalent, figure, slope
+from bench.protocol import paper, seeds
+from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Verdict, judge
+from bench.protocol.intervals import Part, equivalent, figure, ratio, slope
 from bench.protocol.keeping import Kept, KeptError
-from bench.protocol.measures import again, distance, lines, mixing, notes, settings
+from bench.protocol.lives import SORTS, Question, live
+from bench.protocol.measures import Measure, again, distance, heads, life, lines, mixing, notes, settings
 from bench.protocol.measures.lines import places
 from bench.protocol.measures.thinking import Reasoned
 from bench.protocol.measures.weights import write_as, write_random
-from bench.protocol.report import as_json, document, merged, overall, page, write
+from bench.protocol.report import PAGE, as_json, document, merged, overall, page, write
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import KINDS, Next, Policies
 from notes_cli import config
@@ -152,6 +156,17 @@ def test_a_difference_is_of_pairs() -> None:
     assert figure([Part(Table([]), "a")]).n == 0
 
 
+def test_a_ratio_is_that_of_the_means() -> None:
+    """Not the mean of the ratios, which a whole near 0 would make anything; what varies in both alike is no
+    uncertainty."""
+    rows = Table({"case": n, "part": n * 0.25, "whole": n * 1.0, "other": 1.0} for n in range(1, 61))
+    same = ratio(Part(rows, "part"), Part(rows, "whole"))
+    assert (same.value, same.low, same.high, same.n) == (0.25, 0.25, 0.25, 60)
+    found = ratio(Part(rows, "other"), Part(rows, "whole"))
+    assert found.value == pytest.approx(1 / 30.5) and found.low < found.value - 0.003 < found.value + 0.003 < found.high
+    assert ratio(Part(Table([]), "part"), Part(Table([]), "whole")).n == 0
+
+
 def test_equivalence_takes_cases() -> None:
     """Of 300 alike it is proven within 0.02; of 60 it is not, and not where a twentieth is worse."""
 
@@ -178,6 +193,20 @@ def test_a_slope() -> None:
     assert (level.value, level.low, level.high) == (0, 0, 0)
     noise = slope(turns(0.0, 0.1), "cosine")
     assert noise.low <= 0 <= noise.high
+
+
+def test_a_ratio_of_sums() -> None:
+    """What was taken in all, whatever each memory's own ratio; resampled together, so what is the same share of every
+    one is known exactly; nothing without something to compare with."""
+    under = Table({"case": n, "x": 10 if n % 2 else 100} for n in range(1, 21))
+    over = Table({"case": n, "x": 1 if n % 2 else 90} for n in range(1, 21))
+    found = ratio(Part(over, "x"), Part(under, "x"))
+    assert found.value == pytest.approx(91 / 110) and found.n == found.clusters == 20
+    assert 0.6 < found.low < found.value < found.high < 0.9
+    half = ratio(Part(Table({"case": row["case"], "x": float(row["x"]) / 2} for row in under), "x"), Part(under, "x"))
+    assert (half.low, half.value, half.high) == (0.5, 0.5, 0.5)
+    nothing = Table({"case": 1, "x": 0} for _ in over)
+    assert ratio(Part(over, "x"), Part(Table([]), "x")).n == ratio(Part(over, "x"), Part(nothing, "x")).n == 0
 
 
 # Made-up models: which rows must be fresh for them to act on the new value is known.
@@ -431,11 +460,64 @@ def in_blocks(together: int, split: int) -> dict[str, Table]:
 
 
 def agents(same: int) -> dict[str, Table]:
+    """Of 300, in so many an agent decides as the baseline. The prefix cache decodes less where edits are late."""
+    took = {"prefill every turn": (700, 700), "prefix cache": (600, 100), "erratum": (30, 30)}
     return {
         "agent": Table(
-            {"case": (n + 29) // 30, "agent": name, "same": first(n, same), "right": True, **BESIDE}
+            {
+                "case": (n + 29) // 30,
+                "agent": name,
+                "calibrated": "erratum",
+                "place": PLACES[n % 2],
+                "decision": n % 3 + 1,
+                "decoded": took[name][n % 2] if n % 3 else 700 if name != "erratum" else 40,
+                "seconds": took[name][n % 2] / 1000,
+                "same": first(n, same),
+                "right": True,
+                **BESIDE,
+            }
             for n in range(1, 301)
-            for name in ("prefill every turn", "erratum")
+            for name in took
+        )
+    }
+
+
+def test_an_agent_beside_a_prefix_cache() -> None:
+    """Early and late apart, after an edit and in all, without a bar; and the method that a calibration chose."""
+    found = {check.what: check for check in judge(HYPOTHESES["H18"], "known", agents(294)).checks}
+    assert [check.what for check in found.values() if check.relation] == ["erratum: as the baseline"]
+    assert found["auto, erratum by calibration: as the baseline"].figure.value == 0.98
+    told = {
+        "tokens decoded after an edit, of the prefix cache's, edits early in the memory": (0.05, 100),
+        "tokens decoded after an edit, of the prefix cache's, edits late in the memory": (0.3, 100),
+        "tokens decoded in all, of the prefix cache's, edits late in the memory": (100 / 900, 150),
+        "time to the first token after an edit, of the prefix cache's, edits early in the memory": (0.05, 100),
+        "tokens decoded, of the baseline's": (100 / 2100, 300),
+    }
+    for what, (value, n) in told.items():
+        check = found[f"erratum: {what}"]
+        assert check.figure.value == pytest.approx(value) and check.figure.n == n
+    assert not any(what.startswith("prefix cache: tokens") for what in found)
+
+
+def lives(lost: Sequence[int], gained: int = 0) -> dict[str, Table]:
+    """200 of each length. Of those of 30 sessions so many answers of each of the first are lost by a splice, and as
+    many gained in the last; those of 5 and 10 lose everything."""
+
+    def row(case: int, sessions: int, number: int, sort: str) -> Row:
+        short = sessions < 30
+        worse = short or number < sum(lost[case - 1 : case])
+        found = {"right": not worse, "recompute_right": short or case <= 200 - gained, "unrotated_right": False}
+        found |= {"same": True, "choice_same": True, "unrotated_same": False, "tokens": 900, **BESIDE}
+        return {"case": case, "sessions": sessions, "sort": sort, "old": "", "recompute_old": "", **found}
+
+    sorts = [sort for sort, count in SORTS.items() for _ in range(count)]
+    return {
+        "life": Table(
+            row(case, sessions, number, sort)
+            for case in range(1, 201)
+            for sessions in life.SESSIONS
+            for number, sort in enumerate(sorts)
         )
     }
 
@@ -451,12 +533,119 @@ def agents(same: int) -> dict[str, Table]:
         ("H16", edits(165), [edits(166), edits(134)]),
         ("H17", in_blocks(57, 51), [in_blocks(56, 40), in_blocks(60, 55)]),
         ("H18", agents(294), [agents(293)]),
+        # Of 2,000 answers 30 are lost, by 30 lives or by three of them; 60 are; 60 are gained.
+        ("R5", lives([1] * 30), [lives([10] * 3), lives([1] * 60), lives([], 6)]),
     ],
 )
 def test_a_bar_is_where_the_page_has_it(name: str, good: dict[str, Table], bad: list[dict[str, Table]]) -> None:
     """At the bar it holds, and one case further it fails."""
     assert judge(HYPOTHESES[name], "known", good).says == "holds"
     assert [judge(HYPOTHESES[name], "known", tables).says for tables in bad] == ["fails"] * len(bad)
+
+
+# Lives.
+
+
+def in_text(sessions: Sequence[str], name: str) -> list[tuple[int, str]]:
+    """Where a field is said, and its values, read from the texts."""
+    return [(n, value) for n, text in enumerate(sessions) for value in re.findall(f"(?m)^{name}: (.+)$", text)]
+
+
+def follows(text: str, topic: str, value: str) -> str:
+    """What the rules of a session say of a topic where their field has this value, read from the text."""
+    for line in text.splitlines():
+        if found := re.fullmatch(rf"- If the \S+ is (\S+) then the {topic} is (\S+)\.", line):
+            if found[1] == value:
+                return found[2]
+        elif found := re.fullmatch(
+            rf"- If the \S+ is (before|over) (\S+) then the {topic} is (\S+), otherwise the {topic} is (\S+)\.", line
+        ):
+            holds = value < found[2] if found[1] == "before" else int(value) > int(found[2])
+            return found[3] if holds else found[4]
+    raise AssertionError(f"nothing says what {topic} is if its field is {value}")
+
+
+@pytest.mark.parametrize("name", ["held-out", "known"])
+@pytest.mark.parametrize("count", life.SESSIONS)
+def test_a_life_is_as_the_page_says(name: str, count: int) -> None:
+    """Facts in their thirds, the last word of what was changed, rules with their fields and what overrules these: all
+    of it read from the texts again."""
+    texts = Next(COMMIT, name)
+    for _, rng in texts.rngs("life", 6):
+        one = live(texts, rng, count)
+        assert len(one.sessions) == count and [question.sort for question in one.questions] == [
+            sort for sort, many in SORTS.items() for _ in range(many)
+        ]
+        for number, text in enumerate(one.sessions, 1):
+            assert re.match(rf"# Session {number}, \d{{4}}-\d\d-\d\d\n\n\S+: \S+(\n|$)", text)
+        days = [text.split()[3] for text in one.sessions]
+        assert days == sorted(set(days))
+        for question in one.questions:
+            assert question.answer in question.choices and len(set(question.choices)) >= 2
+            if question.sort in ("rule", "overruled"):
+                (rule,) = [
+                    (n, line)
+                    for n, text in enumerate(one.sessions)
+                    for line in re.findall(r"- If the (\S+) is [^\n]*the (\S+) is", text)
+                    if re.search(rf"\b{line[1]}\b", question.text)
+                ][:1]
+                at, (field, topic) = rule
+                (first_at, old), *later = in_text(one.sessions, field)
+                assert first_at == at and len(later) == (question.sort == "overruled")
+                new = later[-1][1] if later else old
+                assert follows(one.sessions[at], topic, new) == question.answer
+                before = follows(one.sessions[at], topic, old) if later else ""
+                assert before == question.before != question.answer
+                continue
+            said = [in_text(one.sessions, word) for word in re.findall(r"\w+", question.text)]
+            (found,) = [each for each in said if each]
+            assert found[-1][1] == question.answer and [n for n, _ in found] == sorted({n for n, _ in found})
+            if question.sort == "changed":
+                assert len(found) == 2 and found[0][1] == question.before != question.answer
+            else:
+                third = ("early", "middle", "late").index(question.sort)
+                assert len(found) == 1 and count * third // 3 <= found[0][0] < count * (third + 1) // 3
+
+
+def test_questions_do_not_see_each_other() -> None:
+    """Each is answered as in a prompt of its own, spliced and decoded; sessions compiled alone are not the recompute,
+    and rows that were not turned are further from it; too long a life is refused."""
+    texts = Next(COMMIT, "known")
+    with Workspace(config.shipped_model(), ContextOptions(n_threads=1)) as workspace:
+        ((_, rng),) = texts.rngs("life", 1)
+        one = live(texts, rng, 5)
+        prompt = life.prompt_of(workspace, one)
+        assert [workspace.model.text(segment.tokens) for segment in prompt.segments] == list(one.sessions)
+        found = {name: life.asked(workspace, prompt, one.questions, *way) for name, way in life.WAYS.items()}
+        for name, (splice, rotate) in life.WAYS.items():
+            for question, (answer, logits, decision) in zip(one.questions, found[name], strict=True):
+                alone = replace(prompt, question=question.text)
+                with assemble(workspace, alone, splice=splice, rotate=rotate, room=life.ANSWER) as notebook:
+                    assert error(logits, notebook.logits()) < 1e-4
+                    assert settings.decide(notebook, question.choices).choice == decision.choice
+                    assert life.said(workspace, notebook, life.ANSWER) == answer
+        off = {
+            name: np.mean([error(a[1], b[1]) for a, b in zip(found[name], found["recompute"], strict=True)])
+            for name in ("spliced", "unrotated")
+        }
+        assert 1e-4 < off["spliced"] < off["unrotated"]
+        workspace.longest = 200
+        with pytest.raises(UnsupportedError, match=r"a life takes \d+ tokens, and the model reads 200"):
+            life.asked(workspace, prompt, one.questions, True, True)
+
+
+def test_what_was_right_before_is_told_apart() -> None:
+    """Of answers to what a later session changed; nothing of the others."""
+
+    def answered(text: str) -> life.Asked:
+        return text, np.ones(3, np.float32), Decision("new", {"new": 0.6, "old": 0.4})
+
+    changed = Question("overruled", "table", "?", ("new", "old"), "new", "old")
+    row = life.compared(changed, answered("new"), answered("old"), answered("none"))
+    assert (row["recompute_right"], row["right"], row["unrotated_right"]) == (True, False, False)
+    assert (row["recompute_old"], row["old"], row["same"], row["unrotated_same"]) == (False, True, False, False)
+    row = life.compared(replace(changed, before=""), answered("new"), answered("new"), answered("new"))
+    assert (row["recompute_old"], row["old"]) == ("", "") and row["same"] and row["right"]
 
 
 # What is reported without a bar.
@@ -627,6 +816,83 @@ def test_random_weights_have_the_shape_and_the_spread(tmp_path: Path, monkeypatc
         write_random(model, tmp_path / "other.gguf", 1)
 
 
+# Heads that were patched.
+
+HEADS = [f"{layer}.{head}" for layer in range(3) for head in range(4)]
+
+
+def patched(case: int, alone: Mapping[str, float], order: Sequence[str], near: bool = False) -> Row:
+    """The row of a model whose heads add up, and recover no more than 1."""
+    row: Row = {"case": case, "excluded": False, "near": near, "engine": 1.0, "as the engine": True, "cosine": 1.0}
+    for way in heads.WAYS:
+        curve = [min(1.0, sum(alone[name] for name in order[:count])) for count in heads.counts(len(order))]
+        row |= heads.together(way, order, alone, curve)
+    return row
+
+
+def amounts(*firsts: float) -> dict[str, float]:
+    """What heads recover alone: so much by the last ones, the last of all first, and nothing by the others."""
+    return dict.fromkeys(HEADS, 0.0) | dict(zip(reversed(HEADS), firsts, strict=False))
+
+
+def test_heads_are_ranked_by_their_mean() -> None:
+    """Over the cases that are not left out, each way by itself; without any there is no ranking."""
+    rows = [
+        {"case": 1, "excluded": False, **heads.alone("read", amounts(0.1, 0.9)), **heads.alone("write", amounts(0.5))},
+        {"case": 2, "excluded": True, "near": ""},
+        {"case": 3, "excluded": False, **heads.alone("read", amounts(0.7, 0.2)), **heads.alone("write", amounts(-1))},
+    ]
+    read, write = (heads.ranked(Table(rows), way) for way in ("read", "write"))
+    assert read[:2] == ["2.2", "2.3"] and write[-1] == "2.3" and sorted(read) == sorted(write) == HEADS
+    with pytest.raises(heads.NoCasesError, match="--cases"):
+        heads.ranked(Table(rows[1:2]), "read")
+
+
+def test_shares_of_heads_that_add_up() -> None:
+    """The top 4 of a ranking, which is not the cases' own, against all heads together and against their sum."""
+    order = heads.ranked(Table([{"case": 0, "excluded": False, **heads.alone("read", amounts(5, 4, 3, 2, 1))}]), "read")
+    spread = {name: 1 / len(HEADS) for name in HEADS}
+    concentrated = amounts(0.5, 0.2, 0.0, 0.0, 0.3)
+    for alone, share, summed, needed in ((spread, 4 / 12, 4 / 12, 12), (concentrated, 0.7, 0.7, 5)):
+        verdict = judge(HYPOTHESES["H21"], "known", {"heads": Table(patched(n, alone, order) for n in range(1, 61))})
+        found = {check.what: check.figure.value for check in verdict.checks}
+        assert verdict.says == "reported" and verdict.n == 60
+        for does in heads.WAYS.values():
+            assert found[f"{does}: share of the top 4"] == pytest.approx(share)
+            assert found[f"{does}: share of the top 4 in that sum"] == pytest.approx(summed)
+            assert found[f"{does}: heads needed for 0.8 of what all recover"] == needed
+    chain = patched(1, amounts(1, 1, 1), order)  # each alone does all of it
+    assert (chain["write 1"], chain["write 12"], chain["write alone, all"]) == (1, 1, 3)
+    with pytest.raises(ValueError, match="ranked heads"):
+        heads.together("read", order, {"9.9": 1.0}, [1.0])
+
+
+def test_rows_of_heads_are_read_where_they_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By another command: until then nothing is measured, and how to is said; another ranking is not mixed in."""
+    keep = tmp_path / "kept"
+    given = [str(config.shipped_model()), "H21", "--commit", COMMIT, "--cases", "3", "--keep", str(keep)]
+    assert command.main(given) == 1
+    said = capsys.readouterr()
+    assert "H21" in said.out and "NOT MEASURED" in said.out and "run python -m training.next.heads" in said.err
+    order = list(reversed(HEADS))
+
+    def rows(workspace: Workspace, cases: int, texts: Next) -> Iterator[Row]:
+        return (patched(n, amounts(0.5, 0.2, 0.0, 0.0, 0.3), order) for n in range(texts.begin, cases + 1))
+
+    def measured(ranking: str) -> Table:
+        with Workspace(config.shipped_model(), ContextOptions(n_ctx=4096, n_threads=1)) as workspace:
+            run = command.Run(workspace, COMMIT, 3, keep, None)
+            return run.measured("heads", "known", Measure(rows, 60), {"ranking": ranking})
+
+    assert len(measured("a")) == 3
+    with pytest.raises(KeptError, match="other ranking"):
+        measured("b")
+    assert command.main(given) == 1
+    said = capsys.readouterr()
+    assert "read: share of the top 4: 0.700 (0.700 to 0.700), n 3" in said.out
+    assert "held-out words: NOT MEASURED" in said.out and "known words: TOO FEW CASES: 3 OF 60" in said.out
+
+
 # What is kept, and the page.
 
 
@@ -665,7 +931,8 @@ def test_all_three_seeds_decide() -> None:
 
     assert said(300, 299, 285) == "holds" and said(300, 280, 300) == "**fails**" and said(300, 300) == "undecided"
     text = page(documents(300, 300))
-    assert "Not measured yet: training seed 3" in text and "H21 | read and write heads" in text
+    assert "Not measured yet: training seed 3" in text and "R4 | models of about" in text
+    assert "H21 | what 4 heads read, and write (python -m training.next.heads FILE) | held-out: not measured" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
 
 
@@ -673,7 +940,7 @@ def test_models_beside_decide_nothing(tmp_path: Path) -> None:
     """They have sections of their own and no column; of other texts, or one of the seeds again, they are refused."""
     command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
     command._write(tmp_path, "random", {**ABOUT, "weights": "r", "settings": "s"}, [verdict_of("H1", 0)])
-    text = (tmp_path / "protocol.md").read_text()
+    text = (tmp_path / PAGE).read_text()
     assert "**fails**" not in text and "seed random" not in text
     assert "## Random weights\n\nNo hypothesis is of this model" in text
     assert text.index("right, direct | 1.000") < text.index("## Random weights") < text.index("right, direct | 0.000")
@@ -686,15 +953,15 @@ def test_models_beside_decide_nothing(tmp_path: Path) -> None:
 def test_what_does_not_belong_together_is_not_written(tmp_path: Path) -> None:
     """One model under two seeds, or texts of two commits: refused, and what is there stays."""
     command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in (tmp_path / "results").iterdir()}
     assert {path.name for path in before} == {"protocol.md", "protocol-seed-1.json"}
     with pytest.raises(KeptError, match="same weights"):
         command._write(tmp_path, 2, ABOUT, [verdict_of("H1", 300)])
     with pytest.raises(KeptError, match="different commit"):
         command._write(tmp_path, 2, {**ABOUT, "weights": "v", "commit": "f" * 40}, [])
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
     command._write(tmp_path, 2, {**ABOUT, "weights": "v"}, [verdict_of("H1", 200)])
-    assert "**fails**" in (tmp_path / "protocol.md").read_text()
+    assert "**fails**" in (tmp_path / PAGE).read_text()
 
 
 def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
@@ -706,13 +973,77 @@ def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
     assert len(merged(path, {**ABOUT, "weights": "x"}, [verdict_of("H1", 300)])) == 1
 
 
+# The paper's table.
+
+
+def test_rows_of_the_paper_are_of_figures_that_there_are() -> None:
+    """Each check that a row names is one of its hypothesis; a row has figures or says why not; its page is there."""
+    empty = {name: Table([]) for each in HYPOTHESES.values() for name in each.measures}
+    tables = {**empty, **toggled(0.0, 1.0), **in_settings(3)}
+    for row in paper.ROWS:
+        assert bool(row.shown) != bool(row.why), row.what
+        assert not row.where or (seeds.ROOT / "docs" / row.where).is_file()
+        assert "is not built" not in row.why or row.why.split()[0] in NOT_BUILT
+        for shown in row.shown:
+            hypothesis = HYPOTHESES[shown.hypothesis]
+            checks = {check.what: check for check in hypothesis.checks(tables)}
+            assert set(shown.checks.values()) <= set(checks), row.what
+            barred = any(check.relation for check in checks.values())
+            named = any(checks[what].relation for what in shown.checks.values())
+            assert shown.barred == (named or not barred), f"{row.what}: says what no bar of {shown.hypothesis} says"
+    assert len({row.what for row in paper.ROWS}) == len(paper.ROWS)
+
+
+def found_of(tables: dict[str, Table]) -> paper.Verdicts:
+    return {1: {(name, "held-out"): as_json(one) for name, one in verdicts(tables).items()}}
+
+
+def test_the_page_says_what_the_figures_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that takes notes, of one that looks up, and of too few to know; and the table has their figures."""
+    notes_taken = found_of(measured(monkeypatch, takes_notes, 230))
+    text = paper.finding(notes_taken)
+    assert "new value decides in 0.000" in text and "only what follows fresh in 1.000" in text
+    assert "what was written after the field, as the paper says" in text and "-1.000 (-1.000 to" in text
+    assert "negative, as it must be" in text
+    turned = found_of(measured(monkeypatch, looks_up, 230))
+    assert "the field's own rows, the reverse of what the paper says" in paper.finding(turned)
+    other = {**notes_taken, 2: turned[1]}
+    assert "neither of them for sure" in paper.finding(other)
+    swapped = {1: {**notes_taken[1], ("H7", "held-out"): notes_taken[1]["H6", "held-out"]}}
+    assert "the control fails" in paper.finding(swapped)
+    assert paper.finding({}) == "Where a decision rests has not been measured yet."
+    so = dict.fromkeys(HYPOTHESES, "holds") | {"H4": "**fails**"}
+    rows = paper.table(notes_taken, so, PAGE).splitlines()
+    first = next(row for row in rows if row.startswith("| refresh the field's own"))
+    assert "acts on the new value: 0.000 (0.000 to 0.018)" in first and first.endswith("| H4 **fails** |")
+    assert sum(row.startswith("| ") for row in rows) == len(paper.ROWS) + 2 * 6
+    heads_row = next(row for row in rows if row.startswith("| read heads"))
+    assert heads_row.count("not measured") >= 1 and "0." not in heads_row.split("|")[3]
+
+
+def test_the_picture_is_of_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Drawn and named by the page where there are figures of rows, and gone where there are none."""
+    found = verdicts(measured(monkeypatch, takes_notes, 30))
+    command._write(tmp_path, 1, ABOUT, [as_json(one) | {"words": "held-out"} for one in found.values()])
+    drawn = tmp_path / "results" / "protocol.svg"
+    assert "<svg" in drawn.read_text() and "(protocol.svg)" in (tmp_path / PAGE).read_text()
+    command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
+    assert not drawn.exists() and "protocol.svg" not in (tmp_path / PAGE).read_text()
+
+
+def test_links_are_of_where_the_page_is() -> None:
+    """Beside docs/protocol.md, or a folder below it."""
+    assert paper.to("protocol.md", "results/protocol.md") == "../protocol.md"
+    assert paper.to("serving.md", "results.md") == "serving.md"
+
+
 # The command.
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["H21"], "H21 is not built: read and write heads"),
+        (["distance"], "no hypothesis 'DISTANCE'"),
         (["H99"], "no hypothesis 'H99'"),
         (["--cases", "0"], "there must be one at least"),
         (["--write", ".", "--cases", "2", "--seed-of-training", "1"], "as many cases as docs/protocol.md asks"),
@@ -745,7 +1076,7 @@ def test_a_run_and_its_second_half(tmp_path: Path, capsys: pytest.CaptureFixture
     assert command.main([*given, "--cases", "1"]) == 1
     said = capsys.readouterr().out
     assert "H11 two versions of a policy, the last one spliced, held-out words: TOO FEW CASES: 1 OF 200" in said
-    assert "its own rows: 1.000" in said and "H21 NOT BUILT" in said
+    assert "its own rows: 1.000" in said and "R4 NOT BUILT" in said
     (folder,) = (tmp_path / "kept").iterdir()
     before = {path.name: path.read_bytes() for path in folder.glob("*.jsonl")}
     assert len(before) == 10

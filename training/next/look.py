@@ -1,8 +1,8 @@
-"""What the first five layers know before any step, part by part: `python -m training.next.look [next.pt] [--texts 60]`.
+"""What the start knows before any step, part by part: `python -m training.next.look [next.pt] [--texts 60]`.
 
 For each kind of rule: in how many texts an outcome whose condition holds is told from those whose does not by a clear
-margin, alone and after an older version of the policy; and in how many layer 4 finds the outcome that a value means,
-where an erratum ends and where a field's line below the rules does.
+margin, alone and after an older version of the policy; in how many layer 4 finds the outcome that a value means,
+where an erratum ends and where a field's line below the rules does; and in how many a thought names its field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.next import tokenizer, world
 from training.next.train import build, shape_of
 from training.next.wiring import SINGLE
 from training.tokenizer import Encoder
-from training.world import SYSTEM
+from training.world import REASON_CUE, REPLY, SYSTEM, USER
 
 CLEAR = 0.15  # of a number that is 1 where a condition holds, and less than 0 where it does not
 LAYER = 4  # where conditions are concluded
@@ -98,6 +98,15 @@ class Look:
         wanted = [place for place in self.outcomes(ids, case, case.right[not below]) if place < len(weights)]
         return max((float(weights[place]) for place in wanted), default=0.0) > 0.5
 
+    @torch.no_grad()
+    def names(self, case: world.Case) -> bool:
+        """Whether a thought about a topic is likelier to begin with its field than with another one of the text."""
+        asked = USER + world.TAILED[0].format(topic=case.rule.topic) + REASON_CUE + REPLY
+        ids = [*self.encoder.encode(SYSTEM + case.draft.text() + asked), *self.encoder.encode("The")]
+        said = self.net.logits(self.stream(ids)[-1][-1])
+        begins = {name: float(said[self.encoder.encode(f" {name}")[0]]) for name in case.draft.values}
+        return max(begins, key=begins.__getitem__) == case.rule.field
+
 
 def figures(look: Look, texts: int) -> Iterator[str]:
     """A line for each kind of rule."""
@@ -112,7 +121,8 @@ def figures(look: Look, texts: int) -> Iterator[str]:
             f"{kind:7} told: {share([look.tells(case, False) for case in cases])}, after an older version: "
             f"{share([look.tells(case, True) for case in cases])}; found from an erratum: "
             f"{share([look.finds(case, False) for case in cases])}, from a line below: "
-            f"{share([look.finds(case, True) for case in cases])}  of {len(cases)}"
+            f"{share([look.finds(case, True) for case in cases])}; a thought's field: "
+            f"{share([look.names(case) for case in cases])}  of {len(cases)}"
         )
 
 

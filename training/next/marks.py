@@ -40,6 +40,7 @@ class Marks:
     now: list[int]
     limits: list[int]  # "before", "over": with "now", what follows "is" and is no outcome
     asks: list[int]  # "?"
+    cues: list[int]  # what asks for a thought
     thoughts: list[int]  # what a thought begins with: "The"
     blank: list[bool]  # of every token, whether a blank comes before it
 
@@ -76,6 +77,7 @@ class Marks:
             now=known(blank + "now"),
             limits=known(blank + "before", blank + "over"),
             asks=known("?"),
+            cues=known(blank + "Think", blank + "Explain", blank + "Give"),
             thoughts=known("The"),
             blank=[token.startswith(blank) for _, token in sorted(tokens.items())],
         )
@@ -84,7 +86,7 @@ class Marks:
     def frequent(self) -> list[int]:
         """All of these but words and numbers: each has a direction of its own."""
         parts = (self.says, self.lists, self.thens, self.others, self.ifs, self.opens, self.ends, self.turns)
-        parts += (self.stops, self.full, self.commas, self.now, self.limits, self.asks, self.thoughts)
+        parts += (self.stops, self.full, self.commas, self.now, self.limits, self.asks, self.cues, self.thoughts)
         return sorted({token for part in parts for token in part})
 
     def numbers(self) -> dict[int, Tensor]:

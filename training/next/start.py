@@ -44,7 +44,7 @@ HEARD = 0.3  # how strongly answers prefer what is said to hold: about two nats
 LATEST, LATEST_LINE = 2.0, 5.0  # how much what is said last counts: of a topic, and of a field
 # How strongly a head looks at tokens that only end the reach of others, beside those it looks for. The start of a turn
 # has less in the stream than other tokens, so the norm makes more of it, and a ":" less than an "is".
-IF, IF_FIELD, OTHERWISE, TURN, TURN_THEN, COLON = 0.8, 0.65, 1.07, 0.55, 0.52, 0.87
+IF, IF_FIELD, OTHERWISE, TURN, TURN_THEN, COLON, CUE = 0.8, 0.65, 1.07, 0.55, 0.52, 0.87, 0.8
 # As measured before any step: what the slot A holds of a number, and what "there" and "else" read.
 COPIED, THERE, ELSE = 1.0, 1.1, 0.7
 # What a register is copied with, so that it holds as much as is compared with it: of a date, of an amount, and "there".
@@ -124,7 +124,7 @@ def find_fields(w: Wiring, b: Block) -> None:
     w.tell(b, 0, SIZE + 1, w.at(*marks.lists) - w.at(*marks.says), "listed", PUT)
     w.look_back(b, 1, (6, 7), w.word(), (w.slot("S"), w.slot("S")), (eye, eye), (0.6, 0.45))
     units = Units(b)
-    ends = w.at(*marks.full, *marks.ends, *marks.stops)
+    ends = w.at(*marks.full, *marks.commas, *marks.ends, *marks.stops)
     count(w, units, w.at(*marks.thens) + ends, "number")
     count(w, units, ends, "ended")
     rekey(w, units, w.only("corrected"))
@@ -176,7 +176,9 @@ def look_up(w: Wiring, b: Block) -> None:
     turned = torch.tensor([1.0, 1, 1, -1, -1, -1])[:, None]  # before a date, over an amount
     units = Units(b)
     compare(w, units, w.at(*marks.thens), V[6] / THERE, turned * (here[:6] - V[:6]))
-    compare(w, units, w.at(*marks.full, *marks.ends, *marks.stops), L[6] / THERE, turned * (L[:6] - here[:6]))
+    compare(
+        w, units, w.at(*marks.full, *marks.commas, *marks.ends, *marks.stops), L[6] / THERE, turned * (L[:6] - here[:6])
+    )
     tell_apart(w, units)
     units.add(30.0 * w.only("listed"), w.at(*marks.ends, *marks.stops) - w.only("closed"), w.single("told"), 0.0087)
 
@@ -238,8 +240,9 @@ def conclude(w: Wiring, b: Block, held: float, said: float) -> None:
     b.v.weight[: w.head] = 0
     b.o.weight[:, : group * w.head] = 0  # this group says whether a condition holds, and nothing else
     w.tell(b, 1, w.last - 2, w.only("c") + w.only("same"), "c here", 1.0)
-    # Where a thought begins: which topic was asked about. It is one or two tokens before the "?".
-    w.nearest(b, 0, 0, w.at(*marks.asks), w.spare[1])
+    # Where a thought begins: which topic was asked about. It is one or two tokens before the "?", or if there is none
+    # two before what asks for the thought.
+    w.nearest(b, 0, 0, w.at(*marks.asks) + CUE * w.at(*marks.cues), w.spare[1])
     w.only_at(b, 0, w.spare[2], w.at(*marks.thoughts))
     w.lift(b, 0, 0, w.of("A")[:WORD] + w.of("B")[:WORD], w.slot("C", WORD), 0.5 * ASKED)
     word, number = group, group + 1  # of a word, its outcome; of a number, the outcome on the side of its limit

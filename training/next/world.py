@@ -232,6 +232,12 @@ def ask(rng: random.Random, rule: first.Rule, easy: float = 0.5) -> str:
     return f"Which {rule.topic} applies?"
 
 
+def thought(rule: first.Rule, value: str) -> list[tuple[str, bool]]:
+    """A line of reasoning as pieces of text; true marks the ones that carry information."""
+    said = [("The", False), (f" {rule.field}", True), (" is", False), (f" {value}", True), (". So the", False)]
+    return [*said, (f" {rule.topic}", True), (" is", False), (f" {rule.outcome(value)}", True), (".", False)]
+
+
 @dataclass(frozen=True)
 class Case:
     """One decision about one text, with the change that flips it."""

@@ -16,6 +16,8 @@ from bench.protocol.measures import (
     controls,
     decisions,
     distance,
+    heads,
+    life,
     lines,
     notes,
     selective,
@@ -31,10 +33,12 @@ from notes_cli.runtime.workspace import Workspace
 
 @dataclass(frozen=True)
 class Measure:
-    """Rows of cases, and how many of those are needed that are not left out."""
+    """Rows of cases, and how many of those are needed that are not left out. Without `rows` another command, `by`,
+    measures them, and they are only read."""
 
-    rows: Callable[[Workspace, int, Next], Iterator[Row]]
+    rows: Callable[[Workspace, int, Next], Iterator[Row]] | None
     cases: int
+    by: str = ""
 
 
 MEASURES = {
@@ -59,4 +63,6 @@ MEASURES = {
     "caches notes": Measure(settings.notes("caches notes", settings.caches), 200),
     "weights": Measure(settings.decisions("weights", settings.weights), 200),
     "weights notes": Measure(settings.notes("weights notes", settings.weights), 200),
+    "life": Measure(life.measure, 200),
+    heads.MEASURED: Measure(None, 60, heads.BY),
 }
