@@ -51,7 +51,7 @@ sdist: $(READY) ## Build the source distribution, install it without git, and as
 	@$(BIN)/python -m pip install -q build
 	@$(BIN)/python -m bench.wheel --sdist
 
-experiments: $(READY) ## What the paper measured, on the model that ships (docs/results.md, half an hour); ONLY='name ...' for some, MODEL=FILE
+experiments: $(READY) ## What the paper measured, on MODEL=FILE, or the reversed model (docs/results-reversed.md, half an hour); ONLY='name ...'
 	@$(BIN)/python -m bench.experiments $(ONLY) $(if $(MODEL),--model $(MODEL),--write docs)
 
 bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B

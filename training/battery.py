@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from training.next import world
+from training.tiny import world
 
 SEED = "battery 20261123"
 CASES = 36

@@ -1,4 +1,4 @@
-"""Accuracy on held-out decisions, in PyTorch (checkpoint) or in llama.cpp (the shipped file)."""
+"""Accuracy on held-out decisions, in PyTorch (checkpoint) or in llama.cpp (the file)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training import world
 from training.world import REPLY, SYSTEM, USER
 
 HERE = Path(__file__).resolve().parent
-GGUF = HERE.parent / "notes_cli" / "models" / "notes-tiny-q8_0.gguf"
+GGUF = HERE / "notes-reversed-q8_0.gguf"
 CONDITIONS = ("plain", "erratum", "corrected")
 Logits = Callable[[Sequence[int]], npt.NDArray[np.float32]]
 """Token ids -> logits after every token."""

@@ -1,4 +1,4 @@
-"""Train the tiny model from scratch: tokenizer, curriculum, checkpoint, GGUF. One command, fixed seeds."""
+"""Train the reversed model from scratch: tokenizer, curriculum, checkpoint, GGUF. One command, fixed seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training import export, model, tokenizer, world
 from training.lessons import KINDS, Batch, Mix, Teacher
 
 HERE = Path(__file__).resolve().parent
-FINAL = HERE.parent / "notes_cli" / "models" / "notes-tiny-q8_0.gguf"
+FINAL = HERE / "notes-reversed-q8_0.gguf"
 EASY = world.Level(skills=(1, 1), rules=(1, 1), rows=(2, 4), spare=(0, 1), fillers=(0, 0), preamble=0.2, far=False)
 BOTH = ("date", "amount")
 ALL = ("table", *BOTH)

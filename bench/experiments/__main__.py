@@ -1,4 +1,4 @@
-"""The paper's experiments on a model: tables on standard output, and with --write CSV, pictures and docs/results.md.
+"""The paper's experiments on a model: tables on standard output, and with --write CSV, pictures and a page.
 
     python -m bench.experiments [NAME ...] [--model FILE] [--cases N] [--threads N] [--write docs]
 
@@ -16,11 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.experiments import EXPERIMENTS, figures
-from bench.experiments.frame import SEED
+from bench.experiments.frame import REVERSED, REVERSED_NAME, SEED
 from bench.experiments.report import PAGE, keep, load, refusal, results, section, summary
 from bench.experiments.table import Row
 from bench.experiments.texts import First
-from notes_cli import config
 from notes_cli.engine.context import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.runtime.workspace import Workspace
@@ -42,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         with TemporaryDirectory() as scratch:
             folder = given.write / "results" if given.write else Path(scratch)
             folder.mkdir(exist_ok=True)
-            with Workspace(given.model or config.shipped_model(), options) as workspace:
+            with Workspace(given.model or REVERSED, options) as workspace:
                 for name in given.names or EXPERIMENTS:
                     _measure(workspace, name, given.cases, given.seed, folder)
                     tables = load(folder)
@@ -66,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments to run (default: all)")
-    parser.add_argument("--model", type=Path, help="GGUF to measure (default: the one that ships)")
+    parser.add_argument("--model", type=Path, help="GGUF to measure (default: the reversed model of training/)")
     parser.add_argument("--cases", type=int, help="cases of each experiment (default: its own number)")
     parser.add_argument(
         "--threads", type=int, default=1, help="(default: 1, the quickest for a model as small as ours)"
@@ -78,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         help="(default: off, for llama.cpp's CPU kernel is slow on batches of less than 64 tokens)",
     )
     parser.add_argument("--seed", type=int, default=SEED, help="of the texts (default: %(default)s)")
-    parser.add_argument("--write", type=Path, metavar="DOCS", help="folder that gets results.md and results/")
+    parser.add_argument("--write", type=Path, metavar="DOCS", help=f"folder that gets {PAGE} and results/")
     return parser
 
 
@@ -90,7 +89,8 @@ def _measure(workspace: Workspace, name: str, cases: int | None, seed: int, fold
         rows = list(_told(name, count, experiment.measure(workspace, count, First(seed))))
     except NotesError as error:
         refused = str(error)
-    said = f"{model.name} {model.quantization}, flash attention {workspace.options.flash_attention}"
+    said_of = REVERSED_NAME if model.path == REVERSED else model.name
+    said = f"{said_of} {model.quantization}, flash attention {workspace.options.flash_attention}"
     about: Row = {"experiment": name, "model": said, "cases": count, "seed": seed, "refused": refused}
     keep(folder, about, rows)
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from bench.experiments import figures
 from bench.experiments.cases import near_tie, skill_of
-from bench.experiments.frame import Summary, grid, interval, share, shipped
+from bench.experiments.frame import Summary, explained, grid, interval, share
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Rule, Size, Texts
 from notes_cli.editing.change import stretches
@@ -137,9 +137,9 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
         f"other stay in one block. Here, at S = {SIZES[-1]}, {together:.3f} decide as the recompute with such facts "
         f"together, {split:.3f} with them split."
     ]
-    if shipped(table) and split >= together - 0.02:
+    if explained(table) and split >= together - 0.02:
         shows.append(
-            "The model that ships brings a rule and its field together only when it is asked, so it does not mind. The "
+            "This model brings a rule and its field together only when it is asked, so it does not mind. The "
             "warning of `notes compile --blocks` is for models that do so while they read."
         )
     return Summary(

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from bench.experiments import figures
 from bench.experiments.cases import SYSTEM, THINK, WAYS, decided_in, segments_of
-from bench.experiments.frame import Bar, Summary, grid, interval, ratio, share, shipped
+from bench.experiments.frame import Bar, Summary, explained, grid, interval, ratio, share
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Texts
 from notes_cli.measure.compare import cosine
@@ -124,9 +124,9 @@ def _shows(table: Table) -> Iterator[str]:
     direct = table.where(way="direct")
     kept, unrotated = (share(direct.where(prompt=prompt).mean("same")) for prompt in ("spliced", "unrotated"))
     yield f"Spliced skills decide as recomputed in {kept}, and in {unrotated} if the rotation is left out."
-    if shipped(table):
+    if explained(table):
         yield (
-            "The paper's control collapses, this one does not: the model that ships was trained with gaps in its "
+            "The paper's control collapses, this one does not: this model was trained with gaps in its "
             "positions and finds things by their content. That the rotation is right shows on random models, where "
             "leaving it out is off by more than a thousand times the bound (tests/engine/test_hooks.py). What it gets "
             "wrong are dates; two of one month are beyond it (training/README.md)."

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from matplotlib.figure import Figure
 
 from bench.experiments.cases import WAYS, joined, skill_of, with_influence
-from bench.experiments.frame import Bar, Summary, grid, share, shipped
+from bench.experiments.frame import Bar, Summary, explained, grid, share
 from bench.experiments.methods import ALL, HALVES, PAPER, draw_methods, hoisted, measure_methods
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Texts
@@ -55,14 +55,14 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
     shows = [
         f"Largest normalised squared error of logits: {exact:.1e} for `suffix`, {rounding:.1e} for a recompute in two "
         "halves, which differs from the recompute by its batches alone. Both are 0 on a CPU without flash attention; "
-        "with it batches make 1e-4 on the model that ships."
+        "with it batches make 1e-4 on this model."
     ]
     if of["field"].mean("direct_same") < 0.5:
         shows.append("As in the paper, the field alone is ignored.")
-    elif shipped(table):
+    elif explained(table):
         shows.append(
             "In the paper the field alone is ignored, and partial recomputes fail with it. Here it decides as the "
-            "recompute: the model that ships looks a field up when it is asked, and writes little down while it reads. "
+            "recompute: this model looks a field up when it is asked, and writes little down while it reads. "
             "It has 3.8M parameters and one field a topic; the paper's effect was seen from 1.7B parameters on, which "
             "is the scale to look at: `python -m bench.experiments landscape --model FILE`."
         )

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from bench.experiments import figures
 from bench.experiments.cases import SYSTEM, near_tie, segments_of
-from bench.experiments.frame import Summary, grid, interval, share, shipped
+from bench.experiments.frame import Summary, explained, grid, interval, share
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Texts
 from notes_cli.engine.decision import decide
@@ -80,9 +80,9 @@ def summarise(table: Table, others: Mapping[str, Table]) -> Summary:
         f"In the paper late placement of transplanted memory is better (0.93 against 0.83). Here spliced skills are "
         f"read right in {interval(early, 'right')} early and {interval(late, 'right')} late. "
     )
-    if better == "early" and shipped(table):
+    if better == "early" and explained(table):
         shows += (
-            "The model that ships was trained with skills in the system message only, so this is no fair trial of the "
+            "This model was trained with skills in the system message only, so this is no fair trial of the "
             "late place; `early` is its default."
         )
     return Summary(

@@ -1,4 +1,4 @@
-"""docs/results.md, assembled from the tables that experiments have left: any of them can be run again alone."""
+"""The page of results, assembled from the tables that experiments have left: any of them can be run again alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from bench.experiments import EXPERIMENTS
 from bench.experiments.frame import Bar, Summary, grid
 from bench.experiments.table import Row, Table, read_table, write_table
 
-PAGE, TITLE = "results.md", "Results"  # in docs/
+PAGE, TITLE = "results-reversed.md", "The reversed model"  # in docs/
 ABOUT = "about.csv"  # a row an experiment: what was measured, and why not if it was refused
 HEAD = f"""# {TITLE}
 
-Written by `make experiments` (bench/experiments/); do not edit. What the paper (arXiv:2606.17107) found is beside what
-was measured here; it used models of 1.7B to 70B parameters, the one that ships has 3.8M. All texts are held out:
-training never saw their names and rules. Every table is computed from the observations in
+Written by `make experiments` (bench/experiments/); do not edit. An ablation: the model that shipped first (3.8M
+parameters, training/notes-reversed-q8_0.gguf) looks a field up when it is asked, where the one that ships now, and the
+paper's models of 1.7B to 70B parameters, take notes while they read ([results.md](results.md)). Training decides which:
+training/README.md says what differs. What the paper (arXiv:2606.17107) found is beside what was measured here. All
+texts are held out: training never saw their names and rules. Every table is computed from the observations in
 [results/](results), where about.csv says of which model, how many cases, and the seed of their texts."""
 
 

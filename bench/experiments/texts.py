@@ -1,6 +1,6 @@
 """The texts of an experiment, from either world: it knows this interface, and not who draws them.
 
-`First` is the world of the model that ships (training/world.py); bench/protocol/texts.py has that of the next one.
+`First` is the world of the reversed model (training/world.py); bench/protocol/texts.py has that of the one that ships.
 Rules, drafts and texts of skills are training/world.py's in both.
 """
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bench.experiments import figures
 from bench.experiments.cases import SYSTEM, near_tie, reread, segments_of
-from bench.experiments.frame import Bar, Summary, grid, shipped
+from bench.experiments.frame import Bar, Summary, explained, grid
 from bench.experiments.slope import Slope, slope
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Case, Texts
@@ -168,8 +168,8 @@ def _rightness(table: Table) -> Iterator[str]:
             "Where it falls the full prefill falls with it: no error grows in the cache, but the text becomes harder, "
             "with many errata of one field that contradict each other and earlier answers to the same question."
         )
-    if falling and shipped(table):
-        yield "The model that ships was trained on prompts of up to 700 tokens."
+    if falling and explained(table):
+        yield "This model was trained on prompts of up to 700 tokens."
 
 
 def _told(trend: Slope) -> str:

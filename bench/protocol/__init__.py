@@ -1,4 +1,4 @@
-"""The hypotheses of docs/protocol.md, measured on a model of training/next: python -m bench.protocol --help.
+"""The hypotheses of docs/protocol.md, measured on a model of training/tiny: python -m bench.protocol --help.
 
 What the page leaves open was settled here before the model that shall ship was trained:
 

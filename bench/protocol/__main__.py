@@ -1,11 +1,11 @@
-"""Measure every hypothesis of docs/protocol.md on a model of training/next: what, how often, between what, and its bar.
+"""Measure every hypothesis of docs/protocol.md on a model of training/tiny: what, how often, between what, and its bar.
 
     python -m bench.protocol FILE [H1 H4 ...] [--seed-of-training N] [--cases N] [--write docs]
-    python -m bench.protocol FILE --beside shipped     another model, to compare; --beside random: FILE's shape alone
+    python -m bench.protocol FILE --beside reversed    another model, to compare; --beside random: FILE's shape alone
 
-Texts are of training/next/world.py, drawn from the commit that last changed docs/protocol.md: in a checkout without git
+Texts are of training/tiny/world.py, drawn from the commit that last changed docs/protocol.md: in a checkout without git
 it is named by --commit. They come in two passes, with words that training never saw and with known ones. Rows are kept
-case by case (--keep): what was stopped goes on where it was. Those of H21 take PyTorch: python -m training.next.heads
+case by case (--keep): what was stopped goes on where it was. Those of H21 take PyTorch: python -m training.tiny.heads
 measures them, and here they are read. Exits 1 if a bar is missed, or there are too few cases.
 """
 

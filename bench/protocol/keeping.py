@@ -17,7 +17,7 @@ SINGLE = (
     *("bench/protocol/lives.py", "bench/protocol/texts.py", "bench/protocol/seeds.py"),
     *("training/world.py", "training/model.py"),
 )
-# Of training/next: what trains goes on changing.
+# Of training/tiny: what trains goes on changing.
 NEXT = ("world.py", "words.py", "words.txt", "measure.py", "heads.py", "weights.py")
 KINDS = (".py", ".yaml", ".txt", ".cpp", ".h")
 
@@ -30,7 +30,7 @@ def sources() -> str:
     """The digest of all that measures."""
     files = [path for each in SOURCES for path in (ROOT / each).rglob("*") if path.suffix in KINDS]
     found = hashlib.sha256()
-    for path in sorted({*files, *(ROOT / each for each in SINGLE), *(ROOT / "training/next" / each for each in NEXT)}):
+    for path in sorted({*files, *(ROOT / each for each in SINGLE), *(ROOT / "training/tiny" / each for each in NEXT)}):
         found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()
 

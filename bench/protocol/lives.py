@@ -13,7 +13,7 @@ from datetime import date, timedelta
 
 from bench.protocol.texts import KINDS, Next
 from training import world as first
-from training.next import world
+from training.tiny import world
 
 # How many questions of each sort a life has. Facts that no session changes, by the third of the sessions that says
 # them; facts that a later session changes; rules; rules whose field a later session changes so that they decide

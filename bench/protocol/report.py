@@ -14,15 +14,16 @@ from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Check, Verdict
 from bench.protocol.keeping import KeptError
 
 SEEDS = (1, 2, 3)  # of training: a hypothesis holds if it holds for each
-BESIDE = {"shipped": "The model that ships", "random": "Random weights"}  # reported beside them; they decide nothing
-PAGE = "results/protocol.md"  # in docs/
+BESIDE = {"reversed": "The reversed model, an ablation", "random": "Random weights"}  # these decide nothing
+PAGE = "results.md"  # in docs/
 PICTURE = "results/protocol.svg"
 HEAD = f"""# What the protocol asked, and what was found
 
 Written by `python -m bench.protocol`; do not edit. [The hypotheses, their bars and the
 seeds]({paper.to("protocol.md", PAGE)}) were fixed before. In brackets: 95% intervals, by resampling memories;
 `near ties`: cases whose two most probable outcomes are within 0.1 nat in the reference, which are in the main figures,
-too. What the page leaves open was settled in `bench/protocol/__init__.py`, before the model was trained."""
+too. What the page leaves open was settled in `bench/protocol/__init__.py`, before the model was trained.
+[What another training makes of the same finding]({paper.to("results-reversed.md", PAGE)}) has a page of its own."""
 
 Found = Mapping[str, Any]  # what `as_json` makes of a verdict
 

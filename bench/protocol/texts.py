@@ -1,4 +1,4 @@
-"""Texts of training/next/world.py, as docs/protocol.md has them, for the experiments.
+"""Texts of training/tiny/world.py, as docs/protocol.md has them, for the experiments.
 
 Sizes are those of the last stage of training. Of the asked rules half are tables and half limits, dates and amounts in
 turn; memories of one, two and three skills take turns.
@@ -14,7 +14,7 @@ from bench.experiments.texts import Size
 from bench.protocol.seeds import rng_of
 from notes_cli.errors import NotesError
 from training import world as first
-from training.next import world
+from training.tiny import world
 
 WORDS = ("held-out", "known")  # several tokens each, that training never saw; one token each, that it did
 KINDS = ("table", "date", "table", "amount")

@@ -42,7 +42,7 @@ from notes_cli.errors import UnsupportedError
 from notes_cli.measure.probe import AlikeError, Column, Mixes
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
-from training.next import words, world
+from training.tiny import words, world
 
 COMMIT = "0123456789" * 4
 ABOUT = {"model": "m", "weights": "w" * 64, "settings": "s", "commit": COMMIT, "sources": "x"}
@@ -873,7 +873,7 @@ def test_rows_of_heads_are_read_where_they_were_measured(tmp_path: Path, capsys:
     given = [str(config.shipped_model()), "H21", "--commit", COMMIT, "--cases", "3", "--keep", str(keep)]
     assert command.main(given) == 1
     said = capsys.readouterr()
-    assert "H21" in said.out and "NOT MEASURED" in said.out and "run python -m training.next.heads" in said.err
+    assert "H21" in said.out and "NOT MEASURED" in said.out and "run python -m training.tiny.heads" in said.err
     order = list(reversed(HEADS))
 
     def rows(workspace: Workspace, cases: int, texts: Next) -> Iterator[Row]:
@@ -932,7 +932,7 @@ def test_all_three_seeds_decide() -> None:
     assert said(300, 299, 285) == "holds" and said(300, 280, 300) == "**fails**" and said(300, 300) == "undecided"
     text = page(documents(300, 300))
     assert "Not measured yet: training seed 3" in text and "R4 | models of about" in text
-    assert "H21 | what 4 heads read, and write (python -m training.next.heads FILE) | held-out: not measured" in text
+    assert "H21 | what 4 heads read, and write (python -m training.tiny.heads FILE) | held-out: not measured" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
 
 

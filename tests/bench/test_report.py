@@ -94,11 +94,11 @@ def test_one_experiment_is_run_again_alone(
 ) -> None:
     """The page keeps what others have left, names the bars that are missed, and the command fails for those it ran."""
     assert main(["--write", str(tmp_path)]) == 1
-    both = (tmp_path / "results.md").read_text()
+    both = (tmp_path / "results-reversed.md").read_text()
     assert "1 of 2 bars are met; missed:\n\n* same: 0.5000, should be >= 0.75" in both
     assert both.count("## A coin") == 2 and "![A coin](results/coin.svg)" in both
     assert main(["coin", "--cases", "5", "--write", str(tmp_path)]) == 0
-    page = (tmp_path / "results.md").read_text()
+    page = (tmp_path / "results-reversed.md").read_text()
     assert page == results(tmp_path / "results") and "| all | 0.600 |" in page and "| all | 0.500 |" in page
     out, err = capsys.readouterr()
     assert "0.600" in out and "coin: 5 cases" in err
@@ -111,7 +111,7 @@ def test_a_model_that_is_refused(
     main(["coin", "--write", str(tmp_path)])
     monkeypatch.setitem(EXPERIMENTS, "coin", fake(refused="its rows cannot be moved"))
     assert main(["coin", "--write", str(tmp_path)]) == 1
-    page = (tmp_path / "results.md").read_text()
+    page = (tmp_path / "results-reversed.md").read_text()
     assert "This model was refused: its rows cannot be moved." in page and "svg" not in page
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["about.csv"]
 

@@ -7,7 +7,7 @@ from bench.protocol.texts import Policies
 from notes_cli.engine.notebook import Notebook
 from notes_cli.runtime.assembling import Prompt
 from notes_cli.runtime.workspace import Workspace
-from training.next.measure import outcome, said
+from training.tiny.measure import outcome, said
 
 ANSWER = 24  # tokens of an answer
 

@@ -1,6 +1,6 @@
 """How much of a decision single attention heads read, and write: what is made of log-odds once heads were patched.
 
-The patching itself takes PyTorch: training/next/heads.py has what is patched, and where. A head is named by its layer
+The patching itself takes PyTorch: training/tiny/heads.py has what is patched, and where. A head is named by its layer
 and its number in the layer, both from 0: "6.2". Heads are ranked by their mean recovery alone over cases of their own
 (RANKING), so no heads are chosen by the cases that tell what the chosen ones do.
 """
@@ -20,7 +20,7 @@ MEASURED, RANKING = "heads", "heads ranked"  # experiments, each with texts of i
 TOP = 4
 ENOUGH = 0.8  # of what all heads recover together
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24)  # of heads that are put in together, beside all of them
-BY = "python -m training.next.heads"
+BY = "python -m training.tiny.heads"
 
 
 class NoCasesError(Exception):

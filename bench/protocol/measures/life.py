@@ -22,7 +22,7 @@ from notes_cli.errors import UnsupportedError
 from notes_cli.runtime.assembling import Prompt, assemble, parts_of
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
-from training.next.measure import said
+from training.tiny.measure import said
 
 # Splice, and rotate what is spliced: without that, a row says nothing of its session's place (the control).
 WAYS = {"recompute": (False, True), "spliced": (True, True), "unrotated": (True, False)}

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from training.next import words, world
-from training.next.measure import outcome
+from training.tiny import words, world
+from training.tiny.measure import outcome
 
 EVERY = world.Level(rules=(1, 3), spare=(0, 2), whole=0.3, kinds=("table", "date", "amount"), near=0.5, shared=0.3)
 

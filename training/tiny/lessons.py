@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training import world as first
-from training.next import world
+from training.tiny import world
 from training.tokenizer import END, Encoder
 from training.world import REPLY, SYSTEM, USER
 

@@ -1,4 +1,4 @@
-"""What the start knows before any step, part by part: `python -m training.next.look [next.pt] [--texts 60]`.
+"""What the start knows before any step, part by part: `python -m training.tiny.look [tiny.pt] [--texts 60]`.
 
 For each kind of rule: in how many texts an outcome whose condition holds is told from those whose does not by a clear
 margin, alone and after an older version of the policy; in how many layer 4 finds the outcome that a value means,
@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from training import model
-from training.next import tokenizer, world
-from training.next.train import build, shape_of
-from training.next.wiring import SINGLE
+from training.tiny import tokenizer, world
+from training.tiny.train import build, shape_of
+from training.tiny.wiring import SINGLE
 from training.tokenizer import Encoder
 from training.world import REASON_CUE, REPLY, SYSTEM, USER
 
@@ -129,7 +129,7 @@ def figures(look: Look, texts: int) -> Iterator[str]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path, nargs="?", help="a next.pt; the start itself, without one")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="a tiny.pt; the start itself, without one")
     parser.add_argument("--texts", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1, help="of the start")
     args = parser.parse_args()

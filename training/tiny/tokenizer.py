@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from training import world
-from training.next import words
+from training.tiny import words
 from training.tokenizer import SPECIAL, Encoder
 
 BLANK = "\u0120"  # how byte-level BPE writes a blank

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from training import world as first
-from training.next import words
+from training.tiny import words
 
 CANNOT = "I cannot tell from this."
 ODD = (  # no policy of this form answers these

@@ -1,4 +1,4 @@
-"""The bars of the subject, in our own engine: `python -m training.next.measure FILE.gguf [--cases N] [--seed S]`.
+"""The bars of the subject, in our own engine: `python -m training.tiny.measure FILE.gguf [--cases N] [--seed S]`.
 
 For each kind of rule: right decisions (direct, after a chain of thought, after an erratum; of known and of held-out
 words); where a decision rests when fields are above the rules and when below (note index NI: the share of cases that
@@ -25,7 +25,7 @@ from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
-from training.next import world
+from training.tiny import world
 from training.world import REASON_CUE
 
 SYSTEM = "You are a helpful assistant."

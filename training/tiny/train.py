@@ -1,6 +1,6 @@
-"""Train the subject: `python -m training.next.train [--minutes N] [--threads 1] [--resume]`.
+"""Train the subject: `python -m training.tiny.train [--minutes N] [--threads 1] [--resume]`.
 
-It runs on a GPU where torch sees one. It can be stopped at any time: checkpoints (`next.pt`, `resume.pt`) and the log
+It runs on a GPU where torch sees one. It can be stopped at any time: checkpoints (`tiny.pt`, `resume.pt`) and the log
 are written every few minutes, and `--resume` goes on. Never trained on mixed, edited or spliced caches; no mask hides
 a field from what follows it; only tokens of texts and answers are learned, nothing of inner layers; no gaps in
 positions.
@@ -21,10 +21,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from training import export, model
-from training.next import tokenizer, world
-from training.next.lessons import KINDS, Batch, Mix, Teacher
-from training.next.marks import Marks
-from training.next.start import start
+from training.tiny import tokenizer, world
+from training.tiny.lessons import KINDS, Batch, Mix, Teacher
+from training.tiny.marks import Marks
+from training.tiny.start import start
 from training.tokenizer import Encoder
 from training.train import Marks as Means
 from training.train import settle
@@ -194,8 +194,8 @@ def build(encoder: Encoder, shape: model.Shape, seed: int, note: bool = True) ->
 
 def save(net: model.Tiny, out: Path) -> None:
     """Write the weights, whole or not at all."""
-    torch.save({"shape": asdict(net.shape), "state": net.state_dict()}, out / "next.part")
-    os.replace(out / "next.part", out / "next.pt")
+    torch.save({"shape": asdict(net.shape), "state": net.state_dict()}, out / "tiny.part")
+    os.replace(out / "tiny.part", out / "tiny.pt")
 
 
 def train(
@@ -224,7 +224,7 @@ def train(
     marks, level, since, tokens, begin, spent = Means(), 0, 0, 0, 0, 0.0
     if resume:
         found = torch.load(out / "resume.pt", weights_only=False, map_location=device)
-        net.load_state_dict(torch.load(out / "next.pt", map_location=device)["state"])
+        net.load_state_dict(torch.load(out / "tiny.pt", map_location=device)["state"])
         opt.load_state_dict(found["opt"])
         teacher.rng.setstate(found["rng"])
         begin, level, since, tokens, spent = (found[k] for k in ("step", "level", "since", "tokens", "spent"))
@@ -300,7 +300,7 @@ def main() -> None:
         "--no-note", action="store_true", help="a control: the start neither writes a note nor reads one"
     )
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--export", action="store_true", help="write next.gguf from the last checkpoint, and no more")
+    parser.add_argument("--export", action="store_true", help="write tiny.gguf from the last checkpoint, and no more")
     args = parser.parse_args()
     settle(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
@@ -308,10 +308,10 @@ def main() -> None:
     made.save(str(args.work / "tokenizer.json"))
     encoder = Encoder(made)
     if args.export:
-        found = torch.load(args.work / "next.pt", map_location="cpu")
+        found = torch.load(args.work / "tiny.pt", map_location="cpu")
         net = model.Tiny(model.Shape(**found["shape"]))
         net.load_state_dict(found["state"])
-        export.write(net, made, args.work / "next.gguf")
+        export.write(net, made, args.work / "tiny.gguf")
         return
     plan = Plan(steps=args.steps, rate=args.rate, cool=args.cool, seed=args.seed)
     with (args.work / "train.log").open("a" if args.resume else "w", encoding="utf-8", buffering=1) as log:
@@ -322,8 +322,8 @@ def main() -> None:
 
         net = build(encoder, shape_of(made), plan.seed, not args.no_note)
         train(plan, net, encoder, say, args.work, args.minutes, args.resume, args.until, args.compile)
-        export.write(net.cpu(), made, args.work / "next.gguf")
-        say(f"wrote next.gguf, {(args.work / 'next.gguf').stat().st_size} bytes")
+        export.write(net.cpu(), made, args.work / "tiny.gguf")
+        say(f"wrote tiny.gguf, {(args.work / 'tiny.gguf').stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.model import Block, Tiny, orthogonal
-from training.next.marks import NUMBERS, Marks
+from training.tiny.marks import NUMBERS, Marks
 
 WORD = 16
 SIZE = WORD + len(NUMBERS)

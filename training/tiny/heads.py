@@ -1,4 +1,4 @@
-"""What single attention heads read and write (H21 of docs/protocol.md): `python -m training.next.heads FILE.gguf`.
+"""What single attention heads read and write (H21 of docs/protocol.md): `python -m training.tiny.heads FILE.gguf`.
 
 Two prompts of a case differ in one field's value and decide differently (bench/protocol/measures/mixing.py); fields are
 above the rules. The stale one is run with head outputs of the fresh one put into it: a head's part of what the output
@@ -49,7 +49,7 @@ from notes_cli.measure.compare import cosine
 from notes_cli.measure.probe import Mixes
 from notes_cli.runtime.workspace import Workspace
 from training import model
-from training.next.weights import OtherModelError, load
+from training.tiny.weights import OtherModelError, load
 
 ALIKE = 0.01  # nats that may be between two computations of the same
 COSINE = 0.98  # of logits at the end of the stale prompt, least: the engine rounds what it multiplies to 8 bits
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=heads.BY, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path, metavar="FILE", help="GGUF to measure, of training/next")
+    parser.add_argument("model", type=Path, metavar="FILE", help="GGUF to measure, of training/tiny")
     parser.add_argument("--cases", type=int, help="to rank heads by, and as many to measure (default: the protocol's)")
     parser.add_argument("--commit", help="that last changed docs/protocol.md before the first figure (default: git's)")
     parser.add_argument("--threads", type=int, default=1)

@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 
 from training.model import Block, Tiny
-from training.next.marks import Marks
-from training.next.wiring import LOUD, PARTS, PUT, SIZE, WORD, Units, Wiring
+from training.tiny.marks import Marks
+from training.tiny.wiring import LOUD, PARTS, PUT, SIZE, WORD, Units, Wiring
 
 OF_FIELD = 0.85  # how much of a condition its field is, beside its value
 HELD, SAID = 0.8, 1.0  # how loudly a head says that a condition holds: in a rule, and where a value ends

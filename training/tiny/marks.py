@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.next import tokenizer
+from training.tiny import tokenizer
 from training.tokenizer import Encoder
 
 NUMBERS = ["two", "year", "hundreds", "tens", "units", "number"]  # what is said of a token that is a number
