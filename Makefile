@@ -125,9 +125,9 @@ race: $(READY) ## notes beside llama-server, llama-completion and llama-cpp-pyth
 	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
 
-train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on two cores)
+train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on one core)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'
-	@$(BIN)/python -m training.train
+	@$(BIN)/python -m training.tiny.train --gguf notes_cli/models/notes-tiny-q8_0.gguf --log training/tiny/train.log
 
 clean: ## Remove what was built and set up
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

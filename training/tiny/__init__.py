@@ -1,1 +1,1 @@
-"""The subject that shall ship next: it takes notes at prefill and reads words that training never saw."""
+"""The model that ships: it takes notes at prefill and reads words that training never saw."""

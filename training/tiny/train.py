@@ -1,4 +1,4 @@
-"""Train the subject: `python -m training.tiny.train [--minutes N] [--threads 1] [--resume]`.
+"""Train the model that ships: `python -m training.tiny.train [--seed N] [--minutes N] [--threads 1] [--resume]`.
 
 It runs on a GPU where torch sees one. It can be stopped at any time: checkpoints (`tiny.pt`, `resume.pt`) and the log
 are written every few minutes, and `--resume` goes on. Never trained on mixed, edited or spliced caches; no mask hides
@@ -121,16 +121,16 @@ LONG = replace(  # beside the last stage: a few texts as long as a memory of fou
 class Plan:
     """What a run depends on besides the stages."""
 
-    steps: int = 20000
+    steps: int = 4500
     texts: int = 8
     branches: int = 6
     first_rate: float = 1e-3  # of the last two layers, which learn alone at first to say what the others find:
     first_steps: int = 500  # an answer that is all wrong tears down the start's circuits before anything uses them
     ramp: int = 600  # steps in which layer 4 comes to learn, too
     gentle: float = 0.3  # how fast layer 4 learns, compared with the last two; what is before it stays as it started
-    rate: float = 3e-4
+    rate: float = 4e-4
     warm: int = 60
-    cool: float = 0.3  # of all steps: straight down to nothing
+    cool: float = 0.5  # of all steps: straight down to nothing
     text_weight: float = 0.02
     earlier: float = 0.15  # share of steps that repeat an earlier stage
     long: float = 0.12  # share of the steps of the last stage that are about long texts, half as many
@@ -285,7 +285,9 @@ def train(
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, default=HERE / "work", help="checkpoints, tokenizer and log go here")
+    parser.add_argument("--work", type=Path, default=HERE / "work", help="checkpoints and tokenizer go here")
+    parser.add_argument("--gguf", type=Path, help="the exported model (default: tiny.gguf in --work)")
+    parser.add_argument("--log", type=Path, help="(default: train.log in --work)")
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--steps", type=int, default=Plan.steps)
     parser.add_argument("--rate", type=float, default=Plan.rate)
@@ -294,27 +296,30 @@ def main() -> None:
     parser.add_argument("--until", type=int, default=len(STAGES) - 1, help="the last stage of this run")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--compile", action="store_true", help="compile the layers first: a minute, then a third faster"
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile the layers first: a minute, then a third faster",
     )
     parser.add_argument(
         "--no-note", action="store_true", help="a control: the start neither writes a note nor reads one"
     )
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--export", action="store_true", help="write tiny.gguf from the last checkpoint, and no more")
+    parser.add_argument("--export", action="store_true", help="write the model of the last checkpoint, and no more")
     args = parser.parse_args()
     settle(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
     made = tokenizer.make()
     made.save(str(args.work / "tokenizer.json"))
-    encoder = Encoder(made)
+    encoder, gguf = Encoder(made), args.gguf or args.work / "tiny.gguf"
     if args.export:
         found = torch.load(args.work / "tiny.pt", map_location="cpu")
         net = model.Tiny(model.Shape(**found["shape"]))
         net.load_state_dict(found["state"])
-        export.write(net, made, args.work / "tiny.gguf")
+        export.write(net, made, gguf)
         return
     plan = Plan(steps=args.steps, rate=args.rate, cool=args.cool, seed=args.seed)
-    with (args.work / "train.log").open("a" if args.resume else "w", encoding="utf-8", buffering=1) as log:
+    with (args.log or args.work / "train.log").open("a" if args.resume else "w", encoding="utf-8", buffering=1) as log:
 
         def say(line: str) -> None:
             print(line, flush=True)
@@ -322,8 +327,8 @@ def main() -> None:
 
         net = build(encoder, shape_of(made), plan.seed, not args.no_note)
         train(plan, net, encoder, say, args.work, args.minutes, args.resume, args.until, args.compile)
-        export.write(net.cpu(), made, args.work / "tiny.gguf")
-        say(f"wrote tiny.gguf, {(args.work / 'tiny.gguf').stat().st_size} bytes")
+        export.write(net.cpu(), made, gguf)
+        say(f"wrote {gguf.name}, {gguf.stat().st_size} bytes")
 
 
 if __name__ == "__main__":
