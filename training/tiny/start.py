@@ -41,7 +41,7 @@ from training.tiny.wiring import LOUD, PARTS, PUT, SIZE, WORD, Units, Wiring
 OF_FIELD = 0.85  # how much of a condition its field is, beside its value
 HELD, SAID = 0.8, 1.0  # how loudly a head says that a condition holds: in a rule, and where a value ends
 HEARD = 0.3  # how strongly answers prefer what is said to hold: about two nats
-LATEST, LATEST_LINE = 2.0, 5.0  # how much what is said last counts: of a topic, and of a field
+LATEST, LATEST_LINE, LATEST_LIMIT = 2.0, 5.0, 1.0  # how much what is said last counts: of a topic, a field, a limit
 # How strongly a head looks at tokens that only end the reach of others, beside those it looks for. The start of a turn
 # has less in the stream than other tokens, so the norm makes more of it, and a ":" less than an "is".
 IF, IF_FIELD, OTHERWISE, TURN, TURN_THEN, COLON, CUE = 0.8, 0.65, 1.07, 0.55, 0.52, 0.87, 0.8
@@ -129,8 +129,9 @@ def find_fields(w: Wiring, b: Block) -> None:
     count(w, units, ends, "ended")
     rekey(w, units, w.only("corrected"))
     for side in (1.0, -1.0):
-        gate = side * 60.0 * w.only("else") - 18.0 * w.only("after is")
-        units.add(gate, w.only("after is"), w.single("outcome"), 0.0075)
+        for edge, sign in ((18.0, 1.0), (28.0, -1.0)):  # alike for all: what has more of it would be found before others
+            gate = side * 60.0 * w.only("else") - edge * w.only("after is")
+            units.add(gate, w.only("after is"), w.single("outcome"), sign * 0.0125)
 
 
 def count(w: Wiring, units: Units, where: Tensor, name: str) -> None:
@@ -163,7 +164,8 @@ def look_up(w: Wiring, b: Block) -> None:
     w.match(b, 1, field, (field, field), 3.0, LATEST_LINE)
     # Where a line ends that says nothing of a field, after a full stop, the field of the line before is still in F.
     w.prefer(b, 1, 4.0 * (w.at(*marks.ends) - w.only("closed")), w.last, (group,))
-    w.prefer(b, 1, 2.0 * w.at(*marks.thens), w.spare[0], (group + 1,))
+    w.prefer(b, 1, 3.0 * w.at(*marks.thens), w.spare[0], (group + 1,))
+    b.q.bias[(group + 1) * w.head + w.late] = LATEST_LIMIT  # or what follows it drowns a limit that is far
     w.prefer(b, 1, 1.35 * w.at(*marks.turns), w.spare[1])
     w.ask(b, group, w.spare[1], 30.0, -11.0 * w.at(*marks.thens))  # only at a "then" it looks for anything
     here = number_here(w)
@@ -246,8 +248,8 @@ def conclude(w: Wiring, b: Block, held: float, said: float) -> None:
     w.only_at(b, 0, w.spare[2], w.at(*marks.thoughts))
     w.lift(b, 0, 0, w.of("A")[:WORD] + w.of("B")[:WORD], w.slot("C", WORD), 0.5 * ASKED)
     word, number = group, group + 1  # of a word, its outcome; of a number, the outcome on the side of its limit
-    w.match(b, 1, w.of("P"), (condition(w), w.of("F", 2.4 * w.turn)), 2.7)
-    outcomes = 3.0 * w.only("outcome") - 2.0 * w.at(*marks.limits, *marks.now)
+    w.match(b, 1, w.of("P"), (condition(w), w.of("F", 2.4 * w.turn)), 3.3)
+    outcomes = 1.8 * w.only("outcome") - 2.0 * w.at(*marks.limits, *marks.now)
     w.prefer(b, 1, outcomes + 1.1 * w.at(*marks.turns), w.last)
     # Where a value has just ended they find something; nowhere else, and not within a date.
     shut, side, limit = w.spare[:3]
@@ -296,7 +298,7 @@ def answer(w: Wiring, b: Block, heard: float) -> None:
 def begin_thought(w: Wiring, b: Block, find: bool) -> None:
     """Where a thought begins: first find an outcome of its topic, which knows how its field begins; then that field."""
     w.match(b, 1, w.of("B") if find else w.identity()[:WORD], (w.of("C"),) * w.group, 3.0)
-    w.prefer(b, 1, 3.0 * w.only("outcome" if find else "asked"), w.last)
+    w.prefer(b, 1, 5.0 * w.only("outcome" if find else "asked"), w.last)
     w.only_at(b, w.group, w.spare[0], w.at(*w.marks.thoughts))
     b.o.weight[:, w.group * w.head : (w.group + 1) * w.head] = 0
     if find:

@@ -181,7 +181,7 @@ def step_loss(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor
 def shape_of(made: Tokenizer) -> model.Shape:
     """The sizes of the subject with this tokenizer."""
     vocabulary = -(-made.get_vocab_size() // 32) * 32
-    return model.Shape(vocab=vocabulary, width=224, layers=8, ffn=320, rope_base=10_000.0)
+    return model.Shape(vocab=vocabulary, width=224, layers=8, ffn=320, rope_base=20_000.0)
 
 
 def build(encoder: Encoder, shape: model.Shape, seed: int, note: bool = True) -> model.Tiny:
