@@ -129,7 +129,8 @@ def find_fields(w: Wiring, b: Block) -> None:
     count(w, units, ends, "ended")
     rekey(w, units, w.only("corrected"))
     for side in (1.0, -1.0):
-        for edge, sign in ((18.0, 1.0), (28.0, -1.0)):  # alike for all: what has more of it would be found before others
+        # Alike for all, by the difference of two: an outcome that is louder would be found before others.
+        for edge, sign in ((18.0, 1.0), (28.0, -1.0)):
             gate = side * 60.0 * w.only("else") - edge * w.only("after is")
             units.add(gate, w.only("after is"), w.single("outcome"), sign * 0.0125)
 
