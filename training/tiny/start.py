@@ -48,7 +48,7 @@ IF, IF_FIELD, OTHERWISE, TURN, TURN_THEN, COLON, CUE = 0.8, 0.65, 1.07, 0.55, 0.
 # As measured before any step: what the slot A holds of a number, and what "there" and "else" read.
 COPIED, THERE, ELSE = 1.0, 1.1, 0.7
 # What a register is copied with, so that it holds as much as is compared with it: of a date, of an amount, and "there".
-AGAIN = {"V": (0.85, 0.92, 0.9), "L": (0.845, 0.925, 0.83)}
+AGAIN = {"V": (0.87, 0.92, 0.95), "L": (0.845, 0.925, 0.95)}
 ASKED = 1.5  # how loudly the parts of what a thought says first are carried
 CERTAIN = 0.01  # how loudly a comparison is said
 APART, ALLOWED = 0.013, 3.5  # how loudly two words' distance is said, and how far apart the same word may be
