@@ -30,6 +30,7 @@ for number, handler in (
 os.umask(0o022)  # folders that tests make are not for others to write in, which notes would refuse
 
 MakeModel = Callable[..., Path]
+REVERSED = Path(__file__).parent.parent / "training" / "notes-reversed-q8_0.gguf"  # looks a field up when it is asked
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +48,12 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def reversed_model() -> Path:
+    """A model that looks a field up when it is asked; the one that ships takes notes while it reads."""
+    return REVERSED
 
 
 @pytest.fixture(autouse=True)

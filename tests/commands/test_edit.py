@@ -213,13 +213,15 @@ CASES: dict[str, Any] = {
 
 @pytest.mark.parametrize("question", CASES)
 def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
-    """Stale keeps the old decision; erratum, field+erratum, suffix and recompute turn it, after a system text, too."""
+    """Stale keeps the old decision; so does the field corrected in place, as what follows from it was noted. Erratum,
+    field+erratum, suffix and recompute turn it, after a system text, too."""
     field, old, new = CASES[question]
     monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
     assert run_here("compile", resource("skills") / "returns").code == 0
     ask = ("ask", question, "--splice", "returns", "--field", field, "--choices", f"{old},{new}", "--method")
     for system in ((), ("-s", "You work for Harbor Books.")):
-        assert run_here(*ask, "stale", *system).out.strip() == old
+        for method in ("stale", "field"):
+            assert run_here(*ask, method, *system).out.strip() == old
         for method in ("erratum", "field+erratum", "suffix", "recompute"):
             assert run_here(*ask, method, *system).out.strip() == new
 
@@ -228,16 +230,20 @@ HOISTED = "---\nname: returns\nfields:\n  {}: {{value: {}, hoist: true}}\n---\n{
 
 
 @pytest.mark.parametrize("question", CASES)
-def test_decisions_by_blocks_and_hoisted_fields(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, question: str) -> None:
-    """The block with the fields computed again, or the value at the end of the text, decoded: the new decision."""
+def test_decisions_by_blocks_and_hoisted_fields(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reversed_model: Path, question: str
+) -> None:
+    """The block with the fields computed again, by a model that brings a rule and its field together when it is asked;
+    the value at the end of the text, decoded, by the one that ships: the new decision."""
     field, old, new = CASES[question]
     name = field.partition("=")[0]
-    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
     text = (resource("skills") / "returns" / "SKILL.md").read_text()
     value = text.partition(f"\n{name}: ")[2].partition("\n")[0]
     hoisted = tmp_path / "hoisted.md"
     hoisted.write_text(HOISTED.format(name, value, text.split("---\n", 2)[2]))
-    for method, compiling in (("block", (resource("skills") / "returns", "--blocks", 3)), ("suffix", (hoisted, "-f"))):
+    blocks = ("block", reversed_model, (resource("skills") / "returns", "--blocks", 3))
+    for method, model, compiling in (blocks, ("suffix", shipped_model(), (hoisted, "-f"))):
+        monkeypatch.setenv("NOTES_MODEL", os.fspath(model))
         assert run_here("compile", *compiling).code == 0
         ask = ("ask", question, "--splice", "returns", "--choices", f"{old},{new}", "--json")
         for system in ((), ("-s", "You work for Harbor Books.")):

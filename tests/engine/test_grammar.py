@@ -181,15 +181,15 @@ def most_steps(model: Model, grammar: Grammar, tokens: list[int]) -> int:
 
 
 def test_deep_nesting_is_not_many_ways(model: Model) -> None:
-    """JSON in JSON, 50 deep, and a thousand values of which one is to be given: a hundredth of the steps there may be,
-    for this vocabulary."""
+    """JSON in JSON, 50 deep, and a thousand values of which one is to be given: a thirtieth of the steps there may
+    be, for this vocabulary."""
     deep = "[" * 50 + '{"a": "b"}' + "]" * 50
     with Grammar(model, schema_grammar(True)) as grammar:
-        assert most_steps(model, grammar, [int(token) for token in model.tokenize(deep)]) < STEPS // 100
+        assert most_steps(model, grammar, [int(token) for token in model.tokenize(deep)]) < STEPS // 30
         assert any(grammar.allows(end) for end in model.end_tokens)
     names = [f"name {number}" for number in range(1000)]
     with Grammar(model, schema_grammar({"enum": names})) as grammar:
-        assert most_steps(model, grammar, [int(token) for token in model.tokenize('"name 777"')]) < STEPS // 100
+        assert most_steps(model, grammar, [int(token) for token in model.tokenize('"name 777"')]) < STEPS // 30
         assert any(grammar.allows(end) for end in model.end_tokens)
 
 
@@ -212,7 +212,7 @@ def test_grammars_of_llama_cpp(model: Model, name: str) -> None:
                 break
             grammar.accept(token)
             most = max(most, native.grammar_steps())
-    assert 0 < most < STEPS // 1000
+    assert 0 < most < STEPS // 300
 
 
 def test_many_ways_to_one_rule(model: Model) -> None:

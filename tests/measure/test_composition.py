@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from notes_cli.config import shipped_model
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import Task
@@ -113,9 +113,9 @@ def test_what_concludes_while_it_reads_fails_and_is_repaired(
     assert decoded["together"] < decoded["spliced"] < decoded["seam@16"] < decoded["suffix"] < decoded["recompute"]
 
 
-def test_on_the_shipped_model() -> None:
+def test_on_the_reversed_model(reversed_model: Path) -> None:
     """It brings a value and its rule together when it is asked: all is right in all ways; without a skill it is not."""
-    with Workspace(shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
+    with Workspace(reversed_model, ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
         found, measured = measure_pairs(workspace, pairs(6))
         assert workspace.context.used == 0
     assert found is not None and found.verdict == "open" and "6 questions prove nothing" in found.why

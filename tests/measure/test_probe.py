@@ -115,14 +115,24 @@ def test_edit_methods_agree_with_patched_rows(which: str, request: pytest.Fixtur
     assert mixed.by_method("stale") == pytest.approx(0, abs=0.02)
 
 
-def test_where_the_shipped_model_decides(report: Probe) -> None:
-    """On the field's own rows, its last token above all; the rows after it alone change nothing."""
-    assert report.field_only > 0.9 and abs(report.after_only) < 0.1
-    assert report.reach(0.5) == report.reach(0.9) == report.field_tokens == 5
-    assert report.best is not None and abs(report.best.alone) < 0.1
+def test_where_the_shipped_model_decides(report: Probe, returns: Segment) -> None:
+    """On the rows after the field, the outcomes' above all; the field's own rows alone change nothing."""
+    assert report.after_only > 0.9 and abs(report.field_only) < 0.1
+    assert report.field_tokens == 5 < report.reach(0.5) <= report.reach(0.9)
+    assert report.best is not None and "refused" in report.best.text and report.best.alone > 0.3
     assert report.windows[0].suffix == report.windows[-1].prefix == 1
     assert report.windows[1].suffix == pytest.approx(report.after_only)
     assert report.windows[0].prefix == report.windows[0].alone == pytest.approx(report.field_only)
+
+
+def test_where_the_reversed_model_decides(reversed_model: Path) -> None:
+    """On the field's own rows, which are looked up when it is asked; the rows after them alone change nothing."""
+    with Workspace(reversed_model, ContextOptions(n_ctx=512, n_threads=1)) as workspace:
+        skill = compile_skill(workspace, load_skill(resource("skills") / "returns"))
+        found = probe(Mixes(workspace, skill, "date", "2026-07-01", question=QUESTION, choices=CHOICES), window=8)
+    assert found.field_only > 0.9 and abs(found.after_only) < 0.1
+    assert found.reach(0.5) == found.reach(0.9) == found.field_tokens == 5
+    assert found.best is not None and abs(found.best.alone) < 0.1
 
 
 def test_windows_tile_the_text_from_the_field_on(report: Probe, returns: Segment) -> None:
@@ -164,7 +174,7 @@ def test_other_skills_stand_before(reader: Workspace, returns: Segment) -> None:
     """They belong to what all mixes share."""
     support = compile_skill(reader, load_skill(resource("skills") / "support"))
     mixed = Mixes(reader, returns, "tier", "silver", question="What is the shipping?", before=[support])
-    assert mixed.decisions == ("free", "reduced") and mixed.field_only() > 0.9
+    assert mixed.decisions == ("free", "reduced") and mixed.after_only() > 0.9
     assert support.tokens.tolist() == mixed.notebook.tokens[len(support.context) :][: len(support)].tolist()
 
 
