@@ -45,7 +45,14 @@ class RowFiles:
             differences = [f"begun with a {begun.cache} K/V cache, this context keeps {self._header.cache}"]
         if differences:
             what = f"session {self._stored.name} was {'; '.join(differences)}"
-            raise SessionError(what, f"Its model: {begun.model}")
+            other = begun.identity.weights != self._header.identity.weights
+            if other and begun.model == str(self._workspace.model.path):  # such as the one that ships, after an update
+                remedy = (
+                    f"{begun.model} is another model since then: begin another session, or put the former one there"
+                )
+            else:
+                remedy = f"Its model: {begun.model}"
+            raise SessionError(what, remedy)
         model, name = self._workspace.model, self._stored.name
         unknown = model.unknown(self._stored.state.tokens)
         if unknown is not None:

@@ -92,6 +92,18 @@ def test_a_session_remembers_its_model(
     assert refused.code == 1 and "bf16/f16" in refused.err
 
 
+def test_a_session_whose_model_is_another_one_now(notes: Notes, begun: Path, make_model: Callable[..., Path]) -> None:
+    """As the one that ships is after an update: what can be done is said, and nothing is lost."""
+    former = begun.read_bytes()
+    shutil.copy(make_model(seed=1), begun)
+    refused = notes("ask", "And?", "-n", 2, "--session", "mine")
+    assert refused.code == 1 and refused.err.endswith(
+        f". {begun} is another model since then: begin another session, or put the former one there\n"
+    )
+    begun.write_bytes(former)
+    assert notes("ask", "And?", "-n", 2, "--session", "mine").code == 0
+
+
 def test_a_session_whose_model_has_gone(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that says which it was; named, moved or not, it goes on."""
     moved = begun.rename(begun.with_name("moved.gguf"))
