@@ -50,7 +50,7 @@ COPIED, THERE, ELSE = 1.0, 1.1, 0.7
 # What a register is copied with, so that it holds as much as is compared with it: of a date, of an amount, and "there".
 AGAIN = {"V": (0.87, 0.92, 0.95), "L": (0.845, 0.925, 0.95)}
 ASKED = 1.5  # how loudly the parts of what a thought says first are carried
-CERTAIN = 0.01  # how loudly a comparison is said
+CERTAIN = 0.009  # how loudly a comparison is said
 APART, ALLOWED = 0.013, 3.5  # how loudly two words' distance is said, and how far apart the same word may be
 
 
@@ -216,8 +216,8 @@ def compare(w: Wiring, units: Units, where: Tensor, there: Tensor, difference: T
     """
     edge = 6.0
     silent = 40.0 * (where - there) + 25.0 * (where - w.only("number"))
-    steps = (2 / 19, 2 / 19, 1 / 5, 2 / 9, 2 / 9, 2 / 9)  # between neighbours
-    for part, (step, weight) in enumerate(zip(steps, (1, 2, 4, 4, 2, 1), strict=True)):
+    steps = (2 / 22, 2 / 22, 1 / 5, 2 / 9, 2 / 9, 2 / 9)  # between neighbours
+    for part, (step, weight) in enumerate(zip(steps, (1, 2.5, 5, 5, 2.5, 1), strict=True)):
         steep = 2 * edge / (step * LOUD * COPIED)
         for sign in (1.0, -1.0):
             for side in (1.0, -1.0):
