@@ -98,7 +98,7 @@ class Marks:
             found[token] = torch.tensor([parts.get(name, 0.0) for name in NUMBERS])
 
         for n, token in self.two.items():
-            put(token, two=max(-1.0, min(1.0, (n - 12) / 19)))
+            put(token, two=max(-1.0, min(1.0, (n - 9) / 22)))
         for n, token in self.years:
             put(token, year=max(-1.0, min(1.0, (n - 2026) / 5)))
         for n, token in self.amounts:

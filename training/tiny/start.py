@@ -48,9 +48,9 @@ IF, IF_FIELD, OTHERWISE, TURN, TURN_THEN, COLON, CUE = 0.8, 0.65, 1.07, 0.55, 0.
 # As measured before any step: what the slot A holds of a number, and what "there" and "else" read.
 COPIED, THERE, ELSE = 1.0, 1.1, 0.7
 # What a register is copied with, so that it holds as much as is compared with it: of a date, of an amount, and "there".
-AGAIN = {"V": (0.87, 0.92, 0.95), "L": (0.845, 0.925, 0.95)}
+AGAIN = {"V": (0.87, 0.92, 0.97), "L": (0.845, 0.925, 0.95)}
 ASKED = 1.5  # how loudly the parts of what a thought says first are carried
-CERTAIN = 0.01  # how loudly a comparison is said
+CERTAIN = 0.009  # how loudly a comparison is said
 APART, ALLOWED = 0.013, 3.5  # how loudly two words' distance is said, and how far apart the same word may be
 
 
@@ -125,8 +125,8 @@ def find_fields(w: Wiring, b: Block) -> None:
     w.look_back(b, 1, (6, 7), w.word(), (w.slot("S"), w.slot("S")), (eye, eye), (0.6, 0.45))
     units = Units(b)
     ends = w.at(*marks.full, *marks.commas, *marks.ends, *marks.stops)
-    count(w, units, w.at(*marks.thens) + ends, "number")
-    count(w, units, ends, "ended")
+    count(w, units, w.at(*marks.thens) + ends, "number", 0.0056)
+    count(w, units, ends, "ended", 0.0062)
     rekey(w, units, w.only("corrected"))
     for side in (1.0, -1.0):
         # Alike for all, by the difference of two: an outcome that is louder would be found before others.
@@ -135,12 +135,12 @@ def find_fields(w: Wiring, b: Block) -> None:
             units.add(gate, w.only("after is"), w.single("outcome"), sign * 0.0125)
 
 
-def count(w: Wiring, units: Units, where: Tensor, name: str) -> None:
+def count(w: Wiring, units: Units, where: Tensor, name: str, gain: float) -> None:
     """1 where `where` reads 1 and a number has just ended, 0 elsewhere."""
     number = torch.zeros(w.shape.width)
     number[w.number("A", "number")] = 1.0
     for side, less in ((1.0, 0.0), (-1.0, 0.5)):
-        units.add(60.0 * (number - less * where), where, w.single(name), side * 0.0062)
+        units.add(60.0 * (number - less * where), where, w.single(name), side * gain)
 
 
 def rekey(w: Wiring, units: Units, where: Tensor) -> None:
@@ -216,9 +216,9 @@ def compare(w: Wiring, units: Units, where: Tensor, there: Tensor, difference: T
     Nothing but where `where` reads 1, a number has just ended, and `there` reads 1.
     """
     edge = 6.0
-    silent = 40.0 * (where - there) + 25.0 * (where - w.only("number"))
-    steps = (2 / 19, 2 / 19, 1 / 5, 2 / 9, 2 / 9, 2 / 9)  # between neighbours
-    for part, (step, weight) in enumerate(zip(steps, (1, 2, 4, 4, 2, 1), strict=True)):
+    silent = 40.0 * (where - there) + 12.0 * (where - w.only("number"))
+    steps = (2 / 22, 2 / 22, 1 / 5, 2 / 9, 2 / 9, 2 / 9)  # between neighbours
+    for part, (step, weight) in enumerate(zip(steps, (1, 2.5, 5, 5, 2.5, 1), strict=True)):
         steep = 2 * edge / (step * LOUD * COPIED)
         for sign in (1.0, -1.0):
             for side in (1.0, -1.0):
@@ -233,7 +233,7 @@ def tell_apart(w: Wiring, units: Units) -> None:
         for sign in (1.0, -1.0):
             units.add(sign * difference, difference, w.single("same"), -sign * APART)
     then = w.at(*w.marks.thens)
-    units.add(then, ALLOWED * (then - 0.9 * w.only("number")), w.single("same"), APART)
+    units.add(then, ALLOWED * (then - w.only("number")), w.single("same"), APART)
 
 
 def conclude(w: Wiring, b: Block, held: float, said: float) -> None:
