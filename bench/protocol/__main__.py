@@ -51,11 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.write and not given.write.is_dir():
         parser.error(f"--write {given.write}: there is no such folder")
     which = given.seed_of_training or given.beside
-    if given.write and (given.cases or which is None or given.names):
-        parser.error(
-            "--write takes --seed-of-training or --beside, and all hypotheses, with as many cases as docs/protocol.md "
-            "asks"
-        )
+    if given.write and (given.cases or which is None):
+        parser.error("--write takes --seed-of-training or --beside, and as many cases as docs/protocol.md asks")
     try:
         commit = named(given.commit) if given.commit else frozen()
         options = ContextOptions(n_ctx=4096, n_threads=given.threads)
@@ -108,14 +105,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _write(docs: Path, which: int | str, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
-    """The JSON of this training seed or other model, and the page of all that are there. Raise KeptError, and write
-    nothing, where they do not belong together."""
+    """The JSON of this training seed or other model, with what it has of other hypotheses, and the page of all that are
+    there, which says what was not measured. Raise KeptError, and write nothing, where they do not belong together."""
     folder = docs / "results"
     folder.mkdir(exist_ok=True)
     files: dict[int | str, Path] = {each: folder / f"protocol-seed-{each}.json" for each in report.SEEDS}
     files |= {each: folder / f"protocol-{each}.json" for each in report.BESIDE}
     documents = {each: report.read(path) for each, path in files.items() if path.is_file() and each != which}
-    documents[which] = report.document(about, found)
+    documents[which] = report.document(about, report.merged(files[which], about, found))
     report.page(documents)  # raises before anything is written
     drawn = picture.save(docs / report.PICTURE, report.by_seed(documents))
     report.write(files[which], documents[which])

@@ -948,9 +948,9 @@ def test_models_beside_decide_nothing(tmp_path: Path) -> None:
     assert "## Random weights\n\nNo hypothesis is of this model" in text
     assert text.index("right, direct | 1.000") < text.index("## Random weights") < text.index("right, direct | 0.000")
     with pytest.raises(KeptError, match="same weights"):
-        command._write(tmp_path, "shipped", ABOUT, [])
+        command._write(tmp_path, "reversed", ABOUT, [])
     with pytest.raises(KeptError, match="different commit"):
-        command._write(tmp_path, "shipped", {**ABOUT, "weights": "v", "commit": "f" * 40}, [])
+        command._write(tmp_path, "reversed", {**ABOUT, "weights": "v", "commit": "f" * 40}, [])
 
 
 def test_what_does_not_belong_together_is_not_written(tmp_path: Path) -> None:
@@ -1031,6 +1031,8 @@ def test_the_picture_is_of_what_was_measured(monkeypatch: pytest.MonkeyPatch, tm
     drawn = tmp_path / "results" / "protocol.svg"
     assert "<svg" in drawn.read_text() and "(results/protocol.svg)" in (tmp_path / PAGE).read_text()
     command._write(tmp_path, 1, ABOUT, [verdict_of("H1", 300)])
+    assert drawn.exists()  # what the file has of other hypotheses stays
+    command._write(tmp_path, 1, {**ABOUT, "weights": "v"}, [verdict_of("H1", 300)])
     assert not drawn.exists() and "protocol.svg" not in (tmp_path / PAGE).read_text()
 
 
