@@ -30,7 +30,6 @@ for number, handler in (
 os.umask(0o022)  # folders that tests make are not for others to write in, which notes would refuse
 
 MakeModel = Callable[..., Path]
-REVERSED = Path(__file__).parent.parent / "training" / "notes-reversed-q8_0.gguf"  # looks a field up when it is asked
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +52,8 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 @pytest.fixture(scope="session")
 def reversed_model() -> Path:
     """A model that looks a field up when it is asked; the one that ships takes notes while it reads."""
+    from bench.reversed_model import REVERSED
+
     return REVERSED
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.experiments import EXPERIMENTS, figures
-from bench.experiments.frame import REVERSED, REVERSED_NAME, SEED
+from bench.experiments.frame import SEED
 from bench.experiments.report import PAGE, keep, load, refusal, results, section, summary
 from bench.experiments.table import Row
 from bench.experiments.texts import First
+from bench.reversed_model import REVERSED, REVERSED_NAME
 from notes_cli.engine.context import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.runtime.workspace import Workspace

@@ -6,13 +6,13 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from matplotlib.figure import Figure
 
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Texts
+from bench.reversed_model import REVERSED_NAME
 from notes_cli.runtime.workspace import Workspace
 
 SEED = 20260614  # of what is reported; look for settings with others
@@ -56,10 +56,6 @@ class Experiment(Protocol):
     def summarise(self, table: Table, others: Mapping[str, Table]) -> Summary: ...
 
     def draw(self, table: Table, figure: Figure) -> None: ...
-
-
-REVERSED = Path(__file__).resolve().parents[2] / "training" / "notes-reversed-q8_0.gguf"
-REVERSED_NAME = "notes-reversed"  # of itself it says that it is notes-tiny: it shipped as that
 
 
 def explained(table: Table) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 from bench.race.peers import PEERS, Peer, Run, Setting
 from bench.race.workloads import ANSWER, Work, works
 from bench.random_model import ROOT, random_model
+from bench.reversed_model import reversed_model
 from bench.selecting import chosen
-from notes_cli.config import shipped_model
 
 KEPT = ROOT / "docs" / "results" / "race.json"
 CAP = 40.0  # seconds of a cell after which no further prompt is begun
@@ -24,12 +24,12 @@ STILL = 2.0  # seconds without a sign of life
 
 
 def _words() -> Path:
-    return random_model(ROOT / "build" / "bench" / "qwen3-0.6b-shape-words.gguf", tokenizer=shipped_model())
+    return random_model(ROOT / "build" / "bench" / "qwen3-0.6b-shape-words.gguf", tokenizer=reversed_model())
 
 
 MODELS: dict[str, tuple[str, Callable[[], Path]]] = {
     "random": ("Random weights in the shape of Qwen3-0.6B, Q8_0", _words),
-    "shipped": ("The model that ships", shipped_model),
+    "shipped": ("The reversed model", reversed_model),  # which shipped when they were measured
 }
 # Where a model was trained for less, a size is none of its cells.
 GRID = {

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from bench.experiments import EXPERIMENTS, agent, blocks, toggles
 from bench.experiments.cases import error, reread, segments_of
-from bench.experiments.frame import REVERSED, REVERSED_NAME, Bar, Summary
+from bench.experiments.frame import Bar, Summary
 from bench.experiments.methods import ALL, HOISTED
 from bench.experiments.report import keep, load
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
+from bench.reversed_model import REVERSED, REVERSED_NAME
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.notebook import Notebook

@@ -18,7 +18,6 @@ import pytest
 
 from bench.experiments.agent import PLACES
 from bench.experiments.cases import SYSTEM, error, joined, segments_of
-from bench.experiments.frame import REVERSED
 from bench.experiments.methods import ALL
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
@@ -35,6 +34,7 @@ from bench.protocol.measures.weights import write_as, write_random
 from bench.protocol.report import PAGE, as_json, document, merged, overall, page, write
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import KINDS, Next, Policies
+from bench.reversed_model import REVERSED
 from notes_cli import config
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision

@@ -14,13 +14,13 @@ from statistics import mean
 import pytest
 
 from bench.random_model import Shape, random_model
+from bench.reversed_model import reversed_model
 from bench.serving import races, report
 from bench.serving.figures import Wait, figures, percentile, times
 from bench.serving.load import Seen, arrivals, offer
 from bench.serving.races import RACES, RATES, Phase, load, measured, phases
 from bench.serving.servers import SYSTEMS
 from bench.serving.texts import FIRST, SYSTEM, WAYS, body, policy, questions
-from notes_cli.config import shipped_model
 from notes_cli.engine.model import Model
 from notes_cli.text.skill import parse_skill
 
@@ -163,7 +163,7 @@ def test_all_systems_are_asked_the_same() -> None:
 
 def test_prompts_fit_into_the_context_of_the_model_that_ships() -> None:
     """The policy, a correction, the longest question and an answer."""
-    with Model(shipped_model()) as model:
+    with Model(reversed_model()) as model:
         longest = max((body(one, "said", 8)["messages"] for one in questions(148, 7)), key=lambda one: len(str(one)))
         text = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in longest)
         assert 3900 < len(model.tokenize(text, special=True)) + RACE.tokens + 8 < 4096
@@ -172,8 +172,8 @@ def test_prompts_fit_into_the_context_of_the_model_that_ships() -> None:
 def test_a_random_model_may_have_the_words_of_another(tmp_path: Path) -> None:
     """Texts have the tokens that they have there."""
     small = Shape(layers=1, width=64, heads=2, kv_heads=1, head=32, feed_forward=64)
-    path = random_model(tmp_path / "small.gguf", small, tokenizer=shipped_model())
-    with Model(path) as model, Model(shipped_model()) as shipped:
+    path = random_model(tmp_path / "small.gguf", small, tokenizer=reversed_model())
+    with Model(path) as model, Model(reversed_model()) as shipped:
         text = policy()
         assert model.tokenize(text).tolist() == shipped.tokenize(text).tolist()
         assert model.chat_template == shipped.chat_template
