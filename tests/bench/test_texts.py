@@ -1,4 +1,4 @@
-"""Texts of the experiments: those of the first world stay what they were when docs/results.md was measured."""
+"""Texts of the experiments: those of the first world stay what they were when docs/results-reversed.md was measured."""
 
 from __future__ import annotations
 
