@@ -83,7 +83,7 @@ def test_what_the_readme_says_of_the_reversed_model() -> None:
     said = README[README.index(LOOKS_UP) :]
     ordinary = rows(REVERSED, "## The editing landscape")
     stale, field, erratum = (ordinary[method][3] for method in ("stale", "field", "erratum"))
-    text = f"a recompute of the corrected text in {field} of 300 decisions, an erratum in {erratum}, nothing done in {stale}"
+    text = f"the corrected text in {field} of 300 decisions, an erratum in {erratum}, nothing done in {stale}"
     assert text in " ".join(said.split())
 
 
