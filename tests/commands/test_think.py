@@ -15,8 +15,8 @@ from ..thinkers import HARMONY, OPENED, SWITCH, UNAWARE, Scripted
 from .conftest import Notes, run_here
 
 Script = Callable[..., None]
-CHAIN = "The date is {}. That is {}before 2026-06-15. So the return is {}."
-ACCEPTED, REFUSED = CHAIN.format("2026-05-01", "", "accepted"), CHAIN.format("2026-07-01", "not ", "refused")
+CHAIN = "The date is {}. So the return is {}."
+ACCEPTED, REFUSED = CHAIN.format("2026-05-01", "accepted"), CHAIN.format("2026-07-01", "refused")
 
 
 @pytest.fixture
