@@ -234,7 +234,7 @@ def test_decisions_by_blocks_and_hoisted_fields(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reversed_model: Path, question: str
 ) -> None:
     """The block with the fields computed again, by a model that brings a rule and its field together when it is asked;
-    the value at the end of the text, decoded, by the one that ships: the new decision."""
+    the value at the end of the text, decoded: the new decision."""
     field, old, new = CASES[question]
     name = field.partition("=")[0]
     text = (resource("skills") / "returns" / "SKILL.md").read_text()
@@ -242,7 +242,7 @@ def test_decisions_by_blocks_and_hoisted_fields(
     hoisted = tmp_path / "hoisted.md"
     hoisted.write_text(HOISTED.format(name, value, text.split("---\n", 2)[2]))
     blocks = ("block", reversed_model, (resource("skills") / "returns", "--blocks", 3))
-    for method, model, compiling in (blocks, ("suffix", shipped_model(), (hoisted, "-f"))):
+    for method, model, compiling in (blocks, ("suffix", reversed_model, (hoisted, "-f"))):
         monkeypatch.setenv("NOTES_MODEL", os.fspath(model))
         assert run_here("compile", *compiling).code == 0
         ask = ("ask", question, "--splice", "returns", "--choices", f"{old},{new}", "--json")
