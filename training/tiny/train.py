@@ -121,7 +121,7 @@ LONG = replace(  # beside the last stage: a few texts as long as a memory of fou
 class Plan:
     """What a run depends on besides the stages."""
 
-    steps: int = 4500
+    steps: int = 3600
     texts: int = 8
     branches: int = 6
     first_rate: float = 1e-3  # of the last two layers, which learn alone at first to say what the others find:
