@@ -1,29 +1,35 @@
 """The paper's experiments on a model: tables on standard output, and with --write CSV, pictures and a page.
 
-    python -m bench.experiments [NAME ...] [--model FILE] [--cases N] [--threads N] [--write docs]
+    python -m bench.experiments [NAME ...] [--write docs]                  the reversed model, against bars
+    python -m bench.experiments [NAME ...] --model FILE [--estimate]       any GGUF: what comes of it is reported
 
-Texts are of training/world.py, and training never saw them. Exits 1 if a bar is missed or the model is refused.
+Texts are of training/world.py: policies in English, which the reversed model never saw in training. Rows are kept
+case by case (--keep): the same command goes on where it was stopped. Of a model that is named it is told first what
+memory and about what time it takes; then it is calibrated, and a report with a row for docs/models.md is written.
+Exits 1 if the model is refused, or the reversed one misses a bar.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.experiments import EXPERIMENTS, figures
+from bench.experiments.calibration import profile_of
 from bench.experiments.frame import SEED
-from bench.experiments.report import PAGE, keep, load, refusal, results, section, summary
-from bench.experiments.table import Row
-from bench.experiments.texts import First
+from bench.experiments.keeping import ROOT, KeptError
+from bench.experiments.report import PAGE, REPORT, keep, load, report, results, section, summary
+from bench.experiments.run import Run, told
 from bench.reversed_model import REVERSED, REVERSED_NAME
 from notes_cli.engine.context import ContextOptions
 from notes_cli.errors import NotesError
+from notes_cli.runtime.naming import model_file
 from notes_cli.runtime.workspace import Workspace
+
+KEPT = ROOT / "build" / "experiments"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,26 +42,16 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--cases {given.cases}: there must be one at least")
     if given.write and not given.write.is_dir():
         parser.error(f"--write {given.write}: there is no such folder")
-    met = True
-    options = ContextOptions(n_ctx=4096, n_threads=given.threads, flash_attention=given.flash_attention)
+    if given.estimate and not given.model:
+        parser.error("--estimate is for --model FILE")
     try:
-        with TemporaryDirectory() as scratch:
-            folder = given.write / "results" if given.write else Path(scratch)
-            folder.mkdir(exist_ok=True)
-            with Workspace(given.model or REVERSED, options) as workspace:
-                for name in given.names or EXPERIMENTS:
-                    _measure(workspace, name, given.cases, given.seed, folder)
-                    tables = load(folder)
-                    print(section(name, tables), end="\n\n", flush=True)
-                    met &= not refusal(tables[name]) and all(bar.met for bar in summary(name, tables).bars)
-                    if given.write:
-                        _write(given.write, name)
-    except NotesError as error:
+        return _one_named(given) if given.model else _reversed(given)
+    except (NotesError, KeptError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     except KeyboardInterrupt:
+        sys.stderr.write("stopped; the same command goes on from here\n")
         return 130
-    return 0 if met else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,56 +62,77 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments to run (default: all)")
-    parser.add_argument("--model", type=Path, help="GGUF to measure (default: the reversed model of training/)")
+    parser.add_argument("--model", help="GGUF file, or the name of a model (default: the reversed model of training/)")
+    parser.add_argument("--estimate", action="store_true", help="only say what memory and time it will take")
     parser.add_argument("--cases", type=int, help="cases of each experiment (default: its own number)")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="(default: 1, the quickest for a model as small as ours)"
-    )
+    parser.add_argument("--threads", type=int, help="(default: as `notes` does; 1 for the reversed model)")
     parser.add_argument(
         "--flash-attention",
         choices=("auto", "on", "off"),
-        default="off",
-        help="(default: off, for llama.cpp's CPU kernel is slow on batches of less than 64 tokens)",
+        help="(default: auto; off for the reversed model, as llama.cpp's CPU kernel is slow on short batches)",
     )
     parser.add_argument("--seed", type=int, default=SEED, help="of the texts (default: %(default)s)")
-    parser.add_argument("--write", type=Path, metavar="DOCS", help=f"folder that gets {PAGE} and results/")
+    parser.add_argument("--keep", type=Path, default=KEPT, help="folder that rows are kept in (default: %(default)s)")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="DOCS",
+        help="folder that gets the page and results/ (default: with --model --keep)",
+    )
     return parser
 
 
-def _measure(workspace: Workspace, name: str, cases: int | None, seed: int, folder: Path) -> None:
-    """Leave the experiment's table in the folder, or why there is none."""
-    experiment, model = EXPERIMENTS[name], workspace.model
-    count, rows, refused = cases or experiment.CASES, [], ""
-    try:
-        rows = list(_told(name, count, experiment.measure(workspace, count, First(seed))))
-    except NotesError as error:
-        refused = str(error)
-    said_of = REVERSED_NAME if model.path == REVERSED else model.name
-    said = f"{said_of} {model.quantization}, flash attention {workspace.options.flash_attention}"
-    about: Row = {"experiment": name, "model": said, "cases": count, "seed": seed, "refused": refused}
-    keep(folder, about, rows)
+def _reversed(given: argparse.Namespace) -> int:
+    """The reversed model, whose page is in docs/."""
+    options = ContextOptions(n_ctx=4096, n_threads=given.threads or 1, flash_attention=given.flash_attention or "off")
+    with TemporaryDirectory() as scratch, Workspace(REVERSED, options) as workspace:
+        run = Run(workspace, given.seed, given.cases, given.keep)
+        folder = given.write or Path(scratch)
+        met = True
+        for name in given.names or EXPERIMENTS:
+            table = _measured(run, workspace, REVERSED_NAME, name, folder / "results")
+            met &= not table and all(bar.met for bar in summary(name, load(folder / "results")).bars)
+            if given.write:
+                (folder / PAGE).write_text(results(folder / "results"), encoding="utf-8")
+    return 0 if met else 1
 
 
-def _told(name: str, count: int, rows: Iterator[Row]) -> Iterator[Row]:
-    """The rows as they come, and on standard error how far they are."""
-    started, end = time.monotonic(), "\r" if sys.stderr.isatty() else "\n"
-    case = 0
-    for row in rows:
-        if row["case"] != case and (end == "\r" or int(row["case"]) % 50 == 1):
-            case = int(row["case"])
-            sys.stderr.write(f"{name}: case {case} of {count}, {time.monotonic() - started:.0f} s{end}")
-        yield row
-    sys.stderr.write(f"{name}: {count} cases in {time.monotonic() - started:.0f} s\n")
+def _one_named(given: argparse.Namespace) -> int:
+    """A model of the user's, with a report of its own."""
+    path = model_file(given.model)
+    options = ContextOptions(n_ctx=4096, n_threads=given.threads, flash_attention=given.flash_attention or "auto")
+    names = given.names or list(EXPERIMENTS)
+    with Workspace(path, options) as workspace:
+        run = Run(workspace, given.seed, given.cases, given.keep)
+        run.expect(names, calibrated=True)
+        if given.estimate:
+            return 0
+        folder = given.write or run.folder
+        profile = profile_of(workspace, told("calibration"))
+        refused = [name for name in names if _measured(run, workspace, path.stem, name, folder / "results")]
+        (folder / REPORT).write_text(report(folder / "results", profile), encoding="utf-8")
+    sys.stderr.write(f"written to {folder / REPORT}\n")
+    return 1 if len(refused) == len(names) else 0
 
 
-def _write(docs: Path, name: str) -> None:
-    table = load(docs / "results")[name]
-    picture = docs / "results" / f"{name}.svg"
-    if refusal(table):
+def _measured(run: Run, workspace: Workspace, model: str, name: str, folder: Path) -> str:
+    """Leave the experiment's table and picture in the folder, say what it shows, and why it was refused, if it was."""
+    table, refused = run.measure(name)
+    about = f"{model} {workspace.model.quantization}, flash attention {workspace.options.flash_attention}"
+    folder.mkdir(parents=True, exist_ok=True)
+    keep(
+        folder,
+        {"experiment": name, "model": about, "cases": run.cases(name), "seed": run.seed, "refused": refused},
+        table.rows,
+    )
+    tables = load(folder)
+    picture = folder / f"{name}.svg"
+    if refused:
         picture.unlink(missing_ok=True)
     else:
-        figures.save(picture, partial(EXPERIMENTS[name].draw, table))
-    (docs / PAGE).write_text(results(docs / "results"), encoding="utf-8")
+        figures.save(picture, partial(EXPERIMENTS[name].draw, tables[name]))
+    print(section(name, tables), end="\n\n", flush=True)
+    return refused
 
 
 if __name__ == "__main__":

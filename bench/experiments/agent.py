@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,19 +20,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bench.experiments import figures
+from bench.experiments import figures, intervals
+from bench.experiments.calibration import profile_of
 from bench.experiments.cases import SYSTEM, near_tie, reread, segments_of
 from bench.experiments.frame import Bar, Summary, grid, interval, ratio
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Draft, Rule, Size, Texts
-from bench.protocol import intervals
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
-from notes_cli.measure.battery import shipped_battery
-from notes_cli.measure.calibrate import calibrate
 from notes_cli.measure.compare import cosine, divergence
 from notes_cli.measure.verify import corrected_segment
 from notes_cli.runtime.assembling import Prompt, assemble
@@ -81,40 +78,56 @@ def measure(workspace: Workspace, cases: int, texts: Texts) -> Iterator[Row]:
         segments = segments_of(workspace, [draft.skill for draft in drafts])
         compiled = time.perf_counter() - started
         for number in range(1, INSTANCES + 1):
-            instance, place = make_instance(texts, rng, drafts), PLACES[(number - 1) % len(PLACES)]
-            memory = placed(segments, instance.rule.field, place)
-            baseline = prefilling(workspace, memory, instance)
-            agents = {BASELINE: baseline, PREFIX: caching(workspace, memory, instance)}
-            for name in dict.fromkeys((*METHODS, calibrated)):
-                with suppress(UnsupportedError):
-                    agents[name] = _editing(workspace, memory, instance, name)
-            for name, turns in agents.items():
-                for turn, (found, reference) in enumerate(zip(turns, baseline, strict=True)):
-                    yield {
-                        "case": domain,
-                        "instance": number,
-                        "decision": turn + 1,
-                        "kind": instance.rule.kind,
-                        "place": place,
-                        "agent": name,
-                        "calibrated": calibrated,
-                        "memory": sum(map(len, segments)),
-                        "right": found.decision.choice == instance.rule.outcome(instance.values[turn]),
-                        "same": found.decision.choice == reference.decision.choice,
-                        "near": near_tie(reference.decision),
-                        "cosine": cosine(found.logits, reference.logits),
-                        "kl": divergence(found.logits, reference.logits),
-                        "margin": found.decision.margin,
-                        "decoded": found.decoded,
-                        "seconds": found.seconds,
-                        "compiling": compiled,
-                    }
+            for row in _instance(workspace, make_instance(texts, rng, drafts), segments, number, calibrated):
+                yield {"case": domain, **row, "compiling": compiled}
 
 
-@lru_cache(maxsize=1)  # texts of several sorts are measured one after the other
+def seconds(workspace: Workspace, texts: Texts) -> float:
+    """About how long a domain takes: by one instance, of the agents that need no calibration."""
+    ((_, rng),) = texts.rngs("agent", 1)
+    drafts = texts.memory(rng, MEMORY)
+    segments = segments_of(workspace, [draft.skill for draft in drafts])
+    started = time.monotonic()
+    for _ in _instance(workspace, make_instance(texts, rng, drafts), segments, 1, DEFAULT):
+        pass
+    return (time.monotonic() - started) * INSTANCES
+
+
+def _instance(
+    workspace: Workspace, instance: Instance, segments: Sequence[Segment], number: int, calibrated: str
+) -> Iterator[Row]:
+    """What each agent comes to at each question."""
+    place = PLACES[(number - 1) % len(PLACES)]
+    memory = placed(segments, instance.rule.field, place)
+    baseline = prefilling(workspace, memory, instance)
+    agents = {BASELINE: baseline, PREFIX: caching(workspace, memory, instance)}
+    for name in dict.fromkeys((*METHODS, calibrated)):
+        with suppress(UnsupportedError):
+            agents[name] = _editing(workspace, memory, instance, name)
+    for name, turns in agents.items():
+        for turn, (found, reference) in enumerate(zip(turns, baseline, strict=True)):
+            yield {
+                "instance": number,
+                "decision": turn + 1,
+                "kind": instance.rule.kind,
+                "place": place,
+                "agent": name,
+                "calibrated": calibrated,
+                "memory": sum(map(len, segments)),
+                "right": found.decision.choice == instance.rule.outcome(instance.values[turn]),
+                "same": found.decision.choice == reference.decision.choice,
+                "near": near_tie(reference.decision),
+                "cosine": cosine(found.logits, reference.logits),
+                "kl": divergence(found.logits, reference.logits),
+                "margin": found.decision.margin,
+                "decoded": found.decoded,
+                "seconds": found.seconds,
+            }
+
+
 def by_calibration(workspace: Workspace) -> str:
-    """The method that `notes calibrate` would choose for this model, as a session follows it. Nothing is kept."""
-    method = Method.parse(calibrate(workspace, shipped_battery()).methods["direct"])
+    """The method that `notes calibrate` would choose for this model, as a session follows it."""
+    method = Method.parse(profile_of(workspace).methods["direct"])
     if method.record.reaches_end:
         return str(SUFFIX)
     return str(method if method.record.in_session else ERRATUM)

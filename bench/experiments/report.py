@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.experiments import EXPERIMENTS
 from bench.experiments.frame import Bar, Summary, grid
 from bench.experiments.table import Row, Table, read_table, write_table
+from notes_cli.library.profiles import Profile
+from notes_cli.measure.finding import page
 
 PAGE, TITLE = "results-reversed.md", "The reversed model"  # in docs/
+REPORT = "report.md"  # of any other model
 ABOUT = "about.csv"  # a row an experiment: what was measured, and why not if it was refused
 HEAD = f"""# {TITLE}
 
@@ -19,6 +22,13 @@ paper's models of 1.7B to 70B parameters, take notes while they read ([README](.
 decides which: training/README.md says what differs. What the paper (arXiv:2606.17107) found is beside what was
 measured here. All texts are held out: training never saw their names and rules. Every table is computed from the
 observations in [results/](results), where about.csv says of which model, how many cases, and the seed of the texts."""
+
+EXPERIMENTS_OF = """## The paper's experiments
+
+What the paper (arXiv:2606.17107) found is beside what was measured here, by `make experiments MODEL=FILE`. The texts
+are policies in English of training/world.py, one question each. Bars are those that the project sets its own model:
+what a model misses says what not to rely on with it. Every table is computed from the observations in
+[results/](results)."""
 
 
 def keep(folder: Path, about: Row, rows: Sequence[Row]) -> None:
@@ -71,7 +81,7 @@ def section(name: str, tables: Mapping[str, Table], level: str = "") -> str:
 
 
 def results(folder: Path) -> str:
-    """The whole page."""
+    """The page of the reversed model."""
     tables = load(folder)
     bars = [bar for name in tables for bar in summary(name, tables).bars]
     missed = [bar for bar in bars if not bar.met]
@@ -80,11 +90,21 @@ def results(folder: Path) -> str:
         parts.append(
             "\n".join(f"* {bar.what}: {_value(bar)}, should be {bar.relation} {bar.bound:g}" for bar in missed)
         )
+    return "\n\n".join((*parts, *_sections(tables, "##"))) + "\n"
+
+
+def report(folder: Path, profile: Profile) -> str:
+    """The page of any other model: what a calibration found, and the experiments."""
+    by = f"`make experiments` on {profile.created[:10]}"
+    return "\n\n".join((page(profile, by).rstrip(), EXPERIMENTS_OF, *_sections(load(folder), "###"))) + "\n"
+
+
+def _sections(tables: Mapping[str, Table], level: str) -> Iterator[str]:
+    """Each experiment, with its picture."""
     for name in tables:
-        parts.append(section(name, tables, "##"))
+        yield section(name, tables, level)
         if not refusal(tables[name]):
-            parts.append(f"![{EXPERIMENTS[name].TITLE}](results/{name}.svg)")
-    return "\n\n".join(parts) + "\n"
+            yield f"![{EXPERIMENTS[name].TITLE}](results/{name}.svg)"
 
 
 def _bars(bars: tuple[Bar, ...]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol
 
 from training import world
@@ -75,17 +76,19 @@ class Texts(Protocol):
 
 
 class First:
-    """Texts of training/world.py that training never saw. A generator goes through all cases of an experiment."""
+    """Texts of training/world.py that training never saw."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, begin: int = 1) -> None:
+        """`begin`: the number of the first case."""
+        self.seed, self.begin = seed, begin
 
     def cases(self, experiment: str, count: int) -> Iterator[tuple[int, Case]]:
-        return enumerate(world.held_out(count, self.seed), 1)
+        return islice(enumerate(world.held_out(count, self.seed), 1), self.begin - 1, None)
 
     def rngs(self, experiment: str, count: int) -> Iterator[tuple[int, random.Random]]:
-        rng = random.Random(f"{experiment} {self.seed}")
-        return ((number, rng) for number in range(1, count + 1))
+        return (
+            (number, random.Random(f"{experiment} {number} {self.seed}")) for number in range(self.begin, count + 1)
+        )
 
     def memory(self, rng: random.Random, size: Size) -> list[Draft]:
         return world.make_drafts(rng, size, held=True)

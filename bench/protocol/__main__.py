@@ -19,13 +19,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench.experiments.keeping import Kept, KeptError
 from bench.experiments.table import Row, Table
 from bench.protocol import picture, report
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Hypothesis, judge
-from bench.protocol.keeping import Kept, KeptError, sources
 from bench.protocol.measures import MEASURES, Measure
 from bench.protocol.measures.weights import write_random
 from bench.protocol.seeds import ROOT, CommitError, frozen, named, rng_of
+from bench.protocol.sources import sources
 from bench.protocol.texts import WORDS, Next
 from notes_cli.engine import system
 from notes_cli.engine.context import ContextOptions
@@ -167,7 +168,10 @@ class Run:
         """What is kept already, and what is missing of it."""
         model, path = self._workspace.model, self._folder / f"{name}, {words}.jsonl"
         wanted = self._cases or measure.cases
-        about = {key: str(self.about[key]) for key in ("weights", "settings", "commit", "sources", "engine")} | more
+        about = {
+            **{key: str(self.about[key]) for key in ("weights", "settings", "commit", "sources", "engine")},
+            **more,
+        }
         if measure.rows is None and not path.exists():
             sys.stderr.write(f"{name}, {words}: not measured: run {measure.by} {model.path}\n")
             return Table([])

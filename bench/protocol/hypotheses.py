@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from bench.experiments import agent
+from bench.experiments.intervals import NOTHING, Figure, Part, figure, ratio, slope
 from bench.experiments.methods import ALL, HALVES
 from bench.experiments.table import Table
 from bench.experiments.toggles import CACHES
-from bench.protocol.intervals import NOTHING, Figure, Part, figure, ratio, slope
 from bench.protocol.lives import SORTS
 from bench.protocol.measures import heads
 from bench.protocol.measures.distance import POSITIONS, WAYS

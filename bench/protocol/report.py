@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiments.frame import grid
+from bench.experiments.keeping import KeptError
 from bench.protocol import paper
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Check, Verdict
-from bench.protocol.keeping import KeptError
 
 SEEDS = (1, 2, 3)  # of training: a hypothesis holds if it holds for each
 BESIDE = {"reversed": "The reversed model, an ablation", "random": "Random weights"}  # these decide nothing

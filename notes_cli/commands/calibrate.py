@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import output
+from notes_cli import __version__, output
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, model_options, open_model
+from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.library.profiles import Measured, Profile
+
+report_option = click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write a page of it to show others: .md.",
+)
 
 
 @click.command()
@@ -28,9 +37,12 @@ if TYPE_CHECKING:
 @click.option(
     *("-n", "--number"), type=Number(1), help="Only the first N decisions of each file, and pairs.  [default: all]"
 )
+@report_option
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
-def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool, **model: Any) -> None:
+def command(
+    files: tuple[Path, ...], only: bool, number: int | None, report: Path | None, json_: bool, **model: Any
+) -> None:
     """Measure which edit method, wording, seam and place to trust on this model.
 
     Each case is a decision with one field changed, of which the right answer is known. It is made after a full
@@ -44,6 +56,9 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
     need both, spliced, read together, with one left out, and in each way that might repair what splicing loses. Where
     that fails, `notes ask` says so when several skills are spliced, and what helps. Not with --only.
 
+    Told in one line is whether the model takes notes: whether a decision is made while a text is read, so that a field
+    corrected in place comes too late. --report writes that as a page, with all figures and a row for docs/models.md.
+
     A case in YAML has text (or skill: FILE), question, choices, field, value (the new one) and right, the answers that
     are right with the old value and with the new one. See prompts/battery.yaml.
 
@@ -51,9 +66,12 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
     Examples:
       notes calibrate
       notes calibrate -m model.gguf --cases mine.yaml --only
+      notes calibrate -m model.gguf --report model.md
     """
     if only and not files:
         raise click.UsageError("--only needs decisions of your own: --cases FILE")
+    if report:
+        check_report(report)
 
     from notes_cli.measure.battery import load_battery, shipped_battery
     from notes_cli.measure.pairs import pairs
@@ -65,9 +83,11 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
         drawn = () if only else pairs()[:number]
         profile, path = opened.calibrate(cases, pairs=drawn, listener=listening(json_))
     if json_:
-        output.as_json({"version": 1, "path": str(path) if path else None, **profile.as_dict()})
+        output.as_json({"version": 1, "path": str(path) if path else None, **as_dict(profile)})
     else:
         print_profile(profile)
+    if report:
+        write_report(report, profile)
     output.say(
         f"written to {path}"
         if path
@@ -75,8 +95,42 @@ def command(files: tuple[Path, ...], only: bool, number: int | None, json_: bool
     )
 
 
+def check_report(path: Path) -> None:
+    """Fail before anything is measured: UsageError for another ending, NotesError without a folder, and where it would
+    take the place of what is no such page."""
+    from notes_cli.measure.finding import is_page
+
+    if path.suffix.lower() != ".md":
+        raise click.UsageError(f"--report writes .md, not {path.name!r}")
+    if not path.absolute().parent.is_dir():
+        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
+    if path.is_dir():
+        raise NotesError(f"{path} is a folder")
+    if path.exists() and not is_page(path.read_bytes()):
+        raise NotesError(f"{path} is there, and not such a page: nothing is written over it. Name another file")
+
+
+def write_report(path: Path, profile: Profile) -> None:
+    """The page of a profile."""
+    from notes_cli.measure.finding import page
+
+    when = profile.created[:10] or date.today().isoformat()
+    path.write_text(page(profile, f"`notes calibrate` of notes {__version__} on {when}"), encoding="utf-8")
+    output.say(f"written to {path}")
+
+
+def as_dict(profile: Profile) -> dict[str, Any]:
+    """As JSON has it: what was measured, and whether the model takes notes."""
+    from notes_cli.measure.finding import finding
+
+    found = finding(profile)
+    return {**profile.as_dict(), "finding": found and found._asdict()}
+
+
 def print_profile(profile: Profile) -> None:
-    """Every method with its figures, the verdicts, and what is used."""
+    """Every method with its figures, whether the model takes notes, the verdicts, and what is used."""
+    from notes_cli.measure.finding import finding
+
     names = dict.fromkeys(one.name for one in profile.measured if one.what == "method")
     rows = []
     for name in names:
@@ -88,6 +142,9 @@ def print_profile(profile: Profile) -> None:
     columns = ("method", "decoded", "ms", "cosine", "right", "as recompute", "reasoned: right", "as recompute")
     if rows:
         output.table(columns, rows, right=columns[1:])
+    found = finding(profile)
+    if found:
+        output.result(f"{found.kind}: {found.why}")
     for way in ("direct", "reasoned"):
         output.result(_verdict(profile, way))
     output.result(f"wording: {profile.wording}; seam: {profile.seam}; place: {profile.place}")

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
+from notes_cli.commands.calibrate import report_option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from notes_cli.library.profiles import Profile, Profiles
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON document (docs/json.md).")
@@ -93,15 +96,19 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
 
 @command.command("show")
 @click.argument("name")
+@report_option
 @_JSON
-def show(name: str, json_: bool) -> None:
+def show(name: str, report: Path | None, json_: bool) -> None:
     """Show what was measured, and what follows from it."""
-    from notes_cli.commands.calibrate import print_profile
+    from notes_cli.commands.calibrate import as_dict, check_report, print_profile, write_report
 
     profiles = _profiles()
     path, profile = profiles.named(name), _read(profiles, name)
+    if report:
+        check_report(report)
+        write_report(report, profile)
     if json_:
-        output.as_json({"version": 1, "path": str(path), **profile.as_dict()})
+        output.as_json({"version": 1, "path": str(path), **as_dict(profile)})
         return
     output.result(f"{profile.identity.model} {profile.identity.quantization}, cache {profile.cache}")
     print_profile(profile)

@@ -149,8 +149,10 @@ class Method:
         return METHODS[self.name]
 
 
-# Those with a part of their own: the control, what is always possible, what is exact, and the reference.
-STALE, ERRATUM, SUFFIX, RECOMPUTE = Method("stale"), Method(), Method("suffix"), Method("recompute")
+# Those with a part of their own: the control, the one that tells whether notes were taken, what is always possible,
+# what is exact, and the reference.
+STALE, FIELD, ERRATUM = Method("stale"), Method("field"), Method()
+SUFFIX, RECOMPUTE = Method("suffix"), Method("recompute")
 
 
 def record_of(text: str) -> Record | None:

@@ -18,14 +18,14 @@ import pytest
 
 from bench.experiments.agent import PLACES
 from bench.experiments.cases import SYSTEM, error, joined, segments_of
+from bench.experiments.intervals import Part, equivalent, figure, ratio, slope
+from bench.experiments.keeping import Kept, KeptError
 from bench.experiments.methods import ALL
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
 from bench.protocol import __main__ as command
 from bench.protocol import paper, seeds
 from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Verdict, judge
-from bench.protocol.intervals import Part, equivalent, figure, ratio, slope
-from bench.protocol.keeping import Kept, KeptError
 from bench.protocol.lives import SORTS, Question, live
 from bench.protocol.measures import Measure, again, distance, heads, life, lines, mixing, notes, settings
 from bench.protocol.measures.lines import places

@@ -114,6 +114,24 @@ def test_few_decisions_set_nothing(notes: Notes, compiled: Path, mine: Path, hom
     assert found["cases"] == 1 and found["path"] is None
 
 
+def test_a_report_for_others(notes: Notes, mine: Path, tmp_path: Path) -> None:
+    """A page with the figures that are printed, of a new calibration and of one that is kept. A page may be written
+    over, another file may not, and that is told before anything is measured."""
+    path = tmp_path / "model.md"
+    done = notes("calibrate", "--cases", mine, "--only", "--report", path)
+    assert done.code == 0 and f"written to {path}" in done.err
+    text = path.read_text()
+    assert text.startswith("# ") and "| recompute |" in text and "1 decisions are too few" in text + done.out
+    name = saved(notes)
+    assert notes("profile", "show", name, "--report", path).code == 0 and path.read_text() != text
+    path.write_text("# Mine\n")
+    for command in (("calibrate",), ("profile", "show", name)):
+        refused = notes(*command, "--report", path)
+        assert refused.code == 1 and "nothing is written over it" in refused.err and path.read_text() == "# Mine\n"
+        assert notes(*command, "--report", tmp_path / "none" / "x.md").code == 1
+        assert "writes .md" in notes(*command, "--report", "model.txt").err
+
+
 def test_a_profile_of_an_older_notes_is_told(notes: Notes, compiled: Path, home: Path) -> None:
     """Asking goes on by what is safe, and says how to measure again; `profile ls` says it, too."""
     name = saved(notes)

@@ -34,11 +34,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bench.experiments.keeping import KeptError
 from bench.experiments.table import Row
 from bench.protocol import report
 from bench.protocol.__main__ import KEPT, Run
 from bench.protocol.hypotheses import HYPOTHESES, judge
-from bench.protocol.keeping import KeptError
 from bench.protocol.measures import MEASURES, Measure, heads
 from bench.protocol.measures.mixing import began, excluded, mixes_of
 from bench.protocol.seeds import CommitError, frozen, named

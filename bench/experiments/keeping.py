@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from bench.experiments.table import Row, Table
-from bench.protocol.seeds import ROOT
 
-# What decides which rows a case has, beside the model, the commit and the words.
-SOURCES = ("bench/experiments", "bench/protocol/measures", "notes_cli", "prompts")
-SINGLE = (
-    *("bench/protocol/lives.py", "bench/protocol/texts.py", "bench/protocol/seeds.py"),
-    *("training/world.py", "training/model.py"),
-)
-# Of training/tiny: what trains goes on changing.
-NEXT = ("world.py", "words.py", "words.txt", "measure.py", "heads.py", "weights.py")
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = (".py", ".yaml", ".txt", ".cpp", ".h")
 
 
@@ -26,22 +20,23 @@ class KeptError(Exception):
     """What is kept was measured otherwise; what to do is said."""
 
 
-def sources() -> str:
-    """The digest of all that measures."""
-    files = [path for each in SOURCES for path in (ROOT / each).rglob("*") if path.suffix in KINDS]
+def digest(paths: Iterable[Path]) -> str:
+    """That of source files, by their names and what is in them; of folders all that may change what is measured."""
+    files = {file for path in paths for file in (path.rglob("*") if path.is_dir() else [path]) if file.suffix in KINDS}
     found = hashlib.sha256()
-    for path in sorted({*files, *(ROOT / each for each in SINGLE), *(ROOT / "training/tiny" / each for each in NEXT)}):
-        found.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for file in sorted(files):
+        found.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return found.hexdigest()
 
 
 class Kept:
-    """The rows of one measure: JSON lines, the first of them what they are of, then a line a case."""
+    """The rows of one measure: JSON lines, the first of them what they are of, then a line a case with its seconds."""
 
     def __init__(self, path: Path, about: Mapping[str, str]) -> None:
         """Open or begin it. Raise KeptError if it is of something else."""
         self.path = path
         self.cases: dict[int, list[Row]] = {}
+        self.seconds: dict[int, float] = {}
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         whole = lines[:-1]  # a run that is killed leaves the beginning of a line
         if whole:
@@ -54,7 +49,7 @@ class Kept:
                 )
             for line in whole[1:]:
                 found = json.loads(line)
-                self.cases[int(found["case"])] = found["rows"]
+                self._take(found)
         else:
             whole = [json.dumps(dict(about)).encode()]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,10 +70,19 @@ class Kept:
 
     def add(self, rows: Iterable[Row]) -> Iterator[int]:
         """Keep rows that come case by case; give the number of each case that is there as a whole."""
+        began = time.monotonic()
         for number, group in groupby(rows, lambda row: int(row["case"])):
+            found = list(group)
+            seconds = round(time.monotonic() - began, 3)
             # As they are read again: truths are numbers, and numpy's are Python's.
-            text = json.dumps({"case": number, "rows": list(group)}, default=float)
+            text = json.dumps({"case": number, "seconds": seconds, "rows": found}, default=float)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
-            self.cases[number] = json.loads(text)["rows"]
+            self._take(json.loads(text))
             yield number
+            began = time.monotonic()
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        number = int(line["case"])
+        self.cases[number] = line["rows"]
+        self.seconds[number] = float(line["seconds"])

@@ -1,0 +1,51 @@
+"""The table of docs/models.md: what `notes calibrate` finds of the models that nobody has to download.
+
+    python -m bench.models
+
+They are the one that ships, the reversed model, and random weights in the shape of the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bench.experiments.calibration import profile_of
+from bench.experiments.keeping import ROOT
+from bench.protocol.measures.weights import write_random
+from bench.reversed_model import REVERSED, REVERSED_NAME
+from notes_cli.config import shipped_model
+from notes_cli.engine.context import ContextOptions
+from notes_cli.library.profiles import Profile
+from notes_cli.measure.finding import ROW, grid, row
+from notes_cli.runtime.workspace import Workspace
+
+PAGE = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- written by python -m bench.models -->\n", "<!-- end -->\n"
+SEED = 1
+
+
+def main() -> int:
+    with TemporaryDirectory() as folder:
+        random = write_random(shipped_model(), Path(folder, "random.gguf"), SEED)
+        models = {"notes-tiny": shipped_model(), REVERSED_NAME: REVERSED, "random weights": random}
+        rows = [row(_measured(path, name)) for name, path in models.items()]
+    before, found, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert found and end, f"{PAGE} has no place for the table"
+    PAGE.write_text(f"{before}{BEGIN}{grid(ROW, rows)}\n{END}{after}", encoding="utf-8")
+    return 0
+
+
+def _measured(path: Path, name: str) -> Profile:
+    """The profile of one of them, by the name that it has here."""
+    sys.stderr.write(f"{name}\n")
+    with Workspace(path, ContextOptions(n_ctx=4096, n_threads=1)) as workspace:
+        found = profile_of(workspace)
+    return replace(found, identity=replace(found.identity, model=name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
