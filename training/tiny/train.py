@@ -121,7 +121,7 @@ LONG = replace(  # beside the last stage: a few texts as long as a memory of fou
 class Plan:
     """What a run depends on besides the stages."""
 
-    steps: int = 3600
+    steps: int = 4500
     texts: int = 8
     branches: int = 6
     first_rate: float = 1e-3  # of the last two layers, which learn alone at first to say what the others find:
@@ -181,7 +181,7 @@ def step_loss(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor
 def shape_of(made: Tokenizer) -> model.Shape:
     """The sizes of the subject with this tokenizer."""
     vocabulary = -(-made.get_vocab_size() // 32) * 32
-    return model.Shape(vocab=vocabulary, width=224, layers=8, ffn=320, rope_base=20_000.0)
+    return model.Shape(vocab=vocabulary, width=224, layers=8, ffn=320, rope_base=10_000.0)
 
 
 def build(encoder: Encoder, shape: model.Shape, seed: int, note: bool = True) -> model.Tiny:

@@ -30,7 +30,7 @@ LOUD = 2.5  # the length of the largest number's code
 EVEN = 22.0  # the square of the length of every number's embedding: what is copied of a token depends on its length
 CODE, REST = 2.35, 3.6  # lengths of a word's embedding: in its code, and without it
 BLANK = 0.15  # of the latter, how much says that a blank comes before
-FAST, SLOW = 12, 11
+FAST, SLOW = 12, 10
 READ, PUT = 0.5, 0.6  # gains of values, and of what heads write: a slot holds a third to a half of what it copies
 
 
