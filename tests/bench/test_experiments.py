@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from bench.experiments import EXPERIMENTS, agent, blocks, toggles
+from bench.experiments import EXPERIMENTS, agent, blocks, calibration, toggles
 from bench.experiments.cases import error, reread, segments_of
 from bench.experiments.frame import Bar, Summary
 from bench.experiments.methods import ALL, HOISTED
@@ -24,6 +24,7 @@ from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens, floats
+from notes_cli.library.profiles import Profile
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.workspace import Workspace
 
@@ -261,5 +262,24 @@ def test_the_method_by_calibration(
 ) -> None:
     """As a session follows a profile: what reaches the end is decoded from the change on."""
     profile = SimpleNamespace(methods={"direct": chosen, "reasoned": "stale"})
-    monkeypatch.setattr(agent, "calibrate", lambda workspace, cases: profile if len(cases) >= 24 else None)
-    assert agent.by_calibration.__wrapped__(looks_up) == followed
+    monkeypatch.setattr(agent, "profile_of", lambda workspace: profile)
+    assert agent.by_calibration(looks_up) == followed
+
+
+def test_a_model_is_calibrated_once(looks_up: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the same code: what is kept is used; by other code it is calibrated again."""
+    measured = []
+
+    def calibrated(workspace: Workspace, cases: Sequence[object], told: object, pairs: Sequence[object]) -> Profile:
+        measured.append((len(cases), len(pairs)))
+        ways = dict.fromkeys(("direct", "reasoned"), "erratum")
+        counts = dict.fromkeys(ways, 40)
+        return Profile(workspace.identity, workspace.context.options.cache, 40, counts, ways, "now", 1, "early", ())
+
+    monkeypatch.setattr(calibration, "KEPT", tmp_path)
+    monkeypatch.setattr(calibration, "calibrate", calibrated)
+    assert calibration.profile_of(looks_up) == calibration.profile_of(looks_up)
+    assert measured == [(40, 48)] and calibration.seconds(looks_up) == 0.0
+    monkeypatch.setattr(calibration, "digest", lambda _: "other code")
+    calibration.profile_of(looks_up)
+    assert len(measured) == 2
