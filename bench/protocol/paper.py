@@ -153,7 +153,7 @@ ROWS = (
         "which method is enough",
         "depends on the model",
         why="the protocol compares training seeds; `notes calibrate` measures a model",
-        where="your-model.md",
+        where="models.md",
     ),
     Row(
         _EDIT,
