@@ -104,7 +104,7 @@ def _one_named(given: argparse.Namespace) -> int:
     names = given.names or list(EXPERIMENTS)
     with Workspace(path, options) as workspace:
         run = Run(workspace, given.seed, given.cases, given.keep)
-        run.expect(names, calibrated=True)
+        run.expect(names)
         if given.estimate:
             return 0
         folder = given.write or run.folder

@@ -60,9 +60,9 @@ class Run:
             return Table([]), str(error)
         return Table(row for row in kept.table if int(row["case"]) <= wanted), ""
 
-    def expect(self, names: Sequence[str], calibrated: bool) -> None:
-        """Say what memory the model takes, and about how long the experiments will take, by the first case of each,
-        which is kept, and of the long ones by a part of it. `calibrated`: the calibration is one of them."""
+    def expect(self, names: Sequence[str]) -> None:
+        """Say what memory the model takes, and about how long the calibration and the experiments will take: by the
+        first case of each, which is kept, and of the agent, whose cases are long, by a part of one."""
         model, options = self._workspace.model, self._workspace.options
         weights, there = sum(source.path.stat().st_size for source in model.sources), limits.available()
         _say(
@@ -70,20 +70,19 @@ class Run:
             f"{limits.memory(model, options)}" + (f"; {limits.size(there)} are available" if there is not None else "")
         )
         _say("how long it will take, by one case of each experiment, which is kept:")
-        whole = self._expected("calibration", "", calibration.seconds(self._workspace)) if calibrated else 0.0
+        whole = self._expected("calibration", "", calibration.seconds(self._workspace))
         for name in names:
-            missing, each = self.cases(name) - (self._kept(name).next - 1), 0.0
-            if missing > 0:
-                each = self._each(name)
-                missing = self.cases(name) - (self._kept(name).next - 1)
-            whole += self._expected(name, f"{self.cases(name)} cases, {missing} missing", each * missing)
+            each, wanted = self._each(name), self.cases(name)
+            missing = max(0, wanted + 1 - self._kept(name).next)
+            whole += self._expected(name, f"{wanted} cases, {missing} missing", each * missing)
         self._expected("all", "", whole)
 
     def _each(self, name: str) -> float:
         """Seconds that a case takes; one is measured if none is there."""
-        if not self._kept(name).seconds and EXPERIMENTS[name] is agent:
-            return agent.seconds(self._workspace, First(self.seed))
-        self.measure(name, most=1)
+        if not self._kept(name).cases:
+            if EXPERIMENTS[name] is agent:
+                return agent.seconds(self._workspace, First(self.seed))
+            self.measure(name, most=1)
         return fmean(self._kept(name).seconds.values() or [0.0])
 
     def _expected(self, name: str, what: str, seconds: float) -> float:
