@@ -82,7 +82,9 @@ class Run:
         if not self._kept(name).cases:
             if EXPERIMENTS[name] is agent:
                 return agent.seconds(self._workspace, First(self.seed))
-            self.measure(name, most=1)
+            _, refused = self.measure(name, most=1)
+            if refused:
+                _say(f"  {name:14}this model is refused: {refused}")
         return fmean(self._kept(name).seconds.values() or [0.0])
 
     def _expected(self, name: str, what: str, seconds: float) -> float:

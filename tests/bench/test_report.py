@@ -124,15 +124,21 @@ def test_one_experiment_is_run_again_alone(
 
 
 def test_a_model_that_is_refused(
-    only: dict[str, SimpleNamespace], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    only: dict[str, SimpleNamespace],
+    calibrated: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The page says why, without a picture, and an old picture goes."""
+    """The page says why, without a picture, and an old picture goes; an estimate says it, too."""
     main(["coin", "--write", str(tmp_path)])
     monkeypatch.setitem(EXPERIMENTS, "coin", fake(refused="its rows cannot be moved"))
     assert main(["coin", "--write", str(tmp_path), "--cases", "5"]) == 1
     page = (tmp_path / "results-reversed.md").read_text()
     assert "This model was refused: its rows cannot be moved." in page and "svg" not in page
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["about.csv"]
+    assert main(["coin", "--model", str(REVERSED), "--estimate", "--keep", str(tmp_path / "other")]) == 0
+    assert "this model is refused: its rows cannot be moved" in capsys.readouterr().err
 
 
 def test_a_model_of_ones_own(
