@@ -136,7 +136,7 @@ def page(documents: Mapping[int | str, Found], drawn: bool = False) -> str:
     parts += [_of(title, one["about"]) for title, one in others.items()]
     missing = [str(seed) for seed in SEEDS if seed not in data]
     if missing:
-        parts.append(f"Not measured yet: training seed {', '.join(missing)}. So no hypothesis is decided.")
+        parts.append(f"Not measured yet: training seed {', '.join(missing)}. What fails is decided, what holds is not.")
     parts += [paper.table(verdicts, so, PAGE), "## The hypotheses"]
     rows = []
     for each in HYPOTHESES.values():
