@@ -30,6 +30,12 @@ class _Row:
         return self.kept.nbytes if self.kept else 0
 
     @property
+    def model(self) -> str:
+        """Name and quantization of the model that it was compiled with."""
+        info = self.entry.info
+        return f"{info.identity.model} {info.identity.quantization}" if info else ""
+
+    @property
     def written(self) -> float | None:
         """When it was compiled, in seconds of the system's clock."""
         if self.entry.info is not None:
@@ -46,9 +52,9 @@ class _Row:
         return datetime.fromtimestamp(self.kept.last, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-# By what a table is sorted: the name, or the largest, newest, latest used or most used first.
+# By what a table is sorted: the name, then the model; or the largest, newest, latest used or most used first.
 SORTS: Mapping[str, Callable[[_Row], Any]] = {
-    "name": lambda row: row.entry.name,
+    "name": lambda row: (row.entry.name, row.model),
     "size": lambda row: -row.nbytes,
     "age": lambda row: -(row.written or 0.0),
     "used": lambda row: -(row.kept.last if row.kept else 0.0),
@@ -181,7 +187,7 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
         cells.append(
             [
                 *(row.entry.name, str(len(info.tokens)), output.human_size(info.nbytes)),
-                *(f"{info.identity.model} {info.identity.quantization}", info.created[:10]),
+                *(row.model, info.created[:10]),
                 *(*used, state, values),
                 *([_SOURCES.get(info.source, source_text(info.source))] if long else []),
             ]

@@ -38,6 +38,16 @@ def test_ls_quiet_lists_each_name_once(
     assert len(notes("ls", "--json").json) == 3
 
 
+def test_ls_orders_skills_of_one_name_by_their_model(
+    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
+) -> None:
+    """Not by what their files happen to be called."""
+    for architecture in ("qwen3", "gemma", "qwen2"):
+        assert notes("compile", skill, "-m", make_model(architecture)).code == 0
+    models = [line.split("tiny ")[1].split()[0] for line in notes("ls").out.splitlines()[1:-1] if "tiny " in line]
+    assert models == ["gemma", "llama", "qwen2", "qwen3"]
+
+
 def test_ls_lists_a_broken_file_with_its_problem(notes: Notes, compiled: Path) -> None:
     """A damaged segment does not hide the others and is named with what is wrong."""
     broken = compiled.with_name("aaa" + compiled.name[len("returns") :])
