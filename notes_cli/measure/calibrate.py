@@ -148,7 +148,7 @@ def calibrate(
     tally, decisive = _Tally(), dict.fromkeys(WAYS, 0)
     cache = workspace.context.options.cache
     told = progress or (lambda done, of: None)
-    state = len(cases) if workspace.model.recurrent and workspace.context.supports("carry") is None else 0
+    state = len(cases) if workspace.context.supports("carry") is None else 0
     steps = 2 * len(cases) + state + len(pairs)
     recomputed = []  # directly, of each case: the dearest part, so done once
     for number, case in enumerate(cases, 1):

@@ -44,7 +44,7 @@ def measure_carried(
 ) -> tuple[Carried | None, list[Measured]]:
     """What follows, and each way over the cases; nothing for a model without a state that can be carried. `done` is
     called after each case."""
-    if not workspace.model.recurrent or workspace.context.supports("carry") is not None:
+    if workspace.context.supports("carry") is not None:
         return None, []
     found: dict[tuple[str, str], list[_Found]] = {}
     with workspace.carrying(True):

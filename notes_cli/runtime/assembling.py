@@ -508,7 +508,7 @@ def _uncarried(notebook: Notebook, segment: Segment) -> str | None:
     from notes_cli.runtime.compiling import UNCAPTURED, UNTRUSTED  # what most prompts never say
 
     context = notebook.context
-    if not context.model.recurrent or context.supports("carry") is not None:
+    if context.supports("carry") is not None:
         return context.supports("splice") or "its rows can be moved if it is compiled again"
     if not context.carries:
         return UNTRUSTED

@@ -199,7 +199,7 @@ def _ends(context: Context, tokens: int) -> tuple[int, int]:
 def captured(context: Context, tokens: int) -> bool:
     """Whether a compile of so many tokens captures how they change the state of recurrent layers: where it is going to
     be carried through them. It takes a part of the time and bytes that nobody else should have to spend."""
-    if not context.model.recurrent or not context.carries or context.supports("carry") is not None:
+    if not context.carries or context.supports("carry") is not None:
         return False
     seam, end = _ends(context, tokens)
     return seam < end
@@ -409,7 +409,7 @@ def allowed(workspace: Workspace, tokens: int, *, carried: bool = False) -> str:
     of recurrent layers has been captured."""
     context, base = workspace.context, len(workspace.left_context)
     reason = context.supports("splice")
-    if reason and context.model.recurrent and context.supports("carry") is None:
+    if reason and context.supports("carry") is None:
         _ = workspace.identity  # and with it whether a state may be carried
         if context.carries and carried:
             return "It can be restored at the start of a prompt, and the state of recurrent layers carried through it"

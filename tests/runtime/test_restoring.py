@@ -217,7 +217,7 @@ def test_a_segment_kept_whole_that_could_be_moved_now(
     workspace = make_workspace("gpt2")
     path = compile_to_library(workspace, skill).path
     segment = workspace.open(path)
-    monkeypatch.setattr(Context, "supports", lambda *_: None)
+    monkeypatch.setattr(Context, "supports", lambda _, what: "it has no state" if what == "carry" else None)
     book = assemble(workspace, Prompt("Why?", [segment], system="Be kind."))
     book.flush()
     assert "if it is compiled again" in why(book.pieces[1]) and book.count("spliced") == 0
