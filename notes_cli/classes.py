@@ -1,8 +1,9 @@
 """Dataclasses with slots that cost little to define: `dataclass` for the modules that an answer loads.
 
 Python writes and compiles six methods for each frozen dataclass, a third of a millisecond, and an answer needs some
-seventy classes. Here a class gets an `__init__` of its own, and shares the rest with all others. To users they are
-dataclasses: `fields`, `replace`, `asdict`, `copy`, `pickle`, `match` and type checkers find what they look for.
+seventy classes, of which it makes instances of half. Here a class gets an `__init__` of its own when it is first asked
+for, and shares the rest with all others. To users they are dataclasses: `fields`, `replace`, `asdict`, `copy`,
+`pickle`, `match`, `inspect` and type checkers find what they look for.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MADE = _Made()
 def _defined(cls: type, frozen: bool, eq: bool) -> Any:
     cls.__doc__ = cls.__doc__ or cls.__name__  # else its signature is written there, which takes a parser
     made: Any = _dataclass(init=False, repr=False, eq=False, slots=True)(cls)
-    methods: dict[str, Any] = {"__init__": _init(made, frozen), "__repr__": _repr}
+    methods: dict[str, Any] = {"__init__": _Init(made, frozen), "__repr__": _repr}
     if frozen:
         methods |= {"__setattr__": _refuse, "__delattr__": _refuse_deletion}
         methods |= {"__getstate__": _state, "__setstate__": _restore}
@@ -51,14 +52,27 @@ def _defined(cls: type, frozen: bool, eq: bool) -> Any:
     return made
 
 
+class _Init:
+    """The `__init__` of a class, which is written and takes this one's place when it is first asked for."""
+
+    def __init__(self, cls: Any, frozen: bool) -> None:
+        for field in fields(cls):
+            if not field.init or field.kw_only or field.hash is not None:
+                raise TypeError(f"{field.name} is a field for dataclasses.dataclass to make")
+        self._of, self._frozen = cls, frozen
+
+    def __get__(self, one: Any, of: Any = None) -> Callable[..., None]:
+        written = _init(self._of, self._frozen)
+        self._of.__init__ = written
+        return written.__get__(one, of)  # type: ignore[no-any-return]
+
+
 def _init(cls: Any, frozen: bool) -> Callable[..., None]:
     """The class's `__init__`, with a parameter for each field."""
     known: dict[str, Any] = {"_set": object.__setattr__, "_MADE": _MADE}
     parameters, body = ["self"], []
     for field in fields(cls):
         name = value = parameter = field.name
-        if not field.init or field.kw_only or field.hash is not None:
-            raise TypeError(f"{name} is a field for dataclasses.dataclass to make")
         if field.default is not MISSING:
             parameter = f"{name}=_default_{name}"
             known[f"_default_{name}"] = field.default

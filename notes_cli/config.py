@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +15,14 @@ from typing import Any
 import notes_cli
 from notes_cli.classes import dataclass
 from notes_cli.errors import Help, NotesError
+from notes_cli.expressions import expression
 
 APP = "notes"
 SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
 SHIPPED_EYE = "notes-eye"  # the name of the small model that sees
 EYE_FILES = ("notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf")  # it, and its projector
 MEND = "Mend or remove the file"
-SETTING = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+SETTING = expression(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,33 @@ def paths() -> Paths:
     home = os.environ.get("NOTES_HOME")
     if home:
         return Paths.under(Path(home).expanduser().absolute())
-    import platformdirs  # 14 ms, not needed with NOTES_HOME
-
-    cache = platformdirs.user_cache_path(APP, appauthor=False)
-    state = platformdirs.user_state_path(APP, appauthor=False)
+    cache, state, settings = _folders()
     return Paths(
         library=cache / "library",
         sessions=state / "sessions",
-        config=platformdirs.user_config_path(APP, appauthor=False) / "config.yaml",
+        config=settings / "config.yaml",
         models=cache / "models",
         profiles=state / "profiles",
         servers=state / "servers",
+    )
+
+
+def _folders() -> tuple[Path, Path, Path]:
+    """Where this system keeps a program's caches, state and settings."""
+    home = os.environ.get("HOME", "")
+    if sys.platform == "linux" and os.path.isabs(home) and "ANDROID_ROOT" not in os.environ:
+        # The XDG base directory specification, as platformdirs follows it, which takes nearly as long to load as click.
+        def folder(kind: str, usual: str) -> Path:
+            said = os.environ.get(f"XDG_{kind}_HOME", "")
+            return Path(said if os.path.isabs(said) else f"{home.rstrip('/')}/{usual}", APP)
+
+        return folder("CACHE", ".cache"), folder("STATE", ".local/state"), folder("CONFIG", ".config")
+    import platformdirs
+
+    return (
+        platformdirs.user_cache_path(APP, appauthor=False),
+        platformdirs.user_state_path(APP, appauthor=False),
+        platformdirs.user_config_path(APP, appauthor=False),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 import notes_cli
@@ -33,6 +35,25 @@ def test_without_it_the_folders_of_the_system(tmp_path: Path, monkeypatch: pytes
     found = paths()
     assert found.library.name == "library" and found.config.name == "config.yaml"
     assert found.library.parent == found.models.parent != found.sessions.parent == found.profiles.parent
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is platformdirs that answers")
+@pytest.mark.parametrize("home", ["/home/someone", "/home/someone/", "/", "not/absolute", "", None])
+@pytest.mark.parametrize("said", ["/mnt/a place", "/mnt/it/", "not/absolute", "~/it", " ", "", None])
+def test_on_linux_the_folders_are_those_of_platformdirs(
+    home: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The specification is followed without that library, for it takes long to load; with it nothing would move."""
+    names = {"HOME": home, **{f"XDG_{kind}_HOME": said for kind in ("CACHE", "CONFIG", "STATE")}}
+    for name in ("NOTES_HOME", *names):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in names.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    found = paths()
+    assert found.library.parent == platformdirs.user_cache_path("notes", appauthor=False)
+    assert found.sessions.parent == platformdirs.user_state_path("notes", appauthor=False)
+    assert found.config.parent == platformdirs.user_config_path("notes", appauthor=False)
 
 
 def test_settings_are_read(tmp_path: Path) -> None:

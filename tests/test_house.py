@@ -50,7 +50,15 @@ LEVELS = (
     "sessions",
     "runtime",
 )
-LEVELS += ("editing library", "text engine", "config", "shipped", "documents images", "errors lib", "classes")
+LEVELS += (
+    "editing library",
+    "text engine",
+    "config",
+    "shipped",
+    "documents images",
+    "errors lib",
+    "classes expressions",
+)
 
 # Who alone may import these: paths are handed in below `runtime`, and bindings stay in the engine.
 ONLY = {

@@ -6,7 +6,6 @@ braces in a user's text are left alone. Where an erratum is placed in a prompt i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -15,13 +14,14 @@ from pathlib import Path
 from notes_cli.classes import dataclass
 from notes_cli.config import resource
 from notes_cli.errors import NotesError, SkillError
+from notes_cli.expressions import expression
 from notes_cli.shipped import read_shipped
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name, is_name, known
 from notes_cli.text.references import ALL, Known
 
 OF = "{field} of {skill}"  # a field that several skills have
-SLOT = re.compile(r"\{(field|value|text|skill)\}")
+SLOT = expression(r"\{(field|value|text|skill)\}")
 
 
 @dataclass(frozen=True, slots=True)

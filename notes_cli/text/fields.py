@@ -28,11 +28,12 @@ from typing import NamedTuple
 
 from notes_cli.classes import dataclass
 from notes_cli.errors import SkillError
+from notes_cli.expressions import expression
 from notes_cli.text.keys import KeyLine, field_name, key_lines, listed
 
-SLUG = re.compile(r"[A-Za-z0-9_-]+")
-PLACEHOLDER = re.compile(r"(\\)?\{\{[ \t]*([^\s{}](?:[^{}\n]{0,62}[^\s{}])?)[ \t]*\}\}")
-FENCE = re.compile(r" {0,3}(```+|~~~+)")
+SLUG = expression(r"[A-Za-z0-9_-]+")
+PLACEHOLDER = expression(r"(\\)?\{\{[ \t]*([^\s{}](?:[^{}\n]{0,62}[^\s{}])?)[ \t]*\}\}")
+FENCE = expression(r" {0,3}(```+|~~~+)")
 
 Span = tuple[int, int]  # characters [first, last)
 

@@ -19,27 +19,28 @@ from functools import cache
 from typing import NamedTuple
 
 from notes_cli.config import resource
+from notes_cli.expressions import expression
 
-FIELD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+FIELD_NAME = expression(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 # A key of one word or slug, a colon with a space after it (so no URL and no time of day), and a value of at
 # most 80 characters on the same line that does not end like a sentence ("Note: ask first." is not a
 # field). The line may be a list item; indented by four or more spaces it is Markdown code.
-FIELD_LINE = re.compile(
+FIELD_LINE = expression(
     r"^ {0,3}(?:[-*+] )?(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63}):[ \t]+"
     r"(?P<value>\S(?:[^\n]{0,78}[^\s.!?:;,])?)[ \t]*$",
     re.M,
 )
 # The same with any key, and with the punctuation of Chinese and Japanese: its colon (FF1A) needs no space after it.
 STOPS = r"\u3002\uff01\uff1f\uff1b\uff0c\u3001"  # punctuation of sentences
-KEY_LINE = re.compile(
+KEY_LINE = expression(
     r"^ {0,3}(?:[-*+] )?(?P<key>[^\s:\uff1a=][^\n:\uff1a=]{0,63})(?::[ \t]+|\uff1a[ \t]*)"
     rf"(?P<value>[^\s:\uff1a](?:[^\n]{{0,78}}[^\s.!?:;,\uff1a{STOPS}\u2026{{[(\\])?)[ \t]*$",
     re.M,
 )
-APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule
-ITEM = re.compile(r" {0,3}[-*+] ")
-SENTENCE = re.compile(rf"[{STOPS}]|[.!?;]\s+\S*[A-Z]|//")  # what such a value never has
+APART = expression(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule
+ITEM = expression(r" {0,3}[-*+] ")
+SENTENCE = expression(rf"[{STOPS}]|[.!?;]\s+\S*[A-Z]|//")  # what such a value never has
 MAX_WORDS = 4
 MAX_UNCASED = 10  # characters of a word in a script without capitals, which may also have no spaces
 

@@ -6,20 +6,20 @@ tokens come from a segment. Another kind of part needs a class here and a case i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
 from notes_cli.classes import dataclass
 from notes_cli.errors import NotesError
+from notes_cli.expressions import expression
 from notes_cli.images import Picture
 from notes_cli.text.untrusted import check_unicode
 
 ROLES = ("system", "user", "assistant", "tool")
 PLACES = ("early", "late")  # of skills and errata: in the system message, or right before the question
 BETWEEN = "\n\n"  # the parts of one message
-NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # of tools, and ids of calls: templates print them as they are
+NAME = expression(r"[A-Za-z0-9_.:/-]{1,128}")  # of tools, and ids of calls: templates print them as they are
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from notes_cli.classes import dataclass
 from notes_cli.errors import Help, SkillError, reason
+from notes_cli.expressions import expression
 from notes_cli.images import SUFFIXES, Picture, looks_like_image, read_picture
 from notes_cli.text import names
 from notes_cli.text.fields import Field, Hole, clean_value, fences, fill, find_fields, within
@@ -28,10 +29,10 @@ MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the t
 MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
 SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock, and keep its size and times
-FRONT_MATTER = re.compile(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
+FRONT_MATTER = expression(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
 # Files that a text refers to: [text](target), and paths into the usual folders of Agent Skills.
-LINK = re.compile(
+LINK = expression(
     r"\[[^\]\n]{0,200}\]\([ \t]*<?(?P<target>[^()\s<>]{1,200})"
     r"|(?<![\w./-])(?P<path>(?:references|scripts|assets)/[\w./-]{1,200})"
 )

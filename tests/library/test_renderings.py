@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_marks_are_those_of_the_process(
     before = untrusted._SECRET
     other = "f" * len(before)
     monkeypatch.setattr(untrusted, "_SECRET", other)
-    monkeypatch.setattr(untrusted, "_NO_TEXT", untrusted.re.compile(f"NOTES{other}text\\d+x"))  # type: ignore[attr-defined]
+    monkeypatch.setattr(untrusted, "_NO_TEXT", re.compile(f"NOTES{other}text\\d+x"))
     talk = [{**message, "content": message["content"].replace(before, other)} for message in TALK]
     assert ask(PLAIN, talk) == first.replace(before, other) and rendered == [PLAIN]
 
