@@ -24,7 +24,7 @@ from statistics import median
 from bench.processes import Ended, watched
 
 BARS = {"ask": 150, "help": 80}  # milliseconds of the processor
-NOTES = (sys.executable, "-m", "notes_cli")
+NOTES = (str(Path(sys.executable).with_name("notes")),)  # as a user starts it
 DECODED = 18  # tokens of the opening, the question and the cue
 Took = tuple[float, float]  # seconds of the clock and of the processor
 
@@ -71,16 +71,17 @@ def main() -> int:
     parser.add_argument("--bare", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as notes: threads that turn in circles would count as bare
-    from bench.random_model import ROOT, random_model
+    from bench.random_model import with_words_of
     from bench.serving.texts import policy
     from notes_cli.config import shipped_model
 
-    model = random_model(ROOT / "build" / "bench" / "qwen3-0.6b-shape-words.gguf", tokenizer=shipped_model())
+    model = with_words_of(shipped_model())
     if given.bare:
         bare(model, given.bare, given.threads)
         return 0
     with tempfile.TemporaryDirectory() as home:
-        log, own = Path(home) / "log", {"NOTES_HOME": home, "NOTES_MODEL": str(model)}
+        unset = ("NOTES_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "PYTHONDONTWRITEBYTECODE")
+        log, own = Path(home) / "log", {**dict.fromkeys(unset, ""), "HOME": home, "NOTES_MODEL": str(model)}
         (text := Path(home) / "policy.txt").write_text(policy(sections=given.sections))
         command = [*NOTES, "compile", str(text), "--json", "-t", str(given.threads)]
         compiled = subprocess.run(command, env={**os.environ, **own}, capture_output=True, check=True)

@@ -6,6 +6,7 @@ out of the account and makes a prefill a little faster than the real model's.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,12 @@ def copied_tokenizer(writer: gguf.GGUFWriter, path: Path) -> list[bool]:
     tokens, kinds = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.token_type"].contents()
     normal = [kind == gguf.TokenType.NORMAL for kind in kinds]
     return [one and token.lstrip(SPACE).isascii() for token, one in zip(tokens, normal, strict=True)]
+
+
+def with_words_of(model: Path) -> Path:
+    """The random model in Qwen3-0.6B's shape with this model's tokenizer; a file for each that there is."""
+    name = hashlib.sha256(model.read_bytes()).hexdigest()[:8]
+    return random_model(MODEL.with_name(f"{MODEL.stem}-words-{name}.gguf"), tokenizer=model)
 
 
 def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, tokenizer: Path | None = None) -> Path:

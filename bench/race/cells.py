@@ -13,23 +13,23 @@ from typing import Any
 
 from bench.race.peers import PEERS, Peer, Run, Setting
 from bench.race.workloads import ANSWER, Work, works
-from bench.random_model import ROOT, random_model
-from bench.reversed_model import reversed_model
+from bench.random_model import ROOT, with_words_of
 from bench.selecting import chosen
+from notes_cli.config import shipped_model
 
 KEPT = ROOT / "docs" / "results" / "race.json"
-CAP = 40.0  # seconds of a cell after which no further prompt is begun
+CAP = 40.0  # seconds after a cell's first answer, from when on no further prompt is begun
 THREADS = 2  # of every program
 STILL = 2.0  # seconds without a sign of life
 
 
 def _words() -> Path:
-    return random_model(ROOT / "build" / "bench" / "qwen3-0.6b-shape-words.gguf", tokenizer=reversed_model())
+    return with_words_of(shipped_model())
 
 
 MODELS: dict[str, tuple[str, Callable[[], Path]]] = {
     "random": ("Random weights in the shape of Qwen3-0.6B, Q8_0", _words),
-    "shipped": ("The reversed model", reversed_model),  # which shipped when they were measured
+    "shipped": ("The model that ships", shipped_model),
 }
 # Where a model was trained for less, a size is none of its cells.
 GRID = {
@@ -40,13 +40,7 @@ GRID = {
         "field": ("1k", "4k"),
         "turns": ("1k",),
     },
-    "shipped": {
-        "alone": ("1k", "4k"),
-        "moved": ("1k", "4k"),
-        "orders": ("1k", "4k"),
-        "field": ("1k", "4k"),
-        "turns": ("1k",),
-    },
+    "shipped": dict.fromkeys(("alone", "moved", "orders", "field", "turns"), ("1k",)),
 }
 
 
@@ -66,7 +60,7 @@ class Cell:
     @property
     def settings(self) -> dict[str, Any]:
         """What it depends on besides its name."""
-        return {"answer": ANSWER, "threads": THREADS, "version": 1}
+        return {"answer": ANSWER, "threads": THREADS, "version": 2}
 
 
 Kept = dict[str, list[Run]]
@@ -89,11 +83,12 @@ def measure(cell: Cell) -> list[Run]:
     """Ask the prompts one after the other, for as long as CAP allows; a conversation to its end."""
     model = MODELS[cell.model][1]()
     work: Work = works()[cell.work](cell.size)
-    started, runs, answers = time.monotonic(), [], cell.peer.run(Setting(cell.model, model, THREADS), work)
+    started, runs, answers = 0.0, [], cell.peer.run(Setting(cell.model, model, THREADS), work)
     with Still() as still, ExitStack() as stack:
         stack.callback(getattr(answers, "close", lambda: None))  # servers end
         for run in answers:
             runs.append(run)
+            started = started or time.monotonic()
             if still.longest > STILL:
                 raise SystemExit(f"{cell.name}: nothing moved for {still.longest:.0f} seconds: measure it again")
             if time.monotonic() - started > CAP and cell.work != "turns":

@@ -21,7 +21,7 @@ from bench.race.workloads import ANSWER, FOLDER, Prompt, Work, texts, with_texts
 from bench.serving.stock import binding, stock
 
 LONG = 3600.0  # seconds for a prefill
-NOTES = (sys.executable, "-m", "notes_cli")
+NOTES = (str(Path(sys.executable).with_name("notes")),)  # as a user starts it
 CHUNK = 64  # of --cache-reuse
 
 

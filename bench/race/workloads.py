@@ -14,8 +14,8 @@ from pathlib import Path
 
 import notes_cli as notes
 from bench.random_model import ROOT
-from bench.reversed_model import reversed_model
 from bench.serving.texts import FIRST, policy, questions
+from notes_cli.config import shipped_model
 
 FOLDER = ROOT / "build" / "race"
 ANSWER = 8  # tokens of an answer at most
@@ -141,9 +141,9 @@ def texts(skills: dict[str, str]) -> dict[str, Path]:
 
 
 def _prompts(skills: dict[str, str], drafts: list[Draft]) -> Iterator[Prompt]:
-    """Each as `notes` assembles it; all models here have the tokenizer and the template of the reversed one."""
+    """Each as `notes` assembles it; all models here have the tokenizer and the template of the one that ships."""
     files = texts(skills)
-    with notes.open(reversed_model(), beyond_trained=True, paths=notes.Paths.under(FOLDER / "none")) as model:
+    with notes.open(shipped_model(), beyond_trained=True, paths=notes.Paths.under(FOLDER / "none")) as model:
         for one in drafts:
             changed = {"values": {"date": one.date}, "method": "field"} if one.date else {}
             splice = [str(files[name]) for name in one.splice]

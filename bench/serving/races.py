@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.random_model import ROOT, random_model
+from bench.random_model import with_words_of
 from bench.reversed_model import reversed_model
 from bench.selecting import chosen
 from bench.serving.figures import Figures, figures
@@ -44,7 +44,7 @@ class Race:
 
 
 def _qwen3() -> Path:
-    return random_model(ROOT / "build" / "bench" / "qwen3-0.6b-shape-words.gguf", tokenizer=reversed_model())
+    return with_words_of(reversed_model())
 
 
 RACES = {

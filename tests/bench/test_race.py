@@ -123,8 +123,8 @@ def test_the_report_says_what_differs_and_what_is_missing(tmp_path: Path) -> Non
     page = tmp_path / "race.md"
     page.write_text(f"before\n\n{report.BEGIN}\n\nold\n\n{report.END}\n\nafter\n")
     runs = {"notes": [RUN] * 5, "notes-recompute": [RUN] * 5, "prompt-cache": [replace(RUN, processor=1.6)] * 3}
-    found = {f"shipped/alone-1k/{name}": one for name, one in runs.items()}
-    found["shipped/alone-1k/completion"] = [replace(RUN, text="no")]
+    found = {f"random/alone-1k/{name}": one for name, one in runs.items()}
+    found["random/alone-1k/completion"] = [replace(RUN, text="no")]
     report.write(tmp_path, found)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
@@ -133,7 +133,7 @@ def test_the_report_says_what_differs_and_what_is_missing(tmp_path: Path) -> Non
     assert (
         "Not measured yet: of alone-1k notes-python, slots," in text
         and "; alone-4k;" in text
-        and (tmp_path / "results" / "race-shipped.svg").exists()
+        and (tmp_path / "results" / "race-random.svg").exists()
     )
     report.write(tmp_path, found)
     assert page.read_text() == text
