@@ -54,25 +54,26 @@ def random_blocks(random: np.random.Generator, rows: int, columns: int) -> NDArr
 
 
 def copied_tokenizer(writer: gguf.GGUFWriter, path: Path) -> list[bool]:
-    """Another model's tokenizer and chat template; which of its tokens are words and signs: no control tokens, no bytes
-    of a character."""
+    """Another model's tokenizer and chat template; which of its tokens are letters after a blank: a text of these has
+    them for its tokens, whatever their order."""
     fields = {name: one for name, one in gguf.GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
     for name, one in fields.items():
         writer.add_key_value(name, one.contents(), one.types[0], one.types[-1] if len(one.types) > 1 else None)
     tokens, kinds = fields["tokenizer.ggml.tokens"].contents(), fields["tokenizer.ggml.token_type"].contents()
     normal = [kind == gguf.TokenType.NORMAL for kind in kinds]
-    return [one and token.lstrip(SPACE).isascii() for token, one in zip(tokens, normal, strict=True)]
+    pairs = zip(tokens, normal, strict=True)
+    return [one and token[0] == SPACE and token[1:].isascii() and token[1:].isalpha() for token, one in pairs]
 
 
 def with_words_of(model: Path) -> Path:
     """The random model in Qwen3-0.6B's shape with this model's tokenizer; a file for each that there is."""
     name = hashlib.sha256(model.read_bytes()).hexdigest()[:8]
-    return random_model(MODEL.with_name(f"{MODEL.stem}-words-{name}.gguf"), tokenizer=model)
+    return random_model(MODEL.with_name(f"{MODEL.stem}-words-of-{name}.gguf"), tokenizer=model)
 
 
 def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, tokenizer: Path | None = None) -> Path:
-    """Write the model unless the file is there. `tokenizer`: that of this model instead of bytes; what is written with
-    it are words, as many as may be."""
+    """Write the model unless the file is there. `tokenizer`: that of this model instead of bytes; what the model
+    writes then are words of it."""
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,11 @@ from bench.serving.load import Seen, arrivals, offer
 from bench.serving.races import RACES, RATES, Phase, load, measured, phases
 from bench.serving.servers import SYSTEMS
 from bench.serving.texts import FIRST, SYSTEM, WAYS, body, policy, questions
+from notes_cli.config import shipped_model
+from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.text.skill import parse_skill
 
 RACE = RACES["shipped"]
@@ -170,13 +174,20 @@ def test_prompts_fit_into_the_context_of_the_model_that_ships() -> None:
 
 
 def test_a_random_model_may_have_the_words_of_another(tmp_path: Path) -> None:
-    """Texts have the tokens that they have there."""
+    """Texts have the tokens that they have there, and what it writes has the tokens that it wrote: peers are asked by
+    text."""
     small = Shape(layers=1, width=64, heads=2, kv_heads=1, head=32, feed_forward=64)
-    path = random_model(tmp_path / "small.gguf", small, tokenizer=reversed_model())
-    with Model(path) as model, Model(reversed_model()) as shipped:
-        text = policy()
-        assert model.tokenize(text).tolist() == shipped.tokenize(text).tolist()
-        assert model.chat_template == shipped.chat_template
+    for number, whose in enumerate((reversed_model(), shipped_model())):
+        path = random_model(tmp_path / f"{number}.gguf", small, tokenizer=whose)
+        with Model(path) as model, Model(whose) as other:
+            text = policy()
+            assert model.tokenize(text).tolist() == other.tokenize(text).tolist()
+            assert model.chat_template == other.chat_template
+            with Context(model, ContextOptions(n_ctx=64, n_threads=1)) as context, Notebook(context) as book:
+                book.append(model.tokenize("<|im_start|>assistant\n", special=True))
+                said = list(book.generate(Sampler(SamplerOptions()), 16))
+            again = b"".join(map(model.token_bytes, said)).decode()
+            assert len(said) == 16 and model.tokenize(again).tolist() == said
 
 
 @pytest.fixture
