@@ -376,8 +376,7 @@ def python_disk(setting: Setting, work: Work) -> Runs:
 def python_talk(setting: Setting, work: Work) -> Runs:
     """A conversation in one process: the prefix that prompts share is there."""
     work = _known(setting, work)
-    turns = [{"text": one.text} for one in work.asked]
-    command, environment = _python(setting, "talk", work, turns=turns)
+    command, environment = _python(setting, "talk", work, told=str(_told(setting, work)))
     return _lines(watched(command, setting.folder / "talk.log", environment))
 
 
