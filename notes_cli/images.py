@@ -1,6 +1,6 @@
 """The pixels of an image file, decoded with care: anybody may have made it.
 
-Pillow decodes (pip install 'notes-cli[images]'), and not libmtmd's own decoder, which drops transparency, shows photos
+Pillow decodes (pip install pillow), and not libmtmd's own decoder, which drops transparency, shows photos
 on their side, reads no WebP, and allocates what a file of a few bytes claims. It knows neither models nor rows.
 """
 
@@ -106,7 +106,7 @@ def _opened(data: bytes, source: str) -> Image:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         what = f"{source} is an image, which takes Pillow to be decoded"
-        raise ImageError(what, "Install it: pip install 'notes-cli[images]'") from error
+        raise ImageError(what, "Install it: pip install pillow") from error
     try:
         with warnings.catch_warnings():  # of many pixels: they are counted below
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

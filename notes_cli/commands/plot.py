@@ -32,7 +32,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise NotesError("--plot needs matplotlib: pip install 'notes-cli[plot]'") from None
+        raise NotesError("--plot needs matplotlib", "Install it: pip install matplotlib") from None
 
 
 def write_plot(path: Path, probe: Probe) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.serve.scheduler import Scheduler
 
-EXTRA = "Install it: pip install 'notes-cli[serve]'"
+NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client"
 
 
 @click.command()
@@ -89,7 +89,7 @@ def command(
         from notes_cli.serve.server import listen, raise_file_limit, serve
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("starlette", "uvicorn", "anyio", "prometheus_client"):
-            raise NotesError(f"notes serve needs the extra serve ({error.name} is missing)", EXTRA) from error
+            raise NotesError(f"notes serve: {error.name} is not installed", NEEDED) from error
         raise
     if not all(key.strip() for key in keys):
         raise click.UsageError("--api-key (or NOTES_API_KEY) is empty")

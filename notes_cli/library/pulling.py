@@ -104,7 +104,7 @@ def _library() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "huggingface_hub":
             raise
-        raise NotesError("downloads need huggingface_hub", "Run: pip install 'notes-cli[pull]'") from error
+        raise NotesError("downloads need huggingface_hub", "Install it: pip install huggingface_hub") from error
     return huggingface_hub
 
 

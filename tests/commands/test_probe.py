@@ -135,7 +135,7 @@ def test_plot_is_refused_before_anything_is_measured(tmp_path: Path, monkeypatch
     assert f"there is no folder {missing.parent}" in refused(run_here(*PROBE, "--plot", missing), 1)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = refused(run_here(*PROBE, "--plot", tmp_path / "out.png"), 1)
-    assert said == "notes: --plot needs matplotlib: pip install 'notes-cli[plot]'\n"
+    assert said == "notes: --plot needs matplotlib. Install it: pip install matplotlib\n"
 
 
 def test_a_picture_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
