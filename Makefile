@@ -128,7 +128,7 @@ race: $(READY) ## notes beside llama-server, llama-completion and llama-cpp-pyth
 	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
 	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
 
-train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, about an hour on one core)
+train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, 78 minutes on one core)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'
 	@$(BIN)/python -m training.tiny.train --gguf notes_cli/models/notes-tiny-q8_0.gguf --log training/tiny/train.log
 
