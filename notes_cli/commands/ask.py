@@ -187,7 +187,7 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
       notes ask "..." --splice returns --field date=2026-07-01 --method suffix
       notes ask "May I return this?" --splice returns --think
       notes ask "And a week later?" --session mine
-      curl -s wttr.in?0 | notes ask --session mine --result get_weather=-
+      date | notes ask --session mine --result get_date=-
       echo "May I return this?" | notes ask --splice returns --choices yes,no
       notes ask "Which date counts?" --splice returns -j answer.schema.json
       notes ask "What is the total?" --image receipt.jpg --mmproj mmproj.gguf

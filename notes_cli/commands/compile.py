@@ -108,7 +108,7 @@ def command(
     SOURCE is a text file, a SKILL.md with front matter, a folder that holds one, an image (PNG, JPEG, WebP, BMP; with
     --mmproj), or - for standard input. Where there is no such file it is the name of a compiled skill, whose file is
     read again, or that of an Agent Skill in .agents/skills or .claude/skills, of the project (from this folder up to
-    the repository's root) or of the user.
+    the repository's root) or of the user, or that of a sample that came with notes.
     Its fields are `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to
     stdout. A skill that has not changed is not compiled again.
 

@@ -14,7 +14,7 @@ SETTINGS = """\
 # What a command line says wins, then variables (NOTES_MODEL, NOTES_ASK_TEMP, ...), then this file, then the default.
 
 # The model: a GGUF file, or a name that `notes models` lists. Without one it is the small one that ships, which reads
-# the sample skills and little else.
+# texts in the form of the sample skills, in any words, and nothing else.
 #model: qwen3:0.6b
 
 # Names of your own for models.

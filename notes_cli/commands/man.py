@@ -21,7 +21,8 @@ from notes_cli import __version__, output
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the path alone.")
 def command(words: tuple[str, ...], install: bool, write: Path | None, quiet: bool) -> None:
-    """Show the manual page of notes, or of one of its commands: as text on a terminal, its source in a pipe.
+    """Show the manual page of notes, or of one of its commands: as text on a terminal, with the
+    variable of each option, its source in a pipe.
 
     \b
     Examples:
@@ -43,7 +44,11 @@ def command(words: tuple[str, ...], install: bool, write: Path | None, quiet: bo
     if name not in pages:
         raise click.UsageError(f"there is no command {' '.join(words)!r}. Leave it out for a list of all")
     if output.terminal():
-        output.result(_context(words).get_help())
+        context = _context(words)
+        for parameter in context.command.params:
+            if isinstance(parameter, click.Option):
+                parameter.show_envvar = True
+        output.result(context.get_help())
     else:
         output.data(pages[name], end="")
 

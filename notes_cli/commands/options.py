@@ -522,7 +522,7 @@ def _model_path(
     assert path is not None
     if shipped and path == shipped and not quiet:
         tell(
-            "this is the demonstration model: it reads the samples and little else. Yours: -m FILE, or NOTES_MODEL=FILE"
+            "this is the demonstration model: it reads only texts like the samples. Yours: -m FILE, or NOTES_MODEL=FILE"
         )
     return path
 

@@ -16,9 +16,9 @@ def command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
     """Download a GGUF model from Hugging Face into its cache, which llama.cpp and others share, and print the file's
     path. From then on -m takes it by the same name.
 
-    Nothing else that notes does uses the network, and with NOTES_OFFLINE=1 (or HF_HUB_OFFLINE=1) nothing at all does. A
-    download that was interrupted goes on where it ended. Without a quantization Q4_K_M is meant, where there are
-    several.
+    No other command downloads anything, and with NOTES_OFFLINE=1 (or HF_HUB_OFFLINE=1) this one refuses to. These
+    variables do not stop --rpc, --server and notes serve, which connect or listen where they are told to. A download
+    that was interrupted goes on where it ended. Without a quantization Q4_K_M is meant, where there are several.
 
     \b
     Examples:

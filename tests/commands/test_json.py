@@ -27,6 +27,7 @@ TYPES = {
     "object": (dict,),
     "array of strings": (list,),
     "array of objects": (list,),
+    "array of arrays": (list,),
     "array of 2 integers": (list,),
     "array of integers": (list,),
 }
@@ -40,8 +41,11 @@ def documented(section: str) -> dict[str, tuple[type, ...]]:
 
 
 def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> list[tuple[str, Any]]:
-    """Key and value of every leaf; what is documented as a whole is one."""
+    """Key and value of every leaf; what is documented as a whole is one, and so is what is empty, unless its parts are
+    documented."""
     if prefix in keys:
+        return [(prefix, value)]
+    if value in ({}, []) and not any(key.startswith((f"{prefix}.", f"{prefix}[]")) for key in keys):
         return [(prefix, value)]
     if isinstance(value, dict):
         return [leaf for key, part in value.items() for leaf in flat(part, keys, f"{prefix}.{key}".lstrip("."))]
