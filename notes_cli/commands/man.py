@@ -44,13 +44,21 @@ def command(words: tuple[str, ...], install: bool, write: Path | None, quiet: bo
     if name not in pages:
         raise click.UsageError(f"there is no command {' '.join(words)!r}. Leave it out for a list of all")
     if output.terminal():
-        context = _context(words)
-        for parameter in context.command.params:
-            if isinstance(parameter, click.Option):
-                parameter.show_envvar = True
-        output.result(context.get_help())
+        output.result(_shown(_context(words)))
     else:
         output.data(pages[name], end="")
+
+
+def _shown(context: click.Context) -> str:
+    """The help of a command, with the variable of each option."""
+    options = [one for one in context.command.params if isinstance(one, click.Option) and not one.show_envvar]
+    for option in options:
+        option.show_envvar = True
+    try:
+        return context.get_help()
+    finally:
+        for option in options:
+            option.show_envvar = False
 
 
 def _own() -> Path:

@@ -193,12 +193,17 @@ def test_a_page_is_no_trap_for_troff() -> None:
 
 
 def test_pages_are_shown_and_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pipe as their source; for this user where man looks; a command that there is not is wrong usage."""
+    """In a pipe as their source, on a terminal with the variables of options; for this user where man looks; a command
+    that there is not is wrong usage."""
     assert run_here("man", "session", "fork").out.startswith('.TH "NOTES-SESSION-FORK" 1')
     assert run_here("man", "sesion").code == 2 and run_here("man", "ask", "--install").code == 2
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert run_here("man", "--install", "-q").out == f"{tmp_path}/man/man1\n"
     assert (tmp_path / "man" / "man1" / "notes.1").is_file()
+    assert "NOTES_ASK_TEMP" not in run_here("ask", "--help").out
+    monkeypatch.setattr(output, "terminal", lambda: True)
+    assert "NOTES_ASK_TEMP" in run_here("man", "ask").out
+    assert "NOTES_ASK_TEMP" not in run_here("ask", "--help").out
 
 
 def test_nothing_is_left_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:
