@@ -84,8 +84,8 @@ def disk(given: Given) -> None:
 
 
 def talk(given: Given) -> None:
-    """A conversation by llama-cpp-python, whose rows stay in its context; `told` has the texts of its prompts, which are
-    too much for a command line."""
+    """A conversation by llama-cpp-python, whose rows stay in its context; `told` is a file with the texts of its
+    prompts, which are too much for a command line."""
     llama = _llama(given)
     for turn in json.loads(Path(given["told"]).read_text()):
         started, before, first, text = time.perf_counter(), time.process_time(), 0.0, ""

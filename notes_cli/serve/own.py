@@ -36,13 +36,13 @@ from notes_cli.runtime.asking import (
 )
 from notes_cli.runtime.assembling import Parts, assembling, cells_meanwhile, no_image, open_skill, parts_of
 from notes_cli.runtime.requests import Words, read_request
-from notes_cli.runtime.thinking import ROOM, Thought
+from notes_cli.runtime.thinking import Thought
 from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 from notes_cli.serve import wire
 from notes_cli.serve.arranging import Desk
 from notes_cli.serve.jobs import Job
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.room import Grant, Room
+from notes_cli.serve.room import Grant, Room, turn_of_session
 from notes_cli.serve.shelf import Shelf
 from notes_cli.serve.tally import Tally
 from notes_cli.serve.turns import fault
@@ -52,8 +52,6 @@ from notes_cli.text.names import name_of
 from notes_cli.text.skill import read_image
 
 LONG = 512  # tokens of a prompt of whose reading is told
-SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
-SENTENCE = 32  # tokens that a correction takes, beside its own words
 
 Json = dict[str, Any]
 
@@ -257,9 +255,7 @@ class Own:
                     self._tell({"begun": True})
                     return _nothing()
                 request = self._read(at, self._following)
-            told = _length(workspace, stored, request)
-            thinks = request.think or bool(workspace.reasoning.open)
-            spare = request.room + (request.max_think + ROOM if thinks else 0)
+            told, spare = turn_of_session(workspace, stored.state, request)
             needed = _Needed.of(workspace, at.room, request, told, spare)
             if not at.room.make(needed.cells + needed.looks, 2):
                 return None
@@ -336,14 +332,6 @@ def _size(workspace: Workspace, tokens: int, spare: int) -> int | None:
     """Tokens that its notebook may have: as many as in a context of its own. None for those of this context, whose size
     was given."""
     return workspace.size_alone(tokens, spare) if workspace.grows else None
-
-
-def _length(workspace: Workspace, stored: SessionFolder, request: Request) -> int:
-    """Tokens that a session has with its next prompt, at most."""
-    words = (request.question, request.system or "", *request.errata, *request.values.values())
-    told = len(stored.state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in words)
-    told += SENTENCE * (len(request.errata) + len(request.values) + len(stored.state.pending))
-    return told + sum(len(one) for one in (*request.splice, *request.images) if isinstance(one, Segment))
 
 
 def _nothing() -> Task[None]:

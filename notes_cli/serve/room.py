@@ -12,11 +12,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError
+from notes_cli.runtime.asking import Request
 from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.state import State
 
 GRANT = 128  # tokens of an answer that there is room for at a time
+SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
+SENTENCE = 32  # tokens that a correction takes, beside its own words
+
+
+def turn_of_session(workspace: Workspace, state: State, request: Request) -> tuple[int, int]:
+    """Tokens that a session has with its next prompt, and those that are written after it, each at most."""
+    words = (request.question, request.system or "", *request.errata, *request.values.values())
+    told = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in words)
+    told += SENTENCE * (len(request.errata) + len(request.values) + len(state.pending))
+    told += sum(len(one) for one in (*request.splice, *request.images) if isinstance(one, Segment))
+    thinks = request.think or bool(workspace.reasoning.open)
+    return told, request.room + (request.max_think + ROOM if thinks else 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -14,13 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from notes_cli import output
 from notes_cli.engine.loop import Loop, Task
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.library.standing import StandingErrata
 from notes_cli.library.store import Library
@@ -32,7 +31,7 @@ from notes_cli.serve.jobs import Job, Limits, Told, Turn
 from notes_cli.serve.own import Own
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.room import GRANT, Room
+from notes_cli.serve.room import GRANT, Room, turn_of_session
 from notes_cli.serve.shelf import Shelf
 from notes_cli.serve.tally import Tally
 from notes_cli.serve.turns import IDLE, Turns, fault
@@ -43,7 +42,6 @@ T = TypeVar("T")
 
 LONG = 8  # compiles and probes that wait at most
 SOON = 16  # tokens of a prompt that others are reading, and that are worth waiting for
-SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,15 +355,11 @@ class Scheduler:
         stored = job.held.enter_context(Sessions(self.workspace.paths.sessions).locked(name, new=True))
         request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=stored.header is not None)
         check_bias(self.workspace, job.asked)
-        told = len(stored.state.tokens) + SPARE
-        told += sum(len(one) for one in (*request.splice, *request.images) if isinstance(one, Segment))
-        words = (request.question, request.system or "", *request.errata)
-        told += sum(len(self.workspace.model.tokenize(text)) for text in words)
+        told, spare = turn_of_session(self.workspace, stored.state, request)
         if not self.room.could(told + 1):
             raise _too_long(told + 1, self.room.cells)
-        if not self.room.could(told + request.limit):
-            request = replace(request, limit=self.room.cells - told)
-        return Turn(stored, request, told + request.limit)
+        cells = told + spare if self.room.could(told + spare) else self.room.cells
+        return Turn(stored, request, cells)
 
     def _step(self) -> None:
         self.tally.steps += 1
@@ -388,20 +382,19 @@ class Scheduler:
 
     def _held(self) -> list[Notebook]:
         """Notebooks that wait at this step, as there is no room for another token of theirs. If all do, the request
-        that came last makes room for those before it: it is read again when they are done."""
+        that came last makes room for those before it: it is read again when they are done. Where none can, the one
+        that came first goes on, until the context ends."""
         while True:
             held = self.room.held()
             waiting = [look.notebook for one in self._loop.running for look in one.looks if look.pending]
             if not held or any(book not in held for book in waiting):
                 return held
-            going = [
-                job for job in self._jobs if job.arranged and job.grants and not any(one.aside for one in job.grants)
-            ]
-            if len(going) < 2:
-                return [
-                    book for book in held if not any(grant.notebook is book for job in going for grant in job.grants)
-                ]
-            last = max(going, key=lambda job: job.came)
+            going = [job for job in self._jobs if any(not one.aside for one in job.grants)]
+            movable = [job for job in going if job.arranged]
+            if len(going) < 2 or not movable:
+                first = min(going, key=lambda job: job.came).grants if going else []
+                return [book for book in held if not any(grant.notebook is book for grant in first)]
+            last = max(movable, key=lambda job: job.came)
             assert last.arranged is not None and last.running is not None
             self.tally.aside += 1
             try:

@@ -95,7 +95,8 @@ class Turns:
         """The next turn of a session, in cells that were seen to. With its end the session is given up."""
 
         def assembled(plan: Plan) -> None:
-            job.grants = [self._room.grant(plan.notebook, turn.cells)]
+            # One cell more than there will be: with its last token it asks for no further room.
+            job.grants = [self._room.grant(plan.notebook, turn.cells + 1)]
             live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
             self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices)
 
