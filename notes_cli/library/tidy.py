@@ -1,7 +1,8 @@
 """Tidying the library: what its files take, when each was used, and which of them go first.
 
 A file that a process has open, or that is being compiled, is never removed; nor is, of its own accord, a text that is
-nowhere else. Of models nothing is known here.
+nowhere else. Images that clients of a server sent go before anything else: who shows one again sends it again. Of
+models nothing is known here.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def sole(one: Kept, others: Iterable[Kept]) -> bool:
         info = peek(one.path)
     except SegmentError:
         return one.path.exists()
+    if _sent(one):
+        return False
     files = names.files_of(info.source)
     if files and all(map(os.path.isfile, files)):
         return False
@@ -142,7 +145,7 @@ def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
     most = most + large if large > most else most
     if sum(one.nbytes for one in there) <= most:
         return Tidied([], [], sum(one.nbytes for one in there))
-    return _remove([one for one in there if one.path != new], folder, most)
+    return _remove(sorted((one for one in there if one.path != new), key=lambda one: not _sent(one)), folder, most)
 
 
 def _remove(wanted: Iterable[Kept], folder: Path, most: int | None) -> Tidied:
@@ -171,6 +174,17 @@ def _remove(wanted: Iterable[Kept], folder: Path, most: int | None) -> Tidied:
         raise SegmentError(f"another process tidies the library: {error}", "Try again") from None
     except OSError as error:
         raise UnwritableError(f"cannot write to the library {folder}: {reason(error)}") from error
+
+
+def _sent(one: Kept) -> bool:
+    """Whether it is an image that a client of a server sent, which is in no file here."""
+    if not one.name.startswith(names.SENT):
+        return False
+    try:
+        info = peek(one.path)
+    except NotesError:
+        return False
+    return not info.source and any(one.name == names.of_sent(media.sha256) for media in info.media)
 
 
 def _text(one: Kept) -> str | None:

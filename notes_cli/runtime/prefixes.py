@@ -54,7 +54,7 @@ class Prefixes:
 
     def __init__(self) -> None:
         self.kept: list[Kept] = []
-        self._numbers: dict[object, tuple[int, Segment | None]] = {}
+        self._numbers: dict[object, int] = {}
         self._clock = count(1)
 
     def layout(self, prompt: Prompt, parts: Parts, seam: int, *, splice: bool = True) -> Layout:
@@ -82,13 +82,13 @@ class Prefixes:
 
     def _number(self, segment: Segment, seam: int) -> int:
         """The same for segments with the same rows that are placed alike."""
-        layers, kept = segment.layers, None
+        layers = segment.layers
         if isinstance(layers, Stored):
             rows: object = tuple(tensor.checksum for layer in layers.tensors for tensor in (layer.k, layer.v))
-        else:  # in memory it is itself alone, and kept, so that no other takes its place there
-            rows, kept = id(segment), segment
+        else:  # in memory, of an image that is not kept: the same bytes, looked at alike, give the same rows
+            rows = segment.text, segment.projector, segment.context.tobytes(), segment.blocks
         key = segment.name, segment.base, segment.pinned, rows, seam
-        return self._numbers.setdefault(key, (len(self._numbers) + 1, kept))[0]
+        return self._numbers.setdefault(key, len(self._numbers) + 1)
 
     def find(self, layout: Layout, salt: str) -> tuple[Kept | None, int, int]:
         """The notebook that has the longest beginning of the prompt, how many tokens that is, and how many there will

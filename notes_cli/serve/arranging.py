@@ -21,7 +21,7 @@ from notes_cli.serve.conversations import Conversations, Talk, told
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.shelf import Shelf, matched
-from notes_cli.text.messages import Conversation, ErratumPart, ImagePart, Message, Part, SkillPart
+from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
 
 MATCHED = ("system", "user", "tool")  # messages in which texts of skills are looked for
@@ -84,30 +84,40 @@ def arrange(desk: Desk, asked: Asked) -> Arranged:
 def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
     """The next turn of a session. `begun`: it is not its first one. Raise Refused for what a session cannot take."""
     wanted, messages = asked.writing, list(asked.messages)
-    system = messages.pop(0).text if messages[0].role == "system" else None
+    system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or asked.tools:
         what = "a session keeps what was said: send the new message alone, and a system message with the first one"
         raise Refused(400, what, param="messages")
     if system is not None and begun:
         raise Refused(400, "the session has begun: its system message was its first", param="messages")
+    if system is not None and any(isinstance(part, ImagePart) for part in system.parts):
+        raise Refused(400, "a session's system message has no images: send them with a question", param="messages")
     if wanted.choices > 1:
         raise Refused(400, "n does not go with a session, which keeps its one answer", param="n")
     if wanted.stops:  # the token that a stop is found in may have more than the stop
         raise Refused(400, "stop does not go with a session, which keeps whole tokens", param="stop")
     seed = time.time_ns() if wanted.sampling.seed == DRAWN else wanted.sampling.seed
     names = dict.fromkeys((*model_of(asked.model, known), *asked.notes.splice))
+    private = bool(asked.notes.cache_salt) or not asked.notes.match
+    pictures = [part.picture for part in messages[0].parts if isinstance(part, ImagePart)]
     return Request(
-        messages[0].text,
+        _words(messages[0]),
         [shelf.segment(name) for name in names],
         asked.notes.errata,
-        system=system,
+        system=None if system is None else _words(system),
         think=wanted.think,
         max_think=wanted.max_think,
         limit=most if wanted.limit is None else min(wanted.limit, most),
         sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
         grammar=wanted.grammar,
-        images=[shelf.image(part.picture) for part in messages[0].parts if isinstance(part, ImagePart)],
+        recompute=asked.notes.recompute,
+        images=[shelf.image(picture, private=private) for picture in pictures],
     )
+
+
+def _words(message: Message) -> str:
+    """The texts of a message, as it would be read without a session."""
+    return BETWEEN.join(part.text for part in message.parts if isinstance(part, TextPart))
 
 
 def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segment]) -> Arranged:

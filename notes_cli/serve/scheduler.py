@@ -353,7 +353,7 @@ class Scheduler:
     def _turn_of(self, job: Job, name: str) -> Turn:
         """Open a session, once, and hold it until the job is over. Raise NotesError for what cannot be its turn."""
         stored = job.held.enter_context(Sessions(self.workspace.paths.sessions).locked(name, new=True))
-        request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=stored.header is not None)
+        request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=bool(stored.state.live))
         check_bias(self.workspace, job.asked)
         told, spare = turn_of_session(self.workspace, stored.state, request)
         if not self.room.could(told + 1):

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from notes_cli import output
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, SegmentError, TakenError, UnsupportedError, UnwritableError
 from notes_cli.images import Picture
@@ -85,12 +86,12 @@ class Shelf:
                 same = info.pictures and info.text == picture.text and projector in (None, info.projector)
                 if same and (segment := self.opened(info)) is not None:
                     return segment
-        name = f"image-{picture.sha256[:16]}"
+        name = names.of_sent(picture.sha256)
         skill = image_skill(picture, name)
         if private:
             return compile_skill(workspace, skill)
         try:
-            return self._at(compile_to_library(workspace, skill).path, name)
+            return self._at(compile_to_library(workspace, skill, say=lambda notice: output.say(str(notice))).path, name)
         except (UnwritableError, TakenError):
             return compile_skill(workspace, skill)
 

@@ -12,6 +12,7 @@ from notes_cli.expressions import expression
 
 MAX_NAME = 64  # characters
 MAX_BYTES = 192  # of UTF-8: a file's name, with what is put before and after it, may have 255
+SENT = "image-"  # before the first digits of the SHA-256 of an image that a client of a server sent
 BETWEEN = "\n"  # the files of a skill that was joined of several, as its source has them
 RULE = "lower-case letters and digits of any script, and single -"
 
@@ -38,6 +39,11 @@ def name_of(word: str) -> str:
         elif found and not found.endswith("-"):
             found += "-"
     return _short(found).rstrip("-")
+
+
+def of_sent(sha256: str) -> str:
+    """The name of an image that a client of a server sent, by the digest of its bytes."""
+    return f"{SENT}{sha256[:16]}"
 
 
 def typed(word: str) -> str:

@@ -15,6 +15,8 @@ from notes_cli.api import Model
 from notes_cli.config import Paths
 from notes_cli.engine.context import ContextOptions
 from notes_cli.images import read_picture
+from notes_cli.library import tidy
+from notes_cli.library.store import Library
 from notes_cli.runtime.workspace import Workspace
 
 from .conftest import Served, started, told
@@ -105,6 +107,46 @@ def test_who_shares_nothing_shares_no_image(seeing: Served, home: Path) -> None:
     before = sorted(path.name for path in (seeing.home / "library").iterdir())
     seeing.chat(shown(image(three), "What is the total?"), notes={"cache_salt": "mine"}, max_tokens=2)
     assert sorted(path.name for path in (seeing.home / "library").iterdir()) == before
+
+
+def test_a_private_image_is_read_once_in_a_conversation(seeing: Served, home: Path) -> None:
+    """Its rows serve the next turn, as do those of one that is kept; nobody with another salt has them."""
+    four, salt = image_bytes(48, 48, seed=4), {"cache_salt": "turns", "explain": True}
+    messages = shown(image(four), "What is the total?")
+    first = seeing.chat(messages, notes=salt, max_tokens=2)
+    messages += [{"role": "assistant", "content": told(first)}, *shown("And now?")]
+    second = seeing.chat(messages, notes=salt, max_tokens=2)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
+    other = seeing.chat(messages, notes={**salt, "cache_salt": "others"}, max_tokens=2)
+    assert not any(one["how"] == "live" for one in other["notes"]["pieces"])
+
+
+def test_images_that_are_sent_push_nothing_else_out(seeing: Served, home: Path) -> None:
+    """They go first where the library may take no more; a compiled image of the user's own stays."""
+    library = seeing.scheduler.workspace.library
+    assert isinstance(library, Library)
+    photo, *_ = [one for one in tidy.kept(library.folder) if one.name == "photo"]
+    before, library.max_size = library.max_size, 3 * photo.nbytes
+    try:
+        for seed in range(10, 16):
+            seeing.chat(shown(image(image_bytes(48, 48, seed=seed)), "What is the total?"), max_tokens=1)
+            assert library.names()[-1] == "photo" and len(library.names()) <= 4
+    finally:
+        library.max_size = before
+
+
+def test_a_turn_of_a_session_is_what_it_would_be_without(seeing: Served, home: Path) -> None:
+    """Texts of a message are as far apart as without a session, and nothing that was sent is dropped silently."""
+    parts = shown("Look at this.", image(ONE), "What is the total?")
+    assert seeing.chat(shown(image(ONE), "What?"), notes={"session": "parts"}, max_tokens=1)
+    system = {"role": "system", "content": parts[0]["content"]}
+    error = seeing.chat([system, *shown("What?")], 400, notes={"session": "other"})
+    assert "has no images" in error["message"]
+    texts = shown("One line.", "What is the total?")
+    both = [seeing.chat(texts, notes={"explain": True, **more}, max_tokens=1) for more in ({}, {"session": "texts"})]
+    assert both[0]["usage"]["prompt_tokens"] == both[1]["usage"]["prompt_tokens"]
+    first = seeing.chat(shown(image(ONE), "What?"), notes={"session": "whole", "recompute": True, "explain": True})
+    assert not any(one["how"] == "spliced" for one in first["notes"]["pieces"])
 
 
 def test_a_model_without_vision_says_so(served: Served) -> None:
