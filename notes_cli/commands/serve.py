@@ -86,6 +86,7 @@ def command(
         from notes_cli.serve.app import Options, Service
         from notes_cli.serve.jobs import Limits
         from notes_cli.serve.scheduler import Scheduler
+        from notes_cli.serve.security import is_loopback
         from notes_cli.serve.server import listen, raise_file_limit, serve
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("starlette", "uvicorn", "anyio", "prometheus_client"):
@@ -112,7 +113,7 @@ def command(
         def told() -> None:
             ending.enter_context(_found(scheduler, host, listening.getsockname()[1], token, settings))
             output.say(f"serving {scheduler.names[0]} on {where}")
-            if not keys and host not in ("127.0.0.1", "localhost", "::1"):
+            if not keys and not is_loopback(host):
                 output.say(
                     "warning: whoever can reach this address can use it: nobody is asked for a key (NOTES_API_KEY)"
                 )

@@ -150,7 +150,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
         if not output.confirm(f"Remove {_count(len(names), 'session')}: {', '.join(names)}?"):
             output.say("nothing was removed")
             return 1
-    removed = [str(sessions.remove(name)) for name in names]
+    removed = [*map(str, sessions.remove(*names))]
     _tell({"removed": removed}, "\n".join(removed), json_)
     return 0
 
@@ -326,6 +326,8 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
     if piped and name is None:
         raise click.UsageError("standard input has no name. Give the session one: --name NAME")
     called = name or name_of(file)
+    if piped and sys.stdin is None:  # a script has closed it
+        raise click.UsageError("there is no stdin to read the session from: name a file")
     with nullcontext(sys.stdin.buffer) if piped else file.open("rb") as source:
         stored = load(_sessions(), source, "standard input" if piped else str(file), called)
     _tell({"name": called, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
 
+Files = dict[Path, dict[str, None]]  # the words of the skills that each is of, in order
+
 
 @click.command()
 @click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
@@ -63,8 +65,9 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
         def brought(path: Path, look: Look, *, first: bool = False) -> None:
             """A file, and with it the images that its text shows, is up to date as it was at this look."""
             shown = _images(opened, path)
-            files.update({image: files[path] for image in shown if image not in files})
-            _compile(opened, Words(library()), files[path], path, json_, first=first)
+            _add(files, dict.fromkeys(shown, files[path]))
+            for word in list(files[path]):
+                _compile(opened, Words(library()), word, path, json_, first=first)
             for one, seen in {**shown, path: look}.items():
                 watched.handled(one, seen)
 
@@ -75,7 +78,7 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
         while True:
             time.sleep(interval)
             with suppress(NotesError):  # a folder that is being replaced
-                files |= _files(sources, all_)
+                _add(files, _files(sources, all_))
             for path, look in watched.changed(files):
                 if look is None:
                     _tell(json_, event="gone", source=str(path))
@@ -84,24 +87,29 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
                     brought(path, look)
 
 
-def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, str]:
-    """The files to watch, each with the word that means its skill. Raise NotesError for what is no file."""
+def _add(files: Files, more: Files) -> None:
+    for path, words in more.items():
+        files[path] = files.get(path, {}) | words
+
+
+def _files(sources: tuple[str, ...], all_: bool) -> Files:
+    """The files to watch, each with the words that mean its skills. Raise NotesError for what is no file."""
     from notes_cli.runtime.wanted import Words
     from notes_cli.text.names import files_of
     from notes_cli.text.skill import skill_file, skill_sources
 
     words = Words(library())
-    found: dict[Path, str] = {}
+    found: Files = {}
     for source in sources:
         for word in skill_sources(source):
             path = skill_file(word) if Path(word).exists() else _file(words.read(word).skill)
-            found.setdefault(path.absolute(), word)
+            _add(found, {path.absolute(): {word: None}})
     if all_:
-        found |= {one.path / "SKILL.md": str(one.path) for one in words.found().values() if not one.problem}
+        _add(found, {one.path / "SKILL.md": {str(one.path): None} for one in words.found().values() if not one.problem})
     if not sources and not all_:
         for entry in words.library.entries():
             if entry.info is not None and len(files_of(entry.info.source)) == 1:
-                found.setdefault(Path(entry.info.source), entry.name)
+                _add(found, {Path(entry.info.source): {entry.name: None}})
     return found
 
 

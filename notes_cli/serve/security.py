@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import platform
 from collections.abc import Mapping, Sequence
 
 from starlette.datastructures import Headers
@@ -12,14 +14,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from notes_cli.serve.refusals import Refused, body
 
 OPEN = ("/health",)  # what anybody may ask: balancers have no key
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach what listens there."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 class Guard:
     """Lets requests through to an application, or refuses them.
 
     A browser sends along where the page is from that asks (Origin), and the name it asked for (Host). A page of
-    another site is refused, and so is one that has made its own name point to this machine.
+    another site is refused, and so is one that has made its own name point to this machine: unless a key is asked for
+    on a network, only addresses and names that are this machine's own are answered to.
     """
 
     def __init__(
@@ -37,7 +44,9 @@ class Guard:
         self._app, self._origins, self._pages = app, tuple(origins), tuple(pages)
         self._keys = [key.encode() for key in keys]
         self._own = {path: [key.encode()] for path, key in own.items()}
-        self._hosts = (*LOOPBACK, host) if host in LOOPBACK else ()
+        ours = platform.node().lower()
+        self._hosts = (host.lower(), "localhost", *([ours, f"{ours}.local"] if ours else []))
+        self._any_host = bool(keys) and not is_loopback(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -50,8 +59,10 @@ class Guard:
 
     def _refusal(self, headers: Headers, path: str, method: str) -> Refused | None:
         host = headers.get("host", "")
-        if self._hosts and _name(host) not in self._hosts:
-            return Refused(403, f"this server answers to {' and '.join(LOOPBACK[:2])}, not to {host[:80]!r}")
+        name = _name(host).lower()
+        if not (self._any_host or name in self._hosts or _is_address(name)):
+            what = f"this server answers to localhost and to its address, not to {host[:80]!r}"
+            return Refused(403, f"{what}: ask it by one of these, or let it listen by that name, or ask for a key")
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and origin.partition("://")[2] != host:
             return Refused(403, f"pages of {origin[:80]} may not ask this server")
@@ -65,6 +76,14 @@ class Guard:
         return Refused(
             401, "the API key is missing or wrong: send it as Authorization: Bearer KEY", code="invalid_api_key"
         )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _name(host: str) -> str:

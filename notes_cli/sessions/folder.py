@@ -248,18 +248,24 @@ class Sessions:
                 raise SessionError(f"cannot write {fork.folder}: {reason(error)}. Nothing was changed") from error
             yield self.find(new)
 
-    def remove(self, name: str) -> Path:
-        """Delete a session, sound or not."""
-        name = names.typed(name)
-        if name not in self.names():
+    def remove(self, *given: str) -> list[Path]:
+        """Delete sessions, sound or not; none of them where one is not there, or is used by another process."""
+        wanted = dict.fromkeys(map(names.typed, given))
+        for name in wanted.keys() - self.names():
             self.find(name)
-        folder = self.folder / name
-        try:
-            with self._lock(name):
-                clear(folder)
-        except OSError as error:
-            raise SessionError(f"cannot remove {folder}: {reason(error)}") from error
-        return folder
+        gone: list[Path] = []
+        with ExitStack() as held:
+            for name in wanted:
+                held.enter_context(self._lock(name))
+            for name in wanted:
+                folder = self.folder / name
+                try:
+                    clear(folder)
+                except OSError as error:
+                    before = f". Removed before it: {', '.join(map(str, gone))}" if gone else ""
+                    raise SessionError(f"cannot remove {folder}: {reason(error)}{before}") from error
+                gone.append(folder)
+        return gone
 
 
 def clear(folder: Path) -> None:

@@ -118,6 +118,28 @@ def test_watching_a_text_watches_its_images(photo: Path, tmp_path: Path) -> None
         assert process.wait(20) == 130 and not process.stdout.read()
 
 
+def test_an_image_of_two_texts_is_watched_for_both(photo: Path, tmp_path: Path) -> None:
+    """Each skill that depends on a file is compiled again when it changes, not only the first."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.md").write_text(f"Text {name}: ![a photo](photo.png)")
+    texts = [tmp_path / "one.md", tmp_path / "two.md"]
+    command = command_line("watch", *texts, photo, "--interval", "0.1", "--json", "-q", *SEES)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+
+        def events() -> set[tuple[str, str]]:
+            assert process.stdout
+            lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+            return {(line["event"], line["name"]) for line in lines}
+
+        every = {("compiled", name) for name in ("one", "two", "photo")}
+        assert events() == every
+        photo.write_bytes(image_bytes(48, 48, seed=2))
+        assert events() == every
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130 and not process.stdout.read()
+
+
 def test_a_folder_of_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
     """Each of them; one that is broken does not stop the rest, and the exit status is 1."""
     folder = tmp_path / "photos"

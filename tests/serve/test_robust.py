@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import socket
 import threading
 import time
@@ -14,6 +15,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
 
 from notes_cli.engine.context import Context, ContextOptions
 from notes_cli.engine.model import Model
@@ -21,6 +24,7 @@ from notes_cli.serve import answers
 from notes_cli.serve.app import Options
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.security import Guard
 
 from .conftest import QUESTION, Json, Served, started, told
 
@@ -192,6 +196,30 @@ def test_only_who_has_a_key_may_ask(guarded: Served) -> None:
     assert named.headers["access-control-allow-origin"] == "https://a.example"
     preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     assert guarded.http.options("/v1/chat/completions", headers=preflight).status_code == 200
+
+
+@pytest.mark.parametrize(("host", "keys"), [("0.0.0.0", ()), ("127.0.0.2", ()), ("127.0.0.2", ("one",))])
+def test_no_other_name_leads_here(host: str, keys: tuple[str, ...]) -> None:
+    """A page may make its own name point to any address that is listened on: the name it asked for tells."""
+    guard = Guard(nobody, keys, host, (), (), {})
+
+    def status(name: str) -> int | None:
+        found = guard._refusal(Headers({"host": name, "authorization": "Bearer one"}), "/v1/models", "GET")
+        return found and found.status
+
+    assert status("evil.example") == status("evil.example:8080") == status("127.0.0.1.evil.example") == 403
+    for ours in ("localhost:8080", "LOCALHOST", "192.168.1.5:8080", "[::1]:8080", f"{host}:1", platform.node()):
+        assert status(ours) is None
+    assert (
+        Guard(nobody, ("one",), "0.0.0.0", (), (), {})._refusal(
+            Headers({"host": "box.example", "authorization": "Bearer one"}), "/v1/models", "GET"
+        )
+        is None
+    )
+
+
+async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that is never reached."""
 
 
 def test_no_page_may_ask_unless_it_is_named(served: Served) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from notes_cli.errors import NotesError, SessionError
+from notes_cli.errors import HeldSessionError, NotesError, SessionError
 from notes_cli.sessions.folder import SessionFolder, Sessions
 
 from ..limits import small_files
@@ -131,11 +131,25 @@ def test_what_is_not_ours_stays(begun: SessionFolder, sessions: Sessions) -> Non
     begun.commit(turn(4, rows="0002.gguf"))
     begun.undo()
     assert not (begun.folder / "0002.gguf").exists()
-    assert sessions.remove("mine") == begun.folder and sessions.names() == []
+    assert sessions.remove("mine") == [begun.folder] and sessions.names() == []
     assert {*begun.folder.iterdir()} == {*strange, begun.folder / "folder"}
     with sessions.locked("mine", new=True) as stored:
         stored.commit(turn(1, rows=""), HEADER)
     assert all(path.read_text() == "mine" for path in strange)
+
+
+def test_several_are_removed_or_none(sessions: Sessions) -> None:
+    """One that is in use, or is not there, keeps the others."""
+    for name in ("mine", "other"):
+        with sessions.locked(name, new=True) as stored:
+            stored.commit(turn(1, rows=""), HEADER)
+    with sessions.locked("other"), pytest.raises(HeldSessionError):
+        sessions.remove("mine", "other")
+    with pytest.raises(SessionError):
+        sessions.remove("mine", "nothing")
+    assert [*sessions.names()] == ["mine", "other"]
+    assert [path.name for path in sessions.remove("other", "mine", "other")] == ["other", "mine"]
+    assert not [*sessions.names()]
 
 
 def test_folders_are_made_for_us_alone(sessions: Sessions) -> None:
