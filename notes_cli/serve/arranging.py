@@ -65,8 +65,8 @@ class Desk:
     most: int  # tokens of an answer
 
 
-def arrange(desk: Desk, asked: Asked) -> Arranged:
-    """Arrange a request. Raise NotesError."""
+def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
+    """Arrange a request. `dry`: it is only to be explained, and nothing is compiled for it. Raise NotesError."""
     named = model_of(asked.model, desk.names)
     if asked.prompt is not None:
         if named:
@@ -78,7 +78,7 @@ def arrange(desk: Desk, asked: Asked) -> Arranged:
     for name in (*named, *asked.notes.splice):
         segment = known.get(name) or desk.shelf.segment(name)
         skills.setdefault(segment.name, segment)
-    return _arranged(desk, asked, talk, skills)
+    return _arranged(desk, asked, talk, skills, dry=dry)
 
 
 def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
@@ -120,7 +120,7 @@ def _words(message: Message) -> str:
     return BETWEEN.join(part.text for part in message.parts if isinstance(part, TextPart))
 
 
-def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segment]) -> Arranged:
+def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segment], *, dry: bool) -> Arranged:
     """Arrange messages, with these skills in the system message and those that are matched where they are."""
     workspace, wanted = desk.workspace, asked.writing
     think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
@@ -132,7 +132,7 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
             replace(one, parts=matched(one.parts, found, texts, opened)) if one.role in MATCHED else one
             for one in messages
         ]
-    messages = [_with_images(desk, asked, one, found) for one in messages]
+    messages = [_with_images(desk, asked, one, found, dry=dry) for one in messages]
     settings = defaults(workspace, think=think) if found else UNMEASURED
     question = _question(messages)
     standing = desk.errata.all() if desk.errata and found else ()
@@ -154,17 +154,18 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
         if len(found) == len(named):
             raise
         # A template that encodes results of tools has no place for a skill there: the text goes as it is.
-        return _arranged(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, named)
+        return _arranged(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, named, dry=dry)
     layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
     return replace(_finished(desk, asked, layout, think), talk=now)
 
 
-def _with_images(desk: Desk, asked: Asked, message: Message, found: dict[str, Segment]) -> Message:
+def _with_images(desk: Desk, asked: Asked, message: Message, found: dict[str, Segment], *, dry: bool) -> Message:
     """The message with a compiled image in the place of each that was sent, which `found` has then, too."""
     parts: list[Part] = []
     for part in message.parts:
         if isinstance(part, ImagePart):
-            image = desk.shelf.image(part.picture, private=bool(asked.notes.cache_salt) or not asked.notes.match)
+            private = bool(asked.notes.cache_salt) or not asked.notes.match
+            image = desk.shelf.image(part.picture, private=private, dry=dry)
             [segment] = named_apart([image], found)  # it was sent before, or something else is called so
             found[segment.name] = segment
             part = SkillPart(segment.name)

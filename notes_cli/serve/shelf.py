@@ -20,7 +20,7 @@ from notes_cli.errors import Help, NotesError, SegmentError, TakenError, Unsuppo
 from notes_cli.images import Picture
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
-from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
@@ -75,10 +75,10 @@ class Shelf:
             return None
         return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
 
-    def image(self, picture: Picture, *, private: bool = False) -> Segment:
+    def image(self, picture: Picture, *, private: bool = False, dry: bool = False) -> Segment:
         """A compiled image with these very bytes, whatever it is called; compiled now, and kept, where there is none.
-        `private`: it is neither looked for nor kept. Raise ModelError without a projector, ImageError for one that
-        cannot be decoded."""
+        `private`: it is neither looked for nor kept. `dry`: it is not compiled, and has no rows then. Raise ModelError
+        without a projector, ImageError for one that cannot be decoded."""
         workspace = self._workspace
         if not private:
             projector = workspace.projector if workspace.sees else None
@@ -88,6 +88,8 @@ class Shelf:
                     return segment
         name = names.of_sent(picture.sha256)
         skill = image_skill(picture, name)
+        if dry:
+            return plan(workspace, skill)
         if private:
             return compile_skill(workspace, skill)
         try:

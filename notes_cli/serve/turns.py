@@ -21,7 +21,7 @@ from notes_cli.serve.answering import Probabilities, Words, Written, writing
 from notes_cli.serve.arranging import Arranged, Desk, arrange
 from notes_cli.serve.jobs import Begun, Job, Told, Turn
 from notes_cli.serve.parsing import DRAWN, Asked
-from notes_cli.serve.refusals import ServerError
+from notes_cli.serve.refusals import Refused, ServerError
 from notes_cli.serve.room import Room
 from notes_cli.serve.tally import Tally
 from notes_cli.sessions.session import Session
@@ -51,7 +51,9 @@ class Turns:
 
     def explain(self, asked: Asked) -> dict[str, object]:
         """What a prompt would be made of now, and how. Nothing is computed. Raise NotesError."""
-        arranged = arrange(self._desk, asked)
+        if asked.notes.session is not None:
+            raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
+        arranged = arrange(self._desk, asked, dry=True)
         layout = arranged.layout
         kept, length, _ = self._prefixes.find(layout, asked.notes.cache_salt)
         live = length if kept else 0

@@ -109,6 +109,18 @@ def test_who_shares_nothing_shares_no_image(seeing: Served, home: Path) -> None:
     assert sorted(path.name for path in (seeing.home / "library").iterdir()) == before
 
 
+def test_explaining_compiles_nothing(seeing: Served, home: Path) -> None:
+    """An image that nobody sent before is told as it would be placed, and not looked at; a session is refused."""
+    before = sorted(path.name for path in (seeing.home / "library").iterdir())
+    messages = shown(image(image_bytes(48, 48, seed=20)), "What is the total?")
+    reply = seeing.http.post("/v1/notes/explain", json={"messages": messages})
+    assert reply.status_code == 200, reply.text
+    assert any(one["name"].startswith("image-") and one["how"] == "spliced" for one in reply.json()["pieces"])
+    assert sorted(path.name for path in (seeing.home / "library").iterdir()) == before
+    refused = seeing.http.post("/v1/notes/explain", json={"messages": messages, "notes": {"session": "mine"}})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "notes.session"
+
+
 def test_a_private_image_is_read_once_in_a_conversation(seeing: Served, home: Path) -> None:
     """Its rows serve the next turn, as do those of one that is kept; nobody with another salt has them."""
     four, salt = image_bytes(48, 48, seed=4), {"cache_salt": "turns", "explain": True}
