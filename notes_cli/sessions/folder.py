@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 
 from notes_cli.errors import HeldSessionError, Help, SessionError, reason
@@ -70,9 +71,11 @@ class SessionFolder:
 
     @property
     def next_rows(self) -> Path:
-        """Where the rows of the next line belong. A file that a crash left there is written over."""
-        taken = [int(str(line["rows"])[: -len(".gguf")]) for line in self.lines if line.get("rows")]
-        return self.folder / f"{max([0, len(self.lines) - 1, *taken]) + 1:04d}.gguf"
+        """Where the rows of the next line belong: its number, or the next that no line has. A file that a crash left
+        there is written over."""
+        taken = {str(line.get("rows")) for line in self.lines}
+        names = (f"{number:04d}.gguf" for number in count(max(1, len(self.lines))))
+        return self.folder / next(name for name in names if name not in taken)
 
     def commit(self, line: Line, header: Header | None = None) -> None:
         """Append a line: with it, and not before, it has happened. `header` begins the session."""

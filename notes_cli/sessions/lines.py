@@ -11,7 +11,7 @@ from typing import Any
 
 from notes_cli.engine.patches import Patch, Range, ascending
 
-ROWS = re.compile(r"[0-9]{4,}\.gguf")  # names of the files of rows
+ROWS = re.compile(r"[0-9]{4,9}\.gguf")  # names of the files of rows
 
 Line = Mapping[str, Any]
 
@@ -27,6 +27,14 @@ def number_of(data: Line, key: str) -> int:
     found = data[key]
     if type(found) is not int:
         raise TypeError(key)
+    return found
+
+
+def rows_of(line: Line) -> str:
+    """The name of the file of its rows; empty if it has none."""
+    found = text_of(line, "rows")
+    if found and not ROWS.fullmatch(found):
+        raise ValueError("rows")
     return found
 
 

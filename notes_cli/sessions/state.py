@@ -14,7 +14,7 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.engine.places import Image, taken_out
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import EngineError
-from notes_cli.sessions.lines import ROWS, Line, ids_of, number_of, patches_of, ranges_of, text_of
+from notes_cli.sessions.lines import Line, ids_of, number_of, patches_of, ranges_of, rows_of, text_of
 from notes_cli.sessions.origin import Origin, as_line, origin_of
 from notes_cli.text.references import Known
 
@@ -314,10 +314,9 @@ def fold(lines: Sequence[Line]) -> State:
             if not live and lines[0]["op"] == "forget":  # of what came before it there is nothing
                 raise ValueError("undo")
         else:
+            rows_of(line)  # also of what is undone: the names that are taken are read from all lines
             live.append(line)
     state = State()
     for line in live:
         state.apply(line)
-        if text_of(line, "rows") and not ROWS.fullmatch(line["rows"]):
-            raise ValueError("rows")
     return state

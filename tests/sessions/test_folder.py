@@ -314,6 +314,30 @@ def test_nothing_of_a_ledger_is_believed(begun: SessionFolder, sessions: Session
         sessions.find("mine")
 
 
+@pytest.mark.parametrize("rows", ["../../x", "../../x.gguf", f"{'9' * 10}.gguf", f"{'9' * 5000}.gguf"], ids=len)
+@pytest.mark.parametrize("undone", [False, True])
+def test_names_of_rows(begun: SessionFolder, sessions: Sessions, rows: str, undone: bool) -> None:
+    """A name that is none of ours is damage, also in a line that was undone: the next name depends on all."""
+    lines = [turn(4, rows=rows), *([{"op": "undo"}] if undone else [])]
+    with begun.ledger.open("a") as file:
+        file.writelines(json.dumps({"time": "2026-06-01T12:00:00Z", **line}) + "\n" for line in lines)
+    with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
+        sessions.find("mine")
+
+
+def test_the_last_name_of_rows_is_taken(begun: SessionFolder, sessions: Sessions) -> None:
+    """A line of somebody else has it: a session still goes on, under the names that are left."""
+    with sessions.locked("mine") as stored:
+        stored.commit(turn(4, rows="999999999.gguf"))
+        stored.commit(turn(5, rows="0004.gguf"))
+        assert stored.next_rows.name == "0005.gguf"
+        stored.commit(turn(6, rows="0003.gguf"))
+        assert stored.next_rows.name == "0005.gguf"
+        stored.commit(turn(7, rows="0006.gguf"))
+        stored.commit({"op": "undo"})
+        assert stored.next_rows.name == "0007.gguf"
+
+
 def test_a_full_disk_leaves_what_was_there(begun: SessionFolder, sessions: Sessions) -> None:
     """A turn, a fork and a first turn that cannot be written: one line with the reason, and nothing is new."""
     before = begun.ledger.read_bytes()
