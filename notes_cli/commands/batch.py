@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.answering import watch
 from notes_cli.commands.options import answers_of, named, open_model
+from notes_cli.commands.reading import standard_input
 from notes_cli.commands.remedies import tell, worded
 from notes_cli.commands.request import held_to, words_of
 from notes_cli.errors import NotesError, reason
@@ -90,11 +90,10 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
         with file:
             yield file
         return
-    if sys.stdin is None:
-        raise click.UsageError("standard input is closed")
-    if sys.stdin.isatty():
+    piped = standard_input()
+    if piped.isatty():
         output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
-    yield sys.stdin.buffer
+    yield piped
 
 
 class _Lines:

@@ -13,6 +13,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SessionName, model_options, open_model
+from notes_cli.commands.reading import standard_input
 from notes_cli.explaining import entry_why
 from notes_cli.text.sizes import human_age
 
@@ -325,10 +326,10 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
     piped = str(file) == "-"
     if piped and name is None:
         raise click.UsageError("standard input has no name. Give the session one: --name NAME")
+    if piped and standard_input().isatty():
+        raise click.UsageError("a session is not text: name a file, or pipe it in")
     called = name or name_of(file)
-    if piped and sys.stdin is None:  # a script has closed it
-        raise click.UsageError("there is no stdin to read the session from: name a file")
-    with nullcontext(sys.stdin.buffer) if piped else file.open("rb") as source:
+    with nullcontext(standard_input()) if piped else file.open("rb") as source:
         stored = load(_sessions(), source, "standard input" if piped else str(file), called)
     _tell({"name": called, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
 

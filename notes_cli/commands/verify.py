@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
+from notes_cli.commands.reading import standard_input
 from notes_cli.commands.remedies import advice, worded
 from notes_cli.explaining import entry_why, expected
 
@@ -173,7 +173,7 @@ def _read_questions(file: Path | None) -> tuple[str, ...]:
         return ()
     try:
         piped = str(file) == "-"
-        data = (sys.stdin.buffer.read() if sys.stdin else b"") if piped else file.read_bytes()
+        data = standard_input().read() if piped else file.read_bytes()
         lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise NotesError(f"{file} is not UTF-8 text (byte {error.start})") from error

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -229,6 +230,19 @@ def test_export_and_import(notes: Notes, begun: Path, tmp_path: Path, monkeypatc
     assert answers[0] == answers[1]
     assert notes("session", "import", "-", stdin=piped).code == 2
     assert notes("session", "export", "mine", "-", "--json").code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("session", "import", "-", "--name", "x"), ("ask", "--batch", "-"), ("verify", "returns", "--questions", "-")],
+)
+def test_a_closed_standard_input_is_said(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """Where a script has closed it: wrong usage in one line, not a traceback nor an empty file."""
+    monkeypatch.setattr("notes_cli.commands.reading.sys", SimpleNamespace(stdin=None))
+    outcome = notes(*arguments)
+    assert (outcome.code, outcome.out) == (2, "") and outcome.err.startswith("notes: standard input is closed: ")
 
 
 def test_nothing_that_was_imported_moves_the_cursor(notes: Notes, begun: Path) -> None:
