@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import platform
 from collections.abc import Mapping, Sequence
 
 from starlette.datastructures import Headers
@@ -25,8 +24,8 @@ class Guard:
     """Lets requests through to an application, or refuses them.
 
     A browser sends along where the page is from that asks (Origin), and the name it asked for (Host). A page of
-    another site is refused, and so is one that has made its own name point to this machine: unless a key is asked for
-    on a network, only addresses and names that are this machine's own are answered to.
+    another site is refused, and so is one that has made its own name point to this machine: on loopback only localhost
+    and addresses are answered to, and on a network, without a key, names that nobody has in the DNS of the world.
     """
 
     def __init__(
@@ -44,9 +43,13 @@ class Guard:
         self._app, self._origins, self._pages = app, tuple(origins), tuple(pages)
         self._keys = [key.encode() for key in keys]
         self._own = {path: [key.encode()] for path, key in own.items()}
-        ours = platform.node().lower()
-        self._hosts = (host.lower(), "localhost", *([ours, f"{ours}.local"] if ours else []))
-        self._any_host = bool(keys) and not is_loopback(host)
+        self._host, self._near = host.lower(), is_loopback(host)
+
+    def _may_be_ours(self, name: str) -> bool:
+        """Whether the name that was asked for may be one of this machine's."""
+        if name in (self._host, "localhost") or _is_address(name):
+            return True
+        return not self._near and (bool(self._keys) or "." not in name or name.endswith(".local"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -59,8 +62,7 @@ class Guard:
 
     def _refusal(self, headers: Headers, path: str, method: str) -> Refused | None:
         host = headers.get("host", "")
-        name = _name(host).lower()
-        if not (self._any_host or name in self._hosts or _is_address(name)):
+        if not self._may_be_ours(_name(host).lower()):
             what = f"this server answers to localhost and to its address, not to {host[:80]!r}"
             return Refused(403, f"{what}: ask it by one of these, or let it listen by that name, or ask for a key")
         origin = headers.get("origin")
