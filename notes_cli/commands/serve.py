@@ -82,12 +82,13 @@ def command(
       notes serve -m model.gguf -c 32768
       notes serve --api-key secret --host 0.0.0.0 --parallel 32
     """
+    from notes_cli.library.open_files import raise_file_limit
+
     try:
         from notes_cli.serve.app import Options, Service
         from notes_cli.serve.jobs import Limits
         from notes_cli.serve.scheduler import Scheduler
-        from notes_cli.serve.security import is_loopback
-        from notes_cli.serve.server import listen, raise_file_limit, serve
+        from notes_cli.serve.server import listen, serve
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("starlette", "uvicorn", "anyio", "prometheus_client"):
             raise NotesError(f"notes serve: {error.name} is not installed", NEEDED) from error

@@ -138,20 +138,18 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
       notes session rm mine
       notes session ls -q | xargs notes session rm -y
     """
-    from notes_cli.text.names import typed
+    from notes_cli.library.open_files import raise_file_limit
 
     sessions = _sessions()
-    names = tuple(dict.fromkeys(map(typed, names)))
-    for name in names:  # a typing error removes nothing
-        if name not in sessions.names():
-            sessions.find(name)
+    names = tuple(sessions.known(*names))
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError("nobody is there to ask. Repeat with -y to remove without asking")
         if not output.confirm(f"Remove {_count(len(names), 'session')}: {', '.join(names)}?"):
             output.say("nothing was removed")
             return 1
-    removed = [*map(str, sessions.remove(*names))]
+    raise_file_limit()  # all are held at once
+    removed = list(map(str, sessions.remove(*names)))
     _tell({"removed": removed}, "\n".join(removed), json_)
     return 0
 

@@ -26,17 +26,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def raise_file_limit() -> None:
-    """Let this process have as many files open as the system lets it: connections, and skills that are in use."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS takes less than it says
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 is any. Raise NotesError where that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -251,24 +251,31 @@ class Sessions:
                 raise SessionError(f"cannot write {fork.folder}: {reason(error)}. Nothing was changed") from error
             yield self.find(new)
 
-    def remove(self, *given: str) -> list[Path]:
-        """Delete sessions, sound or not; none of them where one is not there, or is used by another process."""
-        wanted = dict.fromkeys(map(names.typed, given))
-        for name in wanted.keys() - self.names():
-            self.find(name)
-        gone: list[Path] = []
+    def known(self, *wanted: str) -> list[str]:
+        """These names as they are typed here, each once. Raise SessionError if there is no session of one of them."""
+        found, there = list(dict.fromkeys(map(names.typed, wanted))), set(self.names())
+        for name in found:
+            if name not in there:
+                self.find(name)
+        return found
+
+    def remove(self, *wanted: str) -> list[Path]:
+        """Delete sessions, sound or not; return their folders. Raise SessionError, before any is deleted, if there is
+        none of one of the names or another process holds one."""
+        found = self.known(*wanted)
+        removed: list[Path] = []
         with ExitStack() as held:
-            for name in wanted:
+            for name in found:
                 held.enter_context(self._lock(name))
-            for name in wanted:
+            for name in self.known(*found):  # another process may have been quicker
                 folder = self.folder / name
                 try:
                     clear(folder)
                 except OSError as error:
-                    before = f". Removed before it: {', '.join(map(str, gone))}" if gone else ""
-                    raise SessionError(f"cannot remove {folder}: {reason(error)}{before}") from error
-                gone.append(folder)
-        return gone
+                    gone = f". Removed before it: {', '.join(one.name for one in removed)}" if removed else ""
+                    raise SessionError(f"cannot remove {folder}: {reason(error)}{gone}") from error
+                removed.append(folder)
+        return removed
 
 
 def clear(folder: Path) -> None:

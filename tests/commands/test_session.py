@@ -280,6 +280,15 @@ def test_a_second_process_is_told(notes: Notes, begun: Path) -> None:
             assert outcome.err == "notes: another process uses session mine. Wait for it, or end it\n"
 
 
+def test_one_that_is_held_keeps_the_others(notes: Notes, begun: Path) -> None:
+    """rm of several removes all of them or none."""
+    assert notes("session", "fork", "mine", "other").code == 0
+    with Sessions(paths().sessions).locked("other"):
+        outcome = notes("session", "rm", "-y", "mine", "other")
+    assert outcome.code == 1 and outcome.err == "notes: another process uses session other. Wait for it, or end it\n"
+    assert notes("session", "ls", "-q").out == "mine\nother\n"
+
+
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signal.Signals) -> None:
     """Interrupted or killed while it answers: the session is as before, and goes on."""

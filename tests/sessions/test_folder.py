@@ -251,6 +251,35 @@ def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None
         assert stored.state.tokens == [1, 2, 3]
 
 
+def test_all_are_removed_or_none(begun: SessionFolder, sessions: Sessions) -> None:
+    """One that is held, or that there is not, keeps the others; a name that is given twice is one."""
+    sessions.fork("mine", "other")
+    with sessions.locked("other"), pytest.raises(SessionError, match="another process uses session other"):
+        sessions.remove("mine", "other")
+    with pytest.raises(SessionError, match="there is no session 'third'"):
+        sessions.remove("mine", "third")
+    assert sessions.names() == ["mine", "other"] and sessions.find("mine").state == begun.state
+    assert sessions.remove("mine", "other", "mine") == [begun.folder, sessions.folder / "other"]
+    assert sessions.names() == []
+
+
+def test_what_was_removed_before_a_failure_is_said(
+    begun: SessionFolder, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that the system does not let go: the sessions that are gone by then are named."""
+    sessions.fork("mine", "other")
+    unlink = Path.unlink
+
+    def kept(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == "other":
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", kept)
+    with pytest.raises(SessionError, match=r"cannot remove .*other: .*\. Removed before it: mine$"):
+        sessions.remove("mine", "other")
+
+
 def test_names(begun: SessionFolder, sessions: Sessions) -> None:
     """A folder without a ledger is not a session, and a path is not a name."""
     (sessions.folder / "half").mkdir()
