@@ -17,8 +17,12 @@ from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError, SkillError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notes_cli.api import Model
-    from notes_cli.runtime.wanted import Words
+    from notes_cli.runtime.asking import Listener
+    from notes_cli.runtime.compiling import Compiled
+    from notes_cli.runtime.wanted import Wanted, Words
     from notes_cli.runtime.watching import Look
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
@@ -54,32 +58,35 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
       notes watch --all --json
     """
     from notes_cli.runtime.wanted import Words
-    from notes_cli.runtime.watching import Watched, look_at
+    from notes_cli.runtime.watching import Files, Watched, look_at
 
-    watched = Watched()
-    files = _files(sources, all_)
-    if not files:
+    watched, files = Watched(), Files()
+    files.found(_files(sources, all_))
+    if not files.paths:
         raise NotesError("there is nothing to watch", "Name a SOURCE: notes watch skills/")
     with open_model(quiet=quiet or json_, **model) as opened:
 
         def brought(path: Path, look: Look, *, first: bool = False) -> None:
-            """A file, and with it the images that its text shows, is up to date as it was at this look."""
+            """What depends on a file is up to date as the file was at this look; with it the images that its text
+            shows, unless other skills depend on them, too."""
             shown = _images(opened, path)
-            _add(files, dict.fromkeys(shown, files[path]))
-            for word in list(files[path]):
-                _compile(opened, Words(library()), word, path, json_, first=first)
-            for one, seen in {**shown, path: look}.items():
+            files.shows(path, shown)
+            skills = files.skills(path)
+            _compile(opened, Words(library()), skills, path, json_, first=first)
+            alone = {image: seen for image, seen in shown.items() if set(files.skills(image)) <= set(skills)}
+            for one, seen in {**alone, path: look}.items():
                 watched.handled(one, seen)
 
-        for path in list(files):
+        for path in files.paths:
             brought(path, look_at(path), first=True)
         if not quiet:
-            output.say(f"watching {len(files)} {'file' if len(files) == 1 else 'files'}; Ctrl-C ends it")
+            count = len(files.paths)
+            output.say(f"watching {count} {'file' if count == 1 else 'files'}; Ctrl-C ends it")
         while True:
             time.sleep(interval)
             with suppress(NotesError):  # a folder that is being replaced
-                _add(files, _files(sources, all_))
-            for path, look in watched.changed(files):
+                files.found(_files(sources, all_))
+            for path, look in watched.changed(files.paths):
                 if look is None:
                     _tell(json_, event="gone", source=str(path))
                     watched.handled(path, look)
@@ -87,29 +94,27 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
                     brought(path, look)
 
 
-def _add(files: Files, more: Files) -> None:
-    for path, words in more.items():
-        files[path] = files.get(path, {}) | words
-
-
-def _files(sources: tuple[str, ...], all_: bool) -> Files:
-    """The files to watch, each with the words that mean its skills. Raise NotesError for what is no file."""
+def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
+    """The files to watch, each with words that mean its skills: one file may be compiled under several names. Raise
+    NotesError for what is no file."""
     from notes_cli.runtime.wanted import Words
     from notes_cli.text.names import files_of
     from notes_cli.text.skill import skill_file, skill_sources
 
     words = Words(library())
-    found: Files = {}
+    found: dict[Path, list[str]] = {}
     for source in sources:
         for word in skill_sources(source):
             path = skill_file(word) if Path(word).exists() else _file(words.read(word).skill)
-            _add(found, {path.absolute(): {word: None}})
+            found.setdefault(path.absolute(), []).append(word)
     if all_:
-        _add(found, {one.path / "SKILL.md": {str(one.path): None} for one in words.found().values() if not one.problem})
+        for one in words.found().values():
+            if not one.problem:
+                found.setdefault(one.path / "SKILL.md", []).append(str(one.path))
     if not sources and not all_:
         for entry in words.library.entries():
             if entry.info is not None and len(files_of(entry.info.source)) == 1:
-                _add(found, {Path(entry.info.source): {entry.name: None}})
+                found.setdefault(Path(entry.info.source), []).append(entry.name)
     return found
 
 
@@ -135,30 +140,44 @@ def _file(skill: Skill | ToolSet) -> Path:
     return Path(skill.source)
 
 
-def _compile(model: Model, words: Words, word: str, path: Path, json_: bool, *, first: bool = False) -> None:
-    """Bring the skill of a file up to date, and tell what was done. `first`: not that there was nothing to do."""
+def _compile(
+    model: Model, words: Words, skills: Sequence[str], path: Path, json_: bool, *, first: bool = False
+) -> None:
+    """Bring the skills that depend on a file up to date, and tell what was done. `first`: not that there was nothing
+    to do."""
+    done = set[str]()
+    for word in skills:
+        try:
+            wanted = words.read(word)
+            name = wanted.skill.name
+            if name in done:  # two words may mean one
+                continue
+            done.add(name)
+            compiled = _compiled(model, words, wanted, listening(json_))
+        except NotesError as error:
+            _tell(json_, event="failed", source=str(path), error=worded(error))
+            continue
+        if compiled.reasons or not first:
+            event = "compiled" if compiled.reasons else "up_to_date"
+            facts = {"name": name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
+            _tell(json_, event=event, source=str(path), **facts)
+
+
+def _compiled(model: Model, words: Words, wanted: Wanted, listener: Listener) -> Compiled:
+    """The skill, up to date, and kept as it was."""
     from notes_cli.commands.compile import shape_of
     from notes_cli.runtime.compiling import skill_of
     from notes_cli.runtime.wanted import Shape
 
-    try:
-        wanted = words.read(word)
-        kept = words.known(wanted.skill.name)
-        shape = shape_of(model, words, kept or wanted, Shape(None, kv=None))
-        compiled = model.bring_up_to_date(
-            skill_of(model.workspace, wanted.skill),
-            influence=shape.influence,
-            blocks=shape.blocks,
-            kv=shape.kv,
-            listener=listening(json_),
-        )
-    except NotesError as error:
-        _tell(json_, event="failed", source=str(path), error=worded(error))
-        return
-    if compiled.reasons or not first:
-        event = "compiled" if compiled.reasons else "up_to_date"
-        facts = {"name": wanted.skill.name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
-        _tell(json_, event=event, source=str(path), **facts)
+    kept = words.known(wanted.skill.name)
+    shape = shape_of(model, words, kept or wanted, Shape(None, kv=None))
+    return model.bring_up_to_date(
+        skill_of(model.workspace, wanted.skill),
+        influence=shape.influence,
+        blocks=shape.blocks,
+        kv=shape.kv,
+        listener=listener,
+    )
 
 
 def _tell(json_: bool, *, event: str, source: str, **facts: Any) -> None:

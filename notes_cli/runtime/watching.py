@@ -6,7 +6,7 @@ Files are looked at again and again; what an editor writes in several steps, or 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 Look = tuple[int, ...] | None  # what of a file does not stay if it changes; None: it is not there
@@ -34,6 +34,32 @@ class Watched:
             if settled and now != self._handled.get(path):
                 found.append((path, now))
         return found
+
+
+class Files:
+    """Which skills depend on which files: each on those that it is read from, and on the images that these show. Skills
+    are called by words that mean them."""
+
+    def __init__(self) -> None:
+        self._own: dict[Path, Sequence[str]] = {}
+        self._shown: dict[Path, Collection[Path]] = {}
+
+    def found(self, own: Mapping[Path, Sequence[str]]) -> None:
+        """These skills are read from these files; what is known of other files stays."""
+        self._own.update(own)
+
+    def shows(self, path: Path, images: Collection[Path]) -> None:
+        """The text in a file shows these images now."""
+        self._shown[path] = images
+
+    @property
+    def paths(self) -> list[Path]:
+        return list(dict.fromkeys([*self._own, *(image for images in self._shown.values() for image in images)]))
+
+    def skills(self, path: Path) -> list[str]:
+        """The skills that depend on a file."""
+        texts = [path, *(text for text, images in self._shown.items() if path in images)]
+        return list(dict.fromkeys(word for text in texts for word in self._own.get(text, ())))
 
 
 def look_at(path: Path) -> Look:

@@ -394,6 +394,25 @@ def test_watch(model: Path, skill: Path, home: Path) -> None:
     assert not list((home / "library").glob(".*.tmp"))
 
 
+def test_watch_of_a_file_with_two_names(notes: Notes, compiled: Path, skill: Path) -> None:
+    """Both are compiled again."""
+    assert notes("compile", skill, "--name", "second").code == 0
+    command = command_line("watch", "--interval", "0.1", "--json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        while "watching 1 file" not in process.stderr.readline():
+            pass
+        skill.write_text("date: 2026-07-01\n")
+        events = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert sorted((one["event"], one["name"]) for one in events) == [
+            ("compiled", "returns"),
+            ("compiled", "second"),
+        ]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130 and not process.stdout.read()
+    assert notes("ls", "--json").json[0]["stale"] == notes("ls", "--json").json[1]["stale"] == []
+
+
 def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Path) -> None:
     """What came from no file is nothing to watch; a word that is nothing is told at once."""
     notes("rm", "returns")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from notes_cli.runtime.watching import Watched, look_at
+from notes_cli.runtime.watching import Files, Watched, look_at
 
 
 def test_a_change_is_told_once_it_is_left_alone(tmp_path: Path) -> None:
@@ -62,3 +62,17 @@ def test_a_change_while_the_last_one_is_handled_is_not_lost(tmp_path: Path) -> N
     watched.handled(file, look)
     watched.changed([file])
     assert len(watched.changed([file])) == 1
+
+
+def test_skills_that_share_a_file() -> None:
+    """Two names of one text, one image in two texts, an image that is a skill itself: all depend on the file."""
+    files, (a, b, photo) = Files(), map(Path, ("a.md", "b.md", "photo.png"))
+    files.found({a: ["first", "second"], b: ["third"]})
+    files.shows(a, [photo])
+    files.shows(b, {photo: None})
+    assert files.paths == [a, b, photo]
+    assert files.skills(a) == ["first", "second"] and files.skills(photo) == ["first", "second", "third"]
+    files.found({photo: ["photo"]})
+    assert files.skills(photo) == ["photo", "first", "second", "third"] and sorted(files.paths) == [a, b, photo]
+    files.shows(a, ())
+    assert files.skills(photo) == ["photo", "third"]
