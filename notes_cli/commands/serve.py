@@ -88,6 +88,7 @@ def command(
         from notes_cli.serve.app import Options, Service
         from notes_cli.serve.jobs import Limits
         from notes_cli.serve.scheduler import Scheduler
+        from notes_cli.serve.security import is_loopback
         from notes_cli.serve.server import listen, serve
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("starlette", "uvicorn", "anyio", "prometheus_client"):

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
 
-Files = dict[Path, dict[str, None]]  # the words of the skills that each is of, in order
-
 
 @click.command()
 @click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
