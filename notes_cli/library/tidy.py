@@ -17,6 +17,7 @@ from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
 from notes_cli.library import begun, held
 from notes_cli.library.container import peek
 from notes_cli.library.files import segment_files
+from notes_cli.library.info import SegmentInfo
 from notes_cli.library.lock import HeldError, locked
 from notes_cli.library.uses import forget, uses_of
 from notes_cli.text import names
@@ -101,7 +102,7 @@ def sole(one: Kept, others: Iterable[Kept]) -> bool:
         info = peek(one.path)
     except SegmentError:
         return one.path.exists()
-    if _sent(one):
+    if _is_sent(info):
         return False
     files = names.files_of(info.source)
     if files and all(map(os.path.isfile, files)):
@@ -181,10 +182,13 @@ def _sent(one: Kept) -> bool:
     if not one.name.startswith(names.SENT):
         return False
     try:
-        info = peek(one.path)
+        return _is_sent(peek(one.path))
     except NotesError:
         return False
-    return not info.source and any(one.name == names.of_sent(media.sha256) for media in info.media)
+
+
+def _is_sent(info: SegmentInfo) -> bool:
+    return not info.source and any(info.name == names.of_sent(media.sha256) for media in info.media)
 
 
 def _text(one: Kept) -> str | None:

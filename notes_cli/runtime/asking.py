@@ -223,7 +223,7 @@ def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: 
         seam=draft.settings.seam,
         splice=not request.recompute,
         dry=dry,
-        room=room_for(workspace, request, draft.settings),
+        room=room_for(workspace, request, draft.settings.think),
         strict=request.strict,
         later=True,
     )
@@ -387,9 +387,9 @@ def _decoded(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
     return frozenset(names[one] for one in request.decode)
 
 
-def room_for(workspace: Workspace, request: Request, settings: Settings) -> int:
-    """Tokens that will be written at most."""
-    thinks = settings.think or workspace.reasoning.open  # some begin a chain unasked
+def room_for(workspace: Workspace, request: Request, think: bool) -> int:
+    """Tokens that will be written at most. `think`: the model is asked for a chain of thought."""
+    thinks = think or workspace.reasoning.open  # some begin one unasked
     return request.room + (request.max_think + ROOM if thinks else 0)
 
 

@@ -336,7 +336,7 @@ def _hashable(value: object) -> object:
 
 def _written(workspace: Workspace, request: Request, settings: Settings) -> int:
     """Tokens that will be written at most: a choice is not."""
-    return room_for(workspace, request, settings) - (request.room if request.choices is not None else 0)
+    return room_for(workspace, request, settings.think) - (request.room if request.choices is not None else 0)
 
 
 def _looks(workspace: Workspace, choices: Sequence[str] | None) -> list[tuple[int, ...]]:

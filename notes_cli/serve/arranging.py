@@ -98,7 +98,6 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         raise Refused(400, "stop does not go with a session, which keeps whole tokens", param="stop")
     seed = time.time_ns() if wanted.sampling.seed == DRAWN else wanted.sampling.seed
     names = dict.fromkeys((*model_of(asked.model, known), *asked.notes.splice))
-    private = bool(asked.notes.cache_salt) or not asked.notes.match
     pictures = [part.picture for part in messages[0].parts if isinstance(part, ImagePart)]
     return Request(
         _words(messages[0]),
@@ -111,7 +110,7 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
         grammar=wanted.grammar,
         recompute=asked.notes.recompute,
-        images=[shelf.image(picture, private=private) for picture in pictures],
+        images=[shelf.image(picture, private=asked.notes.private) for picture in pictures],
     )
 
 
@@ -125,7 +124,7 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
     workspace, wanted = desk.workspace, asked.writing
     think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
     found, messages = dict(named), list(asked.messages)
-    if asked.notes.match and not asked.notes.cache_salt:
+    if not asked.notes.private:
         texts = [*(talk.skills.values() if talk else ()), *desk.shelf.known()]
         opened = desk.shelf.opened
         messages = [
@@ -147,7 +146,7 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
     try:
         conversation = Conversation(tuple(messages), asked.tools)
         prompt = Prompt("", list(found.values()), think=think, conversation=conversation)
-        sets = desk.shelf.known() if asked.tools and asked.notes.match and not asked.notes.cache_salt else ()
+        sets = desk.shelf.known() if asked.tools and not asked.notes.private else ()
         prompt, chunks = with_tools(workspace, prompt, sets, desk.shelf.opened)
         parts = parts_of(workspace, prompt, chunks)
     except ModelError:
@@ -164,8 +163,7 @@ def _with_images(desk: Desk, asked: Asked, message: Message, found: dict[str, Se
     parts: list[Part] = []
     for part in message.parts:
         if isinstance(part, ImagePart):
-            private = bool(asked.notes.cache_salt) or not asked.notes.match
-            image = desk.shelf.image(part.picture, private=private, dry=dry)
+            image = desk.shelf.image(part.picture, private=asked.notes.private, dry=dry)
             [segment] = named_apart([image], found)  # it was sent before, or something else is called so
             found[segment.name] = segment
             part = SkillPart(segment.name)

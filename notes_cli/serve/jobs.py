@@ -52,7 +52,7 @@ class Turn:
 
     stored: SessionFolder
     request: Request
-    cells: int  # that it takes at most, of which the context has as many
+    cells: int  # that it takes at most; the context has as many
 
 
 Told = Begun | Words | Written | NotesError | None  # None: all is said

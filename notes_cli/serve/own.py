@@ -202,7 +202,7 @@ class Own:
             self._alone = _Alone(request, draft, parts_of(workspace, draft.prompt))
         one = self._alone
         tokens = one.parts.count + cells_meanwhile(one.draft.prompt, one.parts)
-        spare = room_for(workspace, one.request, one.draft.settings)
+        spare = room_for(workspace, one.request, one.draft.settings.think)
         workspace.check_length(tokens + min(spare, 1))
         needed = _Needed.of(workspace, at.room, one.request, tokens, spare)
         if not at.room.make(needed.cells + needed.looks, 2):
@@ -270,7 +270,7 @@ class Own:
         workspace, goes_on = at.workspace, not session.empty
 
         def assembled(plan: Plan) -> None:
-            spare = room_for(workspace, request, plan.settings)
+            spare = room_for(workspace, request, plan.settings.think)
             plan.notebook.bound = _size(workspace, plan.counts.total, spare)
             self._hold(at, needed, plan.notebook)
             self._planned(at, plan)

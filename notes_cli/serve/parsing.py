@@ -55,6 +55,11 @@ class Noted:
     match: bool = True  # texts of messages against those of compiled skills
     recompute: bool = False  # decode everything, for comparisons
 
+    @property
+    def private(self) -> bool:
+        """Whether nothing of what others have is looked up, and nothing is kept for them."""
+        return bool(self.cache_salt) or not self.match
+
 
 @dataclass(frozen=True, slots=True)
 class Writing:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError
-from notes_cli.runtime.asking import Request
+from notes_cli.runtime.asking import Request, room_for
 from notes_cli.runtime.prefixes import Prefixes
-from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import State
 
@@ -31,8 +30,7 @@ def turn_of_session(workspace: Workspace, state: State, request: Request) -> tup
     told = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in words)
     told += SENTENCE * (len(request.errata) + len(request.values) + len(state.pending))
     told += sum(len(one) for one in (*request.splice, *request.images) if isinstance(one, Segment))
-    thinks = request.think or bool(workspace.reasoning.open)
-    return told, request.room + (request.max_think + ROOM if thinks else 0)
+    return told, room_for(workspace, request, request.think)
 
 
 @dataclass(slots=True, eq=False)

@@ -132,7 +132,7 @@ class Session:
         request = self._corrected(request, segments, listener)
         settings = settle(self.workspace, request, segments, listener, session=True, goes_on=goes_on)
         tell_meant(request, [*self.state.skills, *segments], listener)
-        room = room_for(self.workspace, request, settings)
+        room = room_for(self.workspace, request, settings.think)
         if request.results:
             notebook = self.answered(request.results, room, settings.think)
         elif goes_on:
