@@ -19,6 +19,8 @@ from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.runtime.assembling import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
+REMEMBERED = 4096  # ways that rows came about, of which the numbers are known
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
@@ -54,7 +56,8 @@ class Prefixes:
 
     def __init__(self) -> None:
         self.kept: list[Kept] = []
-        self._numbers: dict[object, int] = {}
+        self._numbers: dict[object, int] = {}  # the latest used are last
+        self._unused = count(1)
         self._clock = count(1)
 
     def layout(self, prompt: Prompt, parts: Parts, seam: int, *, splice: bool = True) -> Layout:
@@ -88,7 +91,11 @@ class Prefixes:
         else:  # in memory, of an image that is not kept: the same bytes, looked at alike, give the same rows
             rows = segment.text, segment.projector, segment.context.tobytes(), segment.blocks
         key = segment.name, segment.base, segment.pinned, rows, seam
-        return self._numbers.setdefault(key, len(self._numbers) + 1)
+        number = self._numbers.pop(key, None) or next(self._unused)
+        self._numbers[key] = number
+        if len(self._numbers) > REMEMBERED:  # what is forgotten gets another number: at worst it is read once more
+            del self._numbers[next(iter(self._numbers))]
+        return number
 
     def find(self, layout: Layout, salt: str) -> tuple[Kept | None, int, int]:
         """The notebook that has the longest beginning of the prompt, how many tokens that is, and how many there will

@@ -41,7 +41,16 @@ class Server:
 
 def address(host: str, port: int) -> str | None:
     """Where a server that listens there is found from this machine itself; None where that may not be."""
-    return f"http://{LOCAL[host]}:{port}" if host in LOCAL else None
+    near = LOCAL.get(host, host if _is_loopback(host) else None)
+    return f"http://{near}:{port}" if near else None
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether it is one of IPv4's loopback addresses, 127.0.0.0/8."""
+    try:
+        return socket.inet_pton(socket.AF_INET, host)[0] == 127
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -55,8 +64,8 @@ def registered(folder: Path, server: Server) -> Iterator[None]:
         return
     private.make(folder)
     private.check(folder)
-    path = folder / f"{server.url.rpartition(':')[2]}.json"
-    temporary = folder / f".{path.name}.{server.pid}.tmp"
+    path = folder / f"{server.url.rpartition(':')[2]}-{server.pid}.json"  # several addresses may share a port
+    temporary = folder / f".{path.name}.tmp"
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w+b") as file:

@@ -157,6 +157,20 @@ def test_decoded_images_share_no_prefix(seeing: Workspace, tmp_path: Path) -> No
             assert prefixes.find(layouts[1], "")[1] == 3  # the opening of the system message
 
 
+def test_numbers_of_what_is_placed_are_forgotten_in_time(
+    seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not asked for of late is forgotten, and told apart from all others when it comes back; what is asked for
+    again and again keeps its number."""
+    monkeypatch.setattr("notes_cli.runtime.prefixes.REMEMBERED", 2)
+    one, other, third = (compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2, 3))
+    prefixes = Prefixes()
+    prompts = [Prompt("What is the total?", [image]) for image in (one, other, one, third, one, other)]
+    layouts = [prefixes.layout(prompt, parts_of(seeing, prompt), 1) for prompt in prompts]
+    numbers = [int(layout.origins.max()) for layout in layouts]
+    assert numbers[0] == numbers[2] == numbers[4] and len({*numbers[1:4], numbers[5]}) == 4
+
+
 def test_what_cannot_be_spliced_is_looked_at_again(
     seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

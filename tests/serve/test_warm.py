@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ from notes_cli.engine import model as engine
 from notes_cli.engine.context import ContextOptions
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import client
-from notes_cli.serve.registry import ASK, Server, registered, running
+from notes_cli.serve.registry import ASK, Server, address, registered, running
 from notes_cli.sessions.folder import Sessions
 
 from ..commands.conftest import Outcome, command_line, on_a_terminal, run_apart, run_here
@@ -49,7 +50,7 @@ class Running:
 
     @property
     def file(self) -> Path:
-        return self.home / "servers" / f"{self.url.rpartition(':')[2]}.json"
+        return self.home / "servers" / f"{self.url.rpartition(':')[2]}-{self.process.pid}.json"
 
     def counted(self) -> float:
         """Requests that it has answered."""
@@ -399,6 +400,32 @@ def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
         token = json.loads(found.file.read_text())["token"]
         other = httpx.get(f"{found.url}/v1/models", headers={"Authorization": f"Bearer {token}"})
         assert other.status_code == 401, "the token is no key"
+
+
+def test_another_address_of_loopback(tmp_path: Path, server: Running) -> None:
+    """It is found as 127.0.0.1 is, also at the same port."""
+    home, port = tmp_path / "other", server.url.rpartition(":")[2]
+    shutil.copytree(server.home, home, ignore=shutil.ignore_patterns("servers"))
+    with serving(home, "--host", "127.0.0.2", "--port", port) as found, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOTES_HOME", str(home))
+        assert found.url == f"http://127.0.0.2:{port}"
+        assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] == found.url
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ("localhost", "http://127.0.0.1:1"),
+        ("0.0.0.0", "http://127.0.0.1:1"),
+        ("127.8.9.10", "http://127.8.9.10:1"),
+        ("::", "http://[::1]:1"),
+        ("10.0.0.1", None),
+        ("127.example.com", None),
+    ],
+)
+def test_where_a_server_is_found(host: str, found: str | None) -> None:
+    """On loopback alone: what asks it sends its token along."""
+    assert address(host, 1) == found
 
 
 def test_what_a_killed_server_left_is_not_believed(tmp_path: Path, server: Running) -> None:
