@@ -102,6 +102,11 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
             return read_image(data, "-", name or "stdin")
         return parse_skill(_decode(data, "-"), source="-", default="stdin", name=name)
     path = skill_file(source)
+    if names.BETWEEN in (whole := os.path.abspath(path)):
+        raise SkillError(
+            f"the path {whole} has a line break, by which the files of a skill are told apart",
+            "Rename it, or pipe the text in",
+        )
     try:
         with path.open("rb") as file:
             stamp = stamp_of(os.fstat(file.fileno()))

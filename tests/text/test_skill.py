@@ -125,6 +125,17 @@ def test_a_missing_file_is_said(tmp_path: Path) -> None:
         load_skill(tmp_path / "no.txt")
 
 
+def test_a_line_break_in_a_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be taken for two files later, also where it is in the folder that one is in."""
+    folder = tmp_path / "a\nb"
+    folder.mkdir()
+    (folder / "c.txt").write_text("Be brief.")
+    monkeypatch.chdir(folder)
+    for source in (folder / "c.txt", "c.txt"):
+        with pytest.raises(SkillError, match=r"a\nb/c.txt has a line break"):
+            load_skill(source)
+
+
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model named by mistake does not fill the memory."""
     monkeypatch.setattr("notes_cli.text.skill.MAX_BYTES", 10)
