@@ -41,9 +41,11 @@ if TYPE_CHECKING:
 def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: str, json_: bool, **model: Any) -> None:
     """Give fields of the session NAME other values. Each is an edit of its own, which undo takes back.
 
-    An erratum is said before the next question; the other methods change the cache now. With --all it is said in every
-    session that has the skill, in every conversation of a server over this library, and in those to come, for as long
-    as the text of the skill says what it says now.
+    An erratum is said before the next question; the other methods change the cache now. Where field, selective or blend
+    was not enough, give the same value once more, by erratum or suffix.
+
+    With --all an erratum is said in every session that has the skill, in every conversation of a server over this
+    library, and in those to come, for as long as the text of the skill says what it says now.
 
     \b
     Examples:

@@ -74,6 +74,13 @@ def change(model: Model, segment: Segment, values: Mapping[str, str]) -> Change 
     return Change(tuple(here), skill.text, tokens, patches, spans)
 
 
+def same(segment: Segment, name: str) -> Change:
+    """The value that a field has, as what changes: for computing again what follows it."""
+    span = next(span for span in segment.fields if span.name == name)
+    patch = Patch(span.first, span.last, tuple(segment.tokens[span.first : span.last].tolist()))
+    return Change((name,), segment.text, segment.tokens, (patch,), segment.fields)
+
+
 def skill_of(segment: Segment) -> Skill:
     """The skill that a segment was compiled from. Raise UnsupportedError for one with images, which is no text."""
     if segment.media:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from notes_cli.classes import dataclass
 from notes_cli.editing.amend import amend, check, free_cells, instead, prepare
-from notes_cli.editing.change import Change, change
+from notes_cli.editing.change import Change, change, same
 from notes_cli.editing.methods import ERRATUM, METHODS, SUFFIX, Method, record_of
 from notes_cli.editing.ways import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range
@@ -23,7 +23,7 @@ from notes_cli.sessions.lines import Line, number_of
 from notes_cli.sessions.live import Live
 from notes_cli.sessions.origin import Origin, as_line
 from notes_cli.sessions.skills import amended, as_segment
-from notes_cli.sessions.state import MARKS, Entry, SkillText
+from notes_cli.sessions.state import MARKS, Entry, SkillText, keys_of
 from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed
@@ -96,7 +96,12 @@ class Editor:
         key = self._reference(name).key
         value = clean_value(key, value)
         if self._state.fields[key] == value:
-            raise SkillError(f"{key} is {value} already. Nothing was changed")
+            how = self._in_place(key)
+            if not how:
+                raise SkillError(f"{key} is {value} already. Nothing was changed")
+            if not (method and (method.record.appends_erratum or method.record.reaches_end)):
+                what = f"{key} is {value} already, by {how}, which leaves what was noted of the old value"
+                raise SkillError(what, Help.OTHER_METHOD(method=f"{ERRATUM} or {SUFFIX}"))
         if method and not method.record.in_session:
             known = ", ".join(record.name for record in METHODS.values() if record.in_session)
             raise NotesError(f"the edit method {method.name} is not for a session", f"Choose among {known}")
@@ -126,12 +131,24 @@ class Editor:
             raise SkillError(f"{name} stands for {listed([one.key for one in found])}: edit one at a time")
         return found[0]
 
-    def _changed(self, one: Reference, value: str) -> _Changed | None:
-        """What the value changes in the text, None if the text has it already."""
+    def _changed(self, one: Reference, value: str, *, again: bool = False) -> _Changed | None:
+        """What the value changes in the text, None if the text has it already; `again`: then it is itself what changes,
+        if what follows it may have seen another."""
         skill = next(skill for skill in self._state.skills if skill.name == one.skill)
         segment = as_segment(self._live, skill)
         found = change(self._workspace.model, segment, {one.field: value})
+        if found is None and again and self._in_place(one.key):
+            found = same(segment, one.field)
         return _Changed(skill, segment, found) if found else None
+
+    def _in_place(self, key: str) -> str:
+        """The method by which the field got its value, if that left what follows it as it was; else empty."""
+        known = self._state.known
+        for entry in reversed(self._state.entries):
+            if entry.kind in ("erratum", "edit") and key in keys_of(known, entry.name):
+                record = record_of(entry.how) if entry.kind == "edit" else None
+                return entry.how if record and record.in_place and not record.appends_erratum else ""
+        return ""
 
     def _pictured(self, one: Reference) -> bool:
         """Whether the skill of a field has images among its rows."""
@@ -162,7 +179,7 @@ class Editor:
         if record.edits_rows and self._pictured(one):
             what = f"{one.skill} has an image, and its fields cannot be edited by {method.name}"
             raise UnsupportedError(what, Help.OTHER_METHOD(method=ERRATUM))
-        changed = self._changed(one, value) if record.edits_rows else None
+        changed = self._changed(one, value, again=record.reaches_end) if record.edits_rows else None
         if record.edits_rows and not record.appends_erratum and not changed:
             what = f"the text says {one.key}={value} as it is, an erratum says otherwise"
             raise SkillError(what, Help.OTHER_METHOD(method=ERRATUM))

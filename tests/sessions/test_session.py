@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from notes_cli.config import paths, resource, shipped_model
-from notes_cli.editing.methods import Method
+from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
 from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
@@ -646,6 +646,42 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
         with pytest.raises(NotesError, match="the text says tier=gold as it is"):
             session.edit("tier", "gold", Method("field"))
         session.edit("tier", "gold", Method())
+
+
+def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> None:
+    """The value is there already, and what follows it saw the old one: `suffix` decodes that again, and comes to the
+    rows of a prefill; an erratum says it. Neither is possible twice, nor where no edit in place was."""
+    workspace = make()
+    prompt = Prompt("Why?", [compile_skill(workspace, skill)])
+    with held(workspace) as session:
+        session.begin(prompt, assemble(workspace, prompt))
+        session.keep("yes")
+        with pytest.raises(SkillError, match="tier is gold already"):
+            session.edit("tier", "gold", SUFFIX)
+        session.edit("tier", "basic", Method("field"))
+        for method in (None, Method("field"), Method("selective")):
+            with pytest.raises(SkillError, match="tier is basic already, by field") as found:
+                session.edit("tier", "basic", method)
+            assert "erratum or suffix" in str(found.value)
+        tokens = [*session.state.tokens]
+        session.edit("tier", "basic", SUFFIX)
+        assert session.state.tokens == tokens and session.state.fields["tier"] == "basic"
+        with workspace.notebook() as fresh:
+            fresh.append(tokens)
+            fresh.flush()
+            pairs = [*zip(rows(session.notebook), rows(fresh), strict=True)]
+            assert max(error(*pair) for pair in pairs) < 1e-6
+        with pytest.raises(SkillError, match=r"tier is basic already\."):
+            session.edit("tier", "basic", SUFFIX)
+        assert session.undo()["method"] == "suffix"
+        session.edit("tier", "basic", ERRATUM)
+        assert [*session.state.pending] == ["tier"]
+        with pytest.raises(SkillError, match=r"tier is basic already\."):
+            session.edit("tier", "basic", ERRATUM)
+        session.follow("And then?")
+        session.keep("yes")
+    with held(make()) as session:
+        assert [entry.name for entry in session.state.entries if entry.kind == "erratum"] == ["tier"]
 
 
 def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) -> None:
