@@ -51,7 +51,7 @@ from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.keys import listed
-from notes_cli.text.names import BETWEEN, files_of
+from notes_cli.text.names import BETWEEN, files_of, spelt
 from notes_cli.text.skill import Skill, with_images
 from notes_cli.text.toolset import ToolSet, tools_skill
 
@@ -616,11 +616,11 @@ def _kept(path: Path) -> str:
 
 
 def origin(skill: Skill) -> str:
-    """Where the skill's text came from, as a segment keeps it: an absolute path (one that is not UTF-8 is spelt), or
-    several, "-" for standard input, or "" where that is not known."""
+    """Where the skill's text came from, as a segment keeps it: an absolute path (in which a line break, and what is not
+    UTF-8, is spelt), or several, "-" for standard input, or "" where that is not known."""
     if skill.source in ("", "-"):
         return skill.source
-    path = BETWEEN.join(map(os.path.abspath, files_of(skill.source)))
+    path = BETWEEN.join(spelt(os.path.abspath(file)) for file in files_of(skill.source))
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 

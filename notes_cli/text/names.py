@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 
 from notes_cli.expressions import expression
 
@@ -26,6 +27,11 @@ def files_of(source: str) -> list[str]:
     """The files that a text came from, by its source: several if they were joined; none if it came from standard input,
     or that is not known."""
     return [] if source in ("", "-") else source.split(BETWEEN)
+
+
+def spelt(path: str | Path) -> str:
+    """A path as one of the files that a source has: a line break in it is no end of it. It cannot be opened so."""
+    return str(path).replace(BETWEEN, "\\x0a")
 
 
 def name_of(word: str) -> str:

@@ -102,11 +102,6 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
             return read_image(data, "-", name or "stdin")
         return parse_skill(_decode(data, "-"), source="-", default="stdin", name=name)
     path = skill_file(source)
-    if names.BETWEEN in (whole := os.path.abspath(path)):
-        raise SkillError(
-            f"the path {whole} has a line break, by which the files of a skill are told apart",
-            "Rename it, or pipe the text in",
-        )
     try:
         with path.open("rb") as file:
             stamp = stamp_of(os.fstat(file.fileno()))
@@ -116,9 +111,9 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     except OSError as error:
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
     if looks_like_image(data) or path.suffix.lower() in SUFFIXES:
-        return replace(read_image(data, str(path), name or path.stem), stamp=stamp)
+        return replace(read_image(data, names.spelt(path), name or path.stem), stamp=stamp)
     folder = path.absolute().parent.name if path.name.lower() == "skill.md" else ""
-    skill = parse_skill(_decode(data, str(path)), source=str(path), default=folder or path.stem, name=name)
+    skill = parse_skill(_decode(data, str(path)), source=names.spelt(path), default=folder or path.stem, name=name)
     skill = replace(skill, stamp=stamp)
     if folder and not name and skill.name != folder:
         warning = f"{path}: the name {skill.name!r} differs from its folder {folder!r}"
