@@ -29,6 +29,8 @@ class Live:
         self.stored = stored
         self._rows = RowFiles(workspace, stored)
         self._notebook: Notebook | None = None
+        self._unwritten = False  # its rows were changed, and that is not in the ledger
+        self.written = 0  # how often the ledger was
         for operation in ("read", "restore"):
             reason = workspace.context.supports(operation)
             if reason:
@@ -51,8 +53,9 @@ class Live:
     def at_hand(self) -> int:
         """How many tokens of the notebook have rows in the context; 0 where it would be put back from disk."""
         found = self._notebook
-        same = found is not None and found.intact and found.tokens.tolist() == self.state.tokens
-        return len(self.state.tokens) if same else 0
+        if found is None or self._unwritten or not found.intact:
+            return 0
+        return len(self.state.tokens) if found.tokens.tolist() == self.state.tokens else 0
 
     @property
     def held(self) -> Notebook:
@@ -70,13 +73,15 @@ class Live:
         """Close the notebook: it is put back from disk when it is wanted again."""
         if self._notebook is not None:
             self._notebook.close()
-        self._notebook = None
+        self._notebook, self._unwritten = None, False
 
     @contextmanager
     def changing(self) -> Iterator[Notebook]:
-        """The notebook, for changes that come whole or not at all: what a failure leaves is dropped."""
+        """The notebook, for changes that are written down next (`commit`, `rewrite`), whole or not at all: what a
+        failure leaves is dropped, and so is what was not written down."""
+        notebook, self._unwritten = self.notebook, True
         try:
-            yield self.notebook
+            yield notebook
         except BaseException:
             self.drop()
             raise
@@ -84,14 +89,21 @@ class Live:
     def commit(self, line: Line, places: Sequence[Range]) -> None:
         """Write down a line, and the rows of these positions of the notebook as it is now."""
         self._rows.commit(line, places, self._notebook)
+        self._wrote()
 
     def rewrite(self, line: Line) -> None:
         """Write down all rows of the notebook, and this line in the place of all others."""
         self._rows.rewrite(line, self.held)
+        self._wrote()
+
+    def _wrote(self) -> None:
+        self._unwritten = False
+        self.written += 1
 
     def undo(self) -> Line:
         """Take back the last line, to the very rows. Raise SessionError if there is none."""
         undone = self.stored.undo()
+        self._wrote()
         self.drop()
         return undone
 

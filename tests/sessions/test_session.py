@@ -684,6 +684,54 @@ def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> N
         assert [entry.name for entry in session.state.entries if entry.kind == "erratum"] == ["tier"]
 
 
+@pytest.mark.parametrize("change", ["suffix", "cut"])
+def test_what_was_not_written_down_is_dropped(
+    make: Open, skill: Skill, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk after the rows were changed, with the same tokens as before: the next turn goes on from what is on
+    disk."""
+    workspace = make()
+    with held(workspace) as session:
+        turn(session, skill, "Why?")
+        turn(session, skill, "And then?")
+        if change == "cut":
+            session.forget(["1"])
+        else:
+            session.edit("tier", "basic", Method("field"))
+        before = rows(session.notebook)
+
+        def full(*_: object) -> None:
+            raise SessionError("no space is left. Nothing was changed")
+
+        with monkeypatch.context() as patch, pytest.raises(SessionError, match="no space is left"):
+            patch.setattr(type(session.stored), "rewrite", full)
+            patch.setattr(type(session.stored), "commit", full)
+            if change == "cut":
+                session.forget([], method="suffix")
+            else:
+                session.edit("tier", "basic", SUFFIX)
+        assert same(rows(session.notebook), before)
+        turn(session, skill, "And now?")
+        after = rows(session.notebook)
+    with held(make()) as session:
+        assert same(rows(session.notebook), after)
+
+
+def test_a_turn_is_not_kept_where_the_session_went_on(make: Open, skill: Skill) -> None:
+    """What was changed while it was being answered holds: it would otherwise be taken for said."""
+    with held(make()) as session:
+        turn(session, skill, "Why?")
+        for change in (lambda: session.edit("tier", "basic", ERRATUM), session.undo, lambda: turn(session, skill, "?")):
+            session.follow("And then?").flush()
+            change()
+            with pytest.raises(SessionError, match="went on while this was answered"):
+                session.keep("yes")
+        session.edit("tier", "basic", ERRATUM)
+        session.follow("And then?")
+        session.keep("yes")
+        assert not session.state.pending and session.state.turns == 3
+
+
 def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) -> None:
     """A turn that was not kept, as after Ctrl-C, is gone; the next one is where it would have been."""
     with held(make()) as session:
