@@ -45,6 +45,7 @@ class Help(Enum):
     LOOKED_FOR_SKILLS = "Skills are looked for in {places}"
     COMPILE_OTHERWISE = "Compile {name} again with {options}"  # arguments of compile_skill, such as {"blocks": 8}
     # Also `options`: those, and fields of ContextOptions that differ from the default, "beyond_trained".
+    COMPILE_BY_FORCE = "Compile it again by force"
     COMPILE_AGAIN = "Compile {name} again for {model} with the options of this context"
     OTHER_NAME = "Give it another name"
     OTHER_NAME_OR_FORCE = "Give this one another name, or replace that one by force"

@@ -68,6 +68,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.COMPILE: "Compile it first: notes compile - --name NAME",
     Help.COMPILE_NAMED: "Compile it first: notes compile {name!q}. What is compiled: notes ls",
     Help.COMPILE_OTHERWISE: _compile_again,
+    Help.COMPILE_BY_FORCE: "Compile it again: notes compile --force FILE",
     Help.COMPILE_AGAIN: _compile_again,
     Help.OTHER_NAME: "Give it another: --name NAME",
     Help.OTHER_NAME_OR_FORCE: "Give this one another name (--name NAME), or replace that one (--force)",

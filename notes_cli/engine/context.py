@@ -304,10 +304,11 @@ class Context:
         self._pool.collect()
         return native.call("notes_used", self.handle)
 
-    def room(self, sequence: int | None = None) -> int:
-        """How many tokens this sequence can still take; without one, a new sequence."""
+    def room(self, sequence: int | None = None, *, vacant: int = 0) -> int:
+        """How many tokens this sequence can still take at its end; without one, a new sequence. `vacant`: so many
+        positions before its end still need a cell."""
         left = self.n_ctx - (0 if sequence is None else self.length(sequence))
-        return min(left, self.cells - self.used) if self._unified else left
+        return min(left, self.cells - self.used - vacant) if self._unified else left
 
     def _empty(self, number: int) -> None:
         """Drop all rows of a sequence. The data of recurrent state goes with the last one: see `clear`."""

@@ -63,7 +63,7 @@ def decode(
 def _complete(notebook: Notebook, size: int) -> dict[int, list[Logits] | EngineError]:
     """Decode what a splice did not wait for with what comes after it; by itself where both do not fit."""
     count = min(len(notebook.pending), size - len(notebook.vacant))
-    if count <= 0 or notebook.context.room(notebook.sequence) <= len(notebook.vacant) + count:
+    if count <= 0 or notebook.context.room(notebook.sequence, vacant=len(notebook.vacant)) <= count:
         notebook.settle()
         return decode([notebook], size)
     output: Output = "last" if count == len(notebook.pending) else "none"

@@ -552,8 +552,8 @@ class Notebook:
         """How many more tokens there is room for, those that are pending counted as there."""
         if self.dry:
             return self.size - len(self)
-        waiting = len(self.pending) + len(self._vacant)
-        return min(self.size - len(self), self.context.room(self.sequence) - waiting)
+        left = self.context.room(self.sequence, vacant=len(self._vacant))
+        return min(self.size - len(self), left - len(self.pending))
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add tokens at the end of the last piece. Raise EngineError where there is no room for them."""

@@ -366,7 +366,7 @@ def _saying(path: Path) -> Iterator[None]:
 
 
 def _damaged(path: Path, why: str) -> DamagedError:
-    return DamagedError(f"{path} is damaged or not a segment: {why}", "Compile it again")
+    return DamagedError(f"{path} is damaged or not a segment: {why}", Help.COMPILE_BY_FORCE())
 
 
 def _unreadable(path: Path, why: str) -> SegmentError:

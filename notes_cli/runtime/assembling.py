@@ -381,7 +381,8 @@ def assembling(
     try:
         there = len(notebook)
         for chunk, ids in zip((_OPENING, *parts.chunks), (parts.opening, *parts.tokens), strict=True):
-            there, ids = max(0, there - len(ids)), ids[there:]
+            done, there = min(there, len(ids)), max(0, there - len(ids))
+            ids = ids[done:]
             if not len(ids):
                 continue
             if chunk.kind != "splice":
@@ -397,7 +398,7 @@ def assembling(
                 notebook.show(seen, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif not splice or chunk.name in prompt.decoded:
                 text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
-                notebook.append(text, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
+                notebook.append(text[done:], chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif changed:
                 amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def text_changed(info: SegmentInfo) -> Reason | None:
     """Whether the file that a segment's text came from says something else now, or is gone; None if neither, or if
     nobody can tell: it came from standard input, or the segment does not say."""
     source, files = info.source, files_of(info.source)
-    if not files or "\\x" in source:  # spelt, because its path is not UTF-8
+    if not files or "\\x" in source:  # spelt, as its path has a line break or is not UTF-8
         return None
     for file in files:
         try:
@@ -97,7 +98,8 @@ def text_changed(info: SegmentInfo) -> Reason | None:
     if info.stamp == (found.st_size, found.st_mtime_ns, found.st_ctime_ns):
         return None
     if info.tools:  # what a template tells of them only a model can say
-        return Reason(Stale.TEXT, f"the file has changed: {source}") if info.stamp else None
+        later = bool(info.stamp) or _written_after(found, info.created)
+        return Reason(Stale.TEXT, f"the file has changed: {source}") if later else None
     try:
         skill = load_source(info.source, info.name)
         skill = with_images(skill) if info.media else skill
@@ -113,6 +115,15 @@ def text_changed(info: SegmentInfo) -> Reason | None:
     if skill.description != info.description:
         return Reason(Stale.TEXT, f"the description has changed: {source}")
     return None
+
+
+def _written_after(found: os.stat_result, created: str) -> bool:
+    """Whether a file was written after the second in which a segment was made of it."""
+    try:
+        made = datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return False
+    return max(found.st_mtime, found.st_ctime) >= made + 1
 
 
 def known_weights(model: Path, memory: Path) -> str | None:

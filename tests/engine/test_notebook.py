@@ -231,10 +231,22 @@ def test_many_tokens_do_not_wait(notebook: Notebook, segment: Segment, counted: 
 def test_without_room_they_are_decoded_by_themselves(context: Context, segment: Segment, counted: list[str]) -> None:
     """One pass takes one cell more than the tokens do."""
     waiting = assembled(context, segment, later=True)
-    waiting.append(np.arange(context.room(waiting.sequence) - len(waiting.vacant)) % 200)
+    waiting.append(np.arange(waiting.room) % 200)
     waiting.logits()
     assert counted[0] == "notes_rewrite" and set(counted[1:]) == {"notes_append"}
     assert context.length(waiting.sequence) == len(waiting)
+
+
+def test_what_waits_takes_its_room_once(context: Context, segment: Segment) -> None:
+    """Rows before those of a splice are below its end already: they need cells, and no more positions."""
+    decoded, waiting = Notebook(context), assembled(context, segment, later=True)
+    decoded.append(waiting.tokens)
+    assert waiting.vacant and waiting.room == context.n_ctx - len(waiting)
+    decoded.close()
+    waiting.append(np.arange(waiting.room) % 200)
+    assert np.isfinite(waiting.logits()).all() and len(waiting) == context.n_ctx
+    with pytest.raises(EngineError, match="too small"):
+        waiting.append([1])
 
 
 def test_a_spliced_row_has_no_logits(notebook: Notebook, segment: Segment) -> None:

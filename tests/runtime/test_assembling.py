@@ -10,9 +10,19 @@ import numpy as np
 import pytest
 
 from notes_cli.commands.remedies import worded
+from notes_cli.engine.loop import run
 from notes_cli.errors import NotesError, Notice, SegmentError
-from notes_cli.runtime.assembling import Prompt, assemble, method_for, open_segments, parse_errata
+from notes_cli.runtime.assembling import (
+    Prompt,
+    assemble,
+    assembling,
+    method_for,
+    open_segments,
+    parse_errata,
+    parts_of,
+)
 from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
@@ -49,6 +59,25 @@ def test_the_same_tokens_either_way(
     assert spliced.tokens.tolist() == ids == assemble(workspace, prompt, dry=True).tokens.tolist()
     assert full.count("spliced") == 0 < spliced.count("spliced")
     assert float(found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)) > 0.9
+
+
+@pytest.mark.parametrize("cut", [4, 5, 20])
+def test_a_skill_that_is_decoded_goes_on_where_it_was_left(workspace: Workspace, skill: Skill, cut: int) -> None:
+    """What was read before may end in the middle of it: the rest comes, and nothing twice."""
+    prefixes, prompt = Prefixes(), Prompt("Why?", [compile_skill(workspace, skill)])
+    for decoded in (False, True):
+        if decoded:
+            prompt = replace(prompt, decoded=frozenset([skill.name]))
+        parts = parts_of(workspace, prompt)
+        layout = prefixes.layout(prompt, parts, DEFAULT_SEAM, splice=decoded)
+        begun = workspace.notebook()
+        begun.append(layout.tokens[: len(layout) - cut])
+        whole = run(assembling(workspace, prompt, parts, splice=decoded, begun=begun))
+        assert whole.tokens.tolist() == layout.tokens.tolist()
+        begun = workspace.notebook()
+        begun.append(layout.tokens[: len(parts.tokens[0]) + cut])
+        whole = run(assembling(workspace, prompt, parts, splice=decoded, begun=begun))
+        assert whole.tokens.tolist() == layout.tokens.tolist()
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral3"])

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,19 @@ def why(library: Library, name: str = "returns", **more: object) -> list[tuple[S
     entries = library.entries(name)
     (entry,) = entries
     return [(reason.kind, reason.what) for reason in reasons(entry, entries, **more)]  # type: ignore[arg-type]
+
+
+def test_tools_that_were_compiled_at_once(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
+    """A file that had changed too lately for its times to tell: a later change of it is seen all the same."""
+    file = library.folder.parent / "tools.json"
+    file.write_text("[]")
+    segment = make_segment(name="tools", text="none", fields=(), description="", source=str(file))
+    made = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    write_segment(library.path("tools", identity), replace(segment, tools=True, stamp=()), created=made)
+    assert why(library, "tools") == []
+    earlier = (datetime.now(timezone.utc) - timedelta(seconds=9)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    write_segment(library.path("tools", identity), replace(segment, tools=True, stamp=()), created=earlier)
+    assert why(library, "tools") == [(Stale.TEXT, f"the file has changed: {file}")]
 
 
 def test_a_file_that_was_left_alone_is_not_even_read(
