@@ -83,7 +83,7 @@ def command(older_than: float | None, max_size: int | None, stale: bool, dry_run
         if not output.confirm(f"Remove {_count(wanted)}?"):
             output.say("nothing was removed")
             return 1
-    done = tidy.Tidied([], [], 0) if dry_run or not wanted else tidy.remove_each(wanted, store.folder)
+    done = tidy.Tidied([], [], 0) if dry_run or not wanted else tidy.remove_each(wanted, store.folder, outdated)
     for one, why in done.spared:
         output.say(f"{one} stays: {why}")
     gone = wanted if dry_run else done.removed

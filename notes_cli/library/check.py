@@ -62,11 +62,13 @@ def check_library(folder: Path, told: Told = lambda size: None) -> Iterator[Find
     yield from leftovers(folder / begun.FOLDER)
     for part in begun.parts(folder):
         with suppress(OSError):  # removed meanwhile
-            if time.time() - part.stat().st_mtime > OLD:
+            if _old(part):
                 what = "a compile was interrupted, and nobody went on with it"
-                yield Finding("leftover", part, what, mend=_removal(part))
+                yield Finding("leftover", part, what, mend=_removal(part, still=partial(_old, part)))
     for record in uses.orphans(folder):
-        yield Finding("orphan", record, "the segment whose uses it counts is gone", mend=_removal(record))
+        what = "the segment whose uses it counts is gone"
+        still = partial(_orphaned, record, folder)
+        yield Finding("orphan", record, what, mend=_removal(record, still=still))
 
 
 def check_profiles(folder: Path) -> Iterator[Finding]:
@@ -158,8 +160,10 @@ def _segment(name: str, path: Path) -> Iterator[Finding]:
         def mend() -> str:
             try:
                 with locked(lock_of(path), wait=0):
+                    if _sound(path):  # the others were checked meanwhile, which takes long
+                        return "it was compiled again meanwhile"
                     done = set_aside(path)
-                uses.forget(path)
+                    uses.forget(path)
                 return done
             except HeldError:
                 raise SegmentError(f"{name} is being compiled") from None
@@ -177,6 +181,14 @@ def _segment(name: str, path: Path) -> Iterator[Finding]:
             yield Finding("renamed", path, what, Help.TAKE_OVER(path=path))
 
 
+def _sound(path: Path) -> bool:
+    try:
+        open_segment(path)
+    except DamagedError:
+        return False
+    return True
+
+
 def _again(name: str, path: Path, info: SegmentInfo | None) -> Remedy:
     """What compiles a damaged segment's text again: from its file, or from the segment if its head is sound."""
     if info is None:
@@ -186,8 +198,21 @@ def _again(name: str, path: Path, info: SegmentInfo | None) -> Remedy:
     return Help.COMPILE_SEGMENT(path=aside_of(path))
 
 
-def _removal(path: Path, *, sure: bool = False) -> Callable[[], str]:
+def _old(part: Path) -> bool:
+    """Whether nobody goes on with what is left of a compile. Raise OSError."""
+    return time.time() - part.stat().st_mtime > OLD
+
+
+def _orphaned(record: Path, folder: Path) -> bool:
+    return record in uses.orphans(folder)
+
+
+def _removal(path: Path, *, sure: bool = False, still: Callable[[], bool] = lambda: True) -> Callable[[], str]:
+    """What removes a file, if it is `still` of no use when that is called."""
+
     def remove() -> str:
+        if not still():
+            raise SegmentError(f"{path} is in use")
         if not held.remove(path, sure=sure):
             raise SegmentError(f"{path} is in use")
         return "removed it"

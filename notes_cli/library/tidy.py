@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,9 +133,10 @@ def chosen(
     return [one for one in there if one.path in going], alone
 
 
-def remove_each(wanted: Iterable[Kept], folder: Path) -> Tidied:
-    """Remove these, but none that is in use."""
-    return _remove(wanted, folder, None)
+def remove_each(wanted: Iterable[Kept], folder: Path, outdated: Collection[Kept] = ()) -> Tidied:
+    """Remove these as they were seen, but none that is in use. A text that is nowhere else goes only with `outdated`
+    ones."""
+    return _remove(wanted, folder, None, outdated)
 
 
 def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
@@ -149,32 +150,45 @@ def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
     return _remove(sorted((one for one in there if one.path != new), key=lambda one: not _sent(one)), folder, most)
 
 
-def _remove(wanted: Iterable[Kept], folder: Path, most: int | None) -> Tidied:
-    """Remove these, with `most` until no more bytes than that are left, and then none whose text is nowhere else. One
-    process at a time does, so that two of them do not both make the room that one needs."""
+def _remove(wanted: Iterable[Kept], folder: Path, most: int | None, outdated: Collection[Kept] = ()) -> Tidied:
+    """Remove these, with `most` until no more bytes than that are left. One process at a time does, so that two of them
+    do not both make the room that one needs. One that cannot be removed does not keep the others."""
     try:
         with locked(folder / LOCKS / "tidy.lock", wait=_PATIENCE):
             left = {one.path: one for one in kept(folder)}
             total = sum(one.nbytes for one in left.values())
             removed, spared = [], []
+            failed: UnwritableError | None = None
             for one in wanted:
                 if most is not None and total <= most:
                     break
                 if one.path not in left:  # another process has removed it
                     continue
-                why = None if most is None or not sole(one, left.values()) else "its text is nowhere else"
-                if why is None and not remove(one.path):
-                    why = "it is in use"
+                try:
+                    why = _spared(one, left, one in outdated)
+                except UnwritableError as error:
+                    failed, why = failed or error, error.what
                 if why is not None:
                     spared.append((one, why))
                     continue
                 removed.append(left.pop(one.path))
                 total -= one.nbytes
+            if failed and not removed:
+                raise failed
             return Tidied(removed, spared, total)
     except HeldError as error:
         raise SegmentError(f"another process tidies the library: {error}", "Try again") from None
     except OSError as error:
         raise UnwritableError(f"cannot write to the library {folder}: {reason(error)}") from error
+
+
+def _spared(one: Kept, left: Mapping[Path, Kept], outdated: bool) -> str | None:
+    """Remove a file, None; or why it stays. Raise UnwritableError if the folder does not let us."""
+    if left[one.path] != one:  # since somebody decided that it goes, who may have been asked for minutes
+        return "it was used or compiled meanwhile"
+    if not outdated and sole(one, left.values()):
+        return "its text is nowhere else"
+    return None if remove(one.path) else "it is in use"
 
 
 def _sent(one: Kept) -> bool:

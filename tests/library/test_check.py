@@ -105,6 +105,15 @@ def test_what_is_being_compiled_is_not_moved(library: Library, path: Path) -> No
     assert path.exists()
 
 
+def test_what_was_compiled_again_is_not_moved(library: Library, path: Path) -> None:
+    """While the rest was checked, which takes minutes."""
+    sound = path.read_bytes()
+    flip(path, -40)
+    finding = only(list(check_library(library.folder)))
+    path.write_bytes(sound)
+    assert "compiled again" in mend(finding) and path.read_bytes() == sound
+
+
 def test_leftovers_of_a_process_that_was_killed(library: Library, path: Path) -> None:
     """Removed; a temporary file that is being written is neither told nor touched."""
     left = path.with_name(f".{path.name}.abc.tmp")

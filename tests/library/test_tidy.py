@@ -158,6 +158,34 @@ def test_a_text_that_is_nowhere_else_is_not_removed_by_itself(
     assert len(tidy.shrink(folder, path.stat().st_size).removed) == 1
 
 
+def test_what_has_changed_since_it_was_chosen_stays(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
+    """Somebody is asked whether it may go, and takes time: it was used, compiled again, or its file has gone."""
+    used, written, alone = put("used", 300), put("written", 200), put("alone", 100)
+    there = tidy.kept(folder)
+    Library(folder).used(used)
+    written.write_bytes(written.read_bytes())
+    (tmp_path / "alone.txt").unlink()
+    done = tidy.remove_each(there, folder)
+    assert [(one.name, why) for one, why in done.spared] == [
+        *((name, "it was used or compiled meanwhile") for name in ("used", "written")),
+        ("alone", "its text is nowhere else"),
+    ]
+    assert not done.removed and alone.exists()
+    assert len(tidy.remove_each(tidy.kept(folder), folder, [one for one in there if one.name == "alone"]).removed) == 3
+
+
+def test_one_that_cannot_be_removed_keeps_no_others(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
+    """What went is told, and why that one stays."""
+    path = put("linked", 300)
+    path.rename(tmp_path / "elsewhere.gguf")
+    path.symlink_to(tmp_path / "elsewhere.gguf")
+    put("other", 100)
+    done = tidy.shrink(folder, 0)
+    assert [one.name for one in done.removed] == ["other"] and names(folder) == ["linked"]
+    [(one, why)] = done.spared
+    assert one.name == "linked" and why.startswith(f"cannot remove {path}")
+
+
 def test_damage_is_no_reason_to_remove_of_itself(folder: Path, put: Callable[..., Path]) -> None:
     """Nobody can tell what is lost with it: it is left to fsck and rm."""
     path = put("returns", 100)
