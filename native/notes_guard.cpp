@@ -61,7 +61,14 @@ static void print(const char * text) {
 #endif
 }
 
+static std::atomic<bool> on = false;
+
 static void on_signal(int number) {
+    if (!on) { // a handler that was installed while we were has called us after that
+        std::signal(number, SIG_DFL);
+        raise(number);
+        return;
+    }
     static std::atomic_flag printed = ATOMIC_FLAG_INIT;
     if (printed.test_and_set()) { // another thread is on its way out
 #ifdef _WIN32
@@ -119,7 +126,6 @@ static void on_terminate() {
     std::abort();
 }
 
-static bool                   on = false;
 static std::terminate_handler terminate_was;
 static ggml_abort_callback_t  abort_was;
 #ifdef _WIN32
@@ -164,24 +170,35 @@ static void install() {
     }
 }
 
-static void remove() {
-    std::set_terminate(terminate_was);
-    ggml_set_abort_callback(abort_was);
+static void remove() { // but what others have installed since stays
+    if (std::get_terminate() == on_terminate) {
+        std::set_terminate(terminate_was);
+    }
+    if (const auto now = ggml_set_abort_callback(abort_was); now != on_abort) {
+        ggml_set_abort_callback(now);
+    }
     size_t i = 0;
     for (const auto & signal : SIGNALS) {
 #ifdef _WIN32
         if (was[i] == SIG_DFL) {
-            std::signal(signal.number, SIG_DFL);
+            const auto now = std::signal(signal.number, SIG_DFL);
+            if (now != on_signal) {
+                std::signal(signal.number, now);
+            }
         }
 #else
-        if (ours[i]) {
+        struct sigaction now = {};
+        sigaction(signal.number, nullptr, &now);
+        if (ours[i] && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == on_signal) {
             std::signal(signal.number, SIG_DFL);
         }
 #endif
         ++i;
     }
 #ifndef _WIN32
-    if (stack_was.ss_flags & SS_DISABLE) {
+    stack_t now = {};
+    sigaltstack(nullptr, &now);
+    if ((stack_was.ss_flags & SS_DISABLE) && now.ss_sp == stack) {
         sigaltstack(&stack_was, nullptr);
     }
 #endif

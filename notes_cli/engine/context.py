@@ -377,7 +377,7 @@ class Context:
                     try:
                         saved += self._read_runs(number, tokens[:count], shared)
                     except EngineError:
-                        images = self._several_axes  # in one line: as many positions as rows
+                        images = self._several_axes and len(cells) == count  # in one line: as many positions as rows
                         if not images:
                             raise
                 if reason is None and images:

@@ -101,3 +101,9 @@ def test_what_llama_cpp_refuses_is_one_line(make_model: MakeModel, tmp_path: Pat
         with pytest.raises(ModelError, match=r"llama\.cpp cannot load this model") as caught:
             Model(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value) and "/proc/" not in str(caught.value)
+
+
+def test_what_others_have_installed_since_stays(make_model: MakeModel) -> None:
+    """A handler of Python's own is still there when the model is closed."""
+    done = crash(make_model(), "import faulthandler; faulthandler.enable(); model.close(); ctypes.string_at(0)")
+    assert done.returncode == -11 and "Fatal Python error: Segmentation fault" in done.stderr

@@ -17,9 +17,10 @@ from notes_cli.engine.notebook import WAITING, Notebook
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, UnsupportedError
 
 from ..refused import refused
+from .conftest import LoadZoo
 
 LEFT = np.arange(10, 18, dtype=np.int32)
 SKILL = np.arange(60, 100, dtype=np.int32)
@@ -247,6 +248,30 @@ def test_what_waits_takes_its_room_once(context: Context, segment: Segment) -> N
     assert np.isfinite(waiting.logits()).all() and len(waiting) == context.n_ctx
     with pytest.raises(EngineError, match="too small"):
         waiting.append([1])
+
+
+@pytest.mark.parametrize("name", ["qwen2vl-dense", "qwen3-dense"])
+def test_a_context_does_not_grow_while_rows_wait(load_zoo: LoadZoo, name: str) -> None:
+    """It cannot keep what is not there yet; nothing is lost by that, with positions on three axes or one."""
+    with Context(load_zoo(name), ContextOptions(n_ctx=256, n_threads=1)) as context:
+        with Notebook(context) as alone:
+            alone.append([*LEFT, *range(40, 80)])
+            alone.flush()
+            rows, _ = alone.read(len(LEFT), len(alone), "f16")
+            segment = Segment(
+                *("s", "", "", alone.tokens[len(LEFT) :], len(LEFT), np.array(LEFT, np.int32), ()),
+                *(context.identity("0"), rows),
+            )
+        waiting = Notebook(context)
+        waiting.append(LEFT)
+        waiting.flush()
+        waiting.append([9, 10, 11])
+        waiting.splice(segment, later=True)
+        with pytest.raises(UnsupportedError, match="cannot be made larger"):
+            Notebook(context)
+        assert waiting.intact and waiting.vacant
+        waiting.append(ASK)
+        assert np.isfinite(waiting.logits()).all()
 
 
 def test_a_spliced_row_has_no_logits(notebook: Notebook, segment: Segment) -> None:
