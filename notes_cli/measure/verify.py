@@ -105,8 +105,8 @@ class Report:
     def control(self) -> Control:
         """What the control has shown."""
         moved = [case for case in self.cases if case.moved]
-        shown = [(case.keys, case.control_keys) for case in moved if case.keys is not None and case.control_keys]
-        if shown:
+        pairs = [(case.keys, case.control_keys) for case in moved]
+        if shown := [(keys, off) for keys, off in pairs if keys is not None and off is not None]:
             keys, off = max(keys for keys, _ in shown), min(off for _, off in shown)
             caught = all(off > WORSE * keys for keys, off in shown)
             return Control(

@@ -53,7 +53,7 @@ _OWN = {
     "max_think",
     "json_schema",
     "grammar",
-}  # what requests of one stem may differ in
+}
 
 
 @dataclass(slots=True, eq=False)

@@ -37,6 +37,7 @@ CORRECTION = Erratum("date", "2026-07-01", "date=2026-07-01")
         ({"cosine": 0.97}, False),
         ({"keys": 0.1, "control_keys": 0.31}, True),
         ({"keys": 0.1, "control_keys": 0.3}, False),
+        ({"keys": 0.1, "control_keys": 0.0}, False),
     ],
 )
 def test_what_passes(changes: dict[str, object], passed: bool) -> None:
