@@ -30,7 +30,7 @@ class Live:
         self._rows = RowFiles(workspace, stored)
         self._notebook: Notebook | None = None
         self._unwritten = False  # its rows were changed, and that is not in the ledger
-        self.written = 0  # how often the ledger was
+        self.changes = 0  # how often the ledger was written or the notebook dropped: what began before is over
         for operation in ("read", "restore"):
             reason = workspace.context.supports(operation)
             if reason:
@@ -74,6 +74,7 @@ class Live:
         if self._notebook is not None:
             self._notebook.close()
         self._notebook, self._unwritten = None, False
+        self.changes += 1
 
     @contextmanager
     def changing(self) -> Iterator[Notebook]:
@@ -98,7 +99,7 @@ class Live:
 
     def _wrote(self) -> None:
         self._unwritten = False
-        self.written += 1
+        self.changes += 1
 
     def undo(self) -> Line:
         """Take back the last line, to the very rows. Raise SessionError if there is none."""

@@ -69,7 +69,7 @@ class Session:
         self._question = ""  # of the turn at hand, as are its skills and what is said of fields
         self._skills: list[SkillText] = []
         self._said: dict[str, str] = {}
-        self._since = 0  # what `Live.written` was when it began
+        self._since = 0  # what `Live.changes` was when it had begun
 
     def close(self) -> None:
         """Give back what its notebook takes of the context. What was kept is on disk."""
@@ -194,7 +194,7 @@ class Session:
         """The first turn's prompt has been assembled in this notebook."""
         changes = changes_of(self.workspace, prompt) if prompt.method.record.edits_rows else {}
         self._live.hold(notebook)
-        self._question, self._since = prompt.question, self._live.written
+        self._question, self._since = prompt.question, self._live.changes
         errata = [*prompt.said, *prompt.errata]
         names = iter([erratum.key for erratum in errata])
         notebook.pieces = [
@@ -225,7 +225,7 @@ class Session:
         self._check_new(segments)
         known = known_fields(*self.state.skills, *segments)
         given = read_errata(errata, known)
-        self._question, self._said, self._since = question, _fields_of(given), self._live.written
+        self._question, self._said = question, _fields_of(given)
         waiting = {key: said for key, said in self._waiting(known, wording).items() if key not in self._said}
         names = iter([*waiting, *(part.key for part in given)])
         said = [*waiting.values(), *(word(part, wording) for part in given)]
@@ -247,12 +247,12 @@ class Session:
         for segment in segments:
             self.workspace.used(segment.name)
         self._skills = [from_segment(segment, None, notebook) for segment in segments]
+        self._since = self._live.changes
         return notebook
 
     def answered(self, results: Sequence[Result], room: int = 0, think: bool = False) -> Notebook:
         """Add the next turn: what the tools that the last answer called have returned. Errata wait for a question."""
         self._question, self._skills, self._said = as_question(results), [], {}
-        self._since = self._live.written
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = results_turn(self.workspace, template, results)
         tokens = [self.workspace.tokenize(chunk) for chunk in chunks]
@@ -260,6 +260,7 @@ class Session:
         notebook, names = self.notebook, iter(name for name, _ in results)
         for chunk, ids in zip(chunks, tokens, strict=True):
             notebook.append(ids, chunk.kind, next(names) if chunk.kind == "result" else "")
+        self._since = self._live.changes
         return notebook
 
     def _check_images(self, segments: Sequence[Segment]) -> None:
@@ -319,7 +320,7 @@ class Session:
 
         Raise SessionError where the session has gone on since it began: what it was asked after is not there any more.
         """
-        if self._since != self._live.written:
+        if self._since != self._live.changes:
             what = f"session {self.stored.name} went on while this was answered, and the answer is not kept"
             raise SessionError(what, "Ask again")
         notebook, start = self._live.held, len(self.state.tokens)

@@ -721,7 +721,17 @@ def test_a_turn_is_not_kept_where_the_session_went_on(make: Open, skill: Skill) 
     """What was changed while it was being answered holds: it would otherwise be taken for said."""
     with held(make()) as session:
         turn(session, skill, "Why?")
-        for change in (lambda: session.edit("tier", "basic", ERRATUM), session.undo, lambda: turn(session, skill, "?")):
+
+        def forked() -> None:
+            with session.fork("other"):
+                pass
+
+        for change in (
+            lambda: session.edit("tier", "basic", ERRATUM),
+            session.undo,
+            lambda: turn(session, skill, "?"),
+            forked,
+        ):
             session.follow("And then?").flush()
             change()
             with pytest.raises(SessionError, match="went on while this was answered"):
