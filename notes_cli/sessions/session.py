@@ -105,12 +105,14 @@ class Session:
     def stream(self, request: Request, listener: Listener = SILENT) -> Stream:
         """`ask`, step by step. The turn is kept when the answer is complete, and not if this is closed before."""
         plan = self._prepare(request, listener)
+        turn = self._since
         try:
             found = yield from stream(self.workspace, request, plan, listener)
         except BaseException:
-            self._live.drop()
+            if turn == self._since:  # else a later one is at hand
+                self._live.drop()
             raise
-        self.keep(found.unwritten)
+        self.keep(found.unwritten, turn)
         return found
 
     def _prepare(self, request: Request, listener: Listener) -> Plan:
@@ -315,12 +317,14 @@ class Session:
             fork._live.hold(self.notebook.share())
             yield fork
 
-    def keep(self, answer: str = "") -> None:
-        """The turn at hand is complete: write it down. `answer`: one that was chosen, not written.
+    def keep(self, answer: str = "", turn: int | None = None) -> None:
+        """The turn at hand is complete: write it down. `answer`: one that was chosen, not written. `turn`: the one that
+        is meant (`_since`), if there may be another by now.
 
         Raise SessionError where the session has gone on since it began: what it was asked after is not there any more.
         """
-        if self._since != self._live.changes:
+        turn = self._since if turn is None else turn
+        if not turn == self._since == self._live.changes:
             what = f"session {self.stored.name} went on while this was answered, and the answer is not kept"
             raise SessionError(what, "Ask again")
         notebook, start = self._live.held, len(self.state.tokens)

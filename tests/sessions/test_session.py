@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
+from notes_cli.runtime.asking import Request
 from notes_cli.runtime.assembling import Prompt, assemble, parse_errata
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.settings import Defaults
@@ -740,6 +741,21 @@ def test_a_turn_is_not_kept_where_the_session_went_on(make: Open, skill: Skill) 
         session.follow("And then?")
         session.keep("yes")
         assert not session.state.pending and session.state.turns == 3
+
+
+def test_of_two_turns_at_once_the_later_one_is_kept(make: Open, skill: Skill) -> None:
+    """Whichever ends first; the other one neither keeps what is not its own nor takes it away."""
+    for ends in (lambda one: one.close(), lambda one: list(one)):
+        with held(make(), f"mine{len(Sessions(paths().sessions).names())}") as session:
+            turn(session, skill, "Why?")
+            first, second = (session.stream(Request(text, limit=4)) for text in "AB")
+            next(first)
+            next(second)
+            with suppress(NotesError):
+                ends(first)
+            assert session.state.turns == 1
+            list(second)
+            assert session.state.questions == ["Why?", "B"]
 
 
 def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) -> None:
