@@ -268,7 +268,7 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if not stops.received and os.environ.get("NOTES_DEBUG") and not isinstance(error, click.ClickException):
             raise
-        status = _interrupted() if stops.received else _failed(error)
+        status = _interrupted() if stops.received else _failed(error, arguments)
     else:
         if stops.received:  # where nothing could be raised
             status = _interrupted()
@@ -296,15 +296,27 @@ def _interrupted() -> int:
     return output.fail(stops.word(), stops.INTERRUPTED)
 
 
-def _failed(error: Exception) -> int:
+def _typed_path(arguments: list[str]) -> str:
+    """The command that the arguments begin with: an option that lacks its value is told of without one."""
+    words: list[str] = ["notes"]
+    command: click.Command = cli
+    for word in arguments:
+        found = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        words, command = [*words, word], found
+    return " ".join(words)
+
+
+def _failed(error: Exception, arguments: list[str]) -> int:
     """Print an error in one line that says what happened, with which value, and what to do; return the exit status."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         output.page(error.format_message())
         return USAGE
     if isinstance(error, click.UsageError):
-        path = error.ctx.command_path if error.ctx else "notes"
+        path = error.ctx.command_path if error.ctx else _typed_path(arguments)
         message = " ".join(error.format_message().split())
-        return output.fail(f"{message}{'' if message.endswith(('.', '?', ')')) else '.'} See: {path} --help", USAGE)
+        return output.fail(f"{message}{'' if message.endswith(('.', '?', '?)')) else '.'} See: {path} --help", USAGE)
     if isinstance(error, click.ClickException):
         return output.fail(error.format_message(), error.exit_code)
     if isinstance(error, UnreadError):

@@ -28,7 +28,7 @@ from notes_cli.explaining import plan_as_json, turn_as_json
 
 
 @click.command()
-@click.argument("question", required=False)
+@click.argument("question", nargs=-1, metavar="[QUESTION]")
 @click.option(*("-p", "--prompt"), metavar="TEXT", help="The question, as llama.cpp takes it.")
 @click.option(
     *("-f", "--file"),
@@ -171,7 +171,7 @@ from notes_cli.explaining import plan_as_json, turn_as_json
     help="Have a notes serve of yours answer, which has the model at hand: auto, where one can; off; or its address.",
 )
 @model_options
-def command(question: str | None, prompt: str | None, file: Path | None, **given: Any) -> None:
+def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **given: Any) -> None:
     """Ask a question, with skills spliced in and errata appended.
 
     The prompt is the piped text, then that of --file, then QUESTION. Skills are placed in the system message of the
@@ -193,6 +193,9 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
       notes ask "What is the total?" --image receipt.jpg --mmproj mmproj.gguf
       notes ask --batch questions.jsonl --splice returns > answers.jsonl
     """
+    if len(question) > 1:
+        words = " ".join(question)
+        raise click.UsageError(f'the question is {len(question)} words without quotes. Write: notes ask "{words[:80]}"')
     batch, parallel = given.pop("batch"), given.pop("parallel")
     if batch is not None:
         from notes_cli.commands.batch import answer_all
@@ -206,7 +209,7 @@ def command(question: str | None, prompt: str | None, file: Path | None, **given
     if parallel is not None and named("parallel"):
         raise click.UsageError("--parallel is for the questions of --batch FILE")
     started = time.perf_counter()
-    call = read_call(question, prompt, file, given)
+    call = read_call(question[0] if question else None, prompt, file, given)
     found = _of_a_server(call, started, given) or _of_this_process(call, started, given)
     if call.verbose and not call.explain:
         output.say(_times(found))

@@ -1,12 +1,15 @@
-"""What every command has: --color, --quiet where it has no -q of its own, and a variable for each option."""
+"""What every command has: --color, --quiet where it has no -q of its own, variables for options, no empty values."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import click
 
 from notes_cli import output
+
+MAY_BE_EMPTY = ("question", "prompt", "system")  # parameters that are texts: ask says itself that there is no question
 
 
 def give(command: click.Command, *path: str) -> click.Command:
@@ -22,11 +25,28 @@ def give(command: click.Command, *path: str) -> click.Command:
     known = {flag for parameter in command.params for flag in parameter.opts}
     if "--color" not in known:
         command.params += [_color()] if "--quiet" in known else [_quiet(), _color()]
+    for parameter in command.params:
+        if parameter.name not in MAY_BE_EMPTY and not getattr(parameter, "is_flag", False):
+            parameter.type = _refusing_nothing(parameter.type)
     for option in command.params:
         if isinstance(option, click.Option) and option.envvar is None and option.name != "json_":
             flag = next(flag for flag in option.opts if flag.startswith("--"))
             option.envvar = "_".join(("notes", *path, flag[2:])).replace("-", "_").upper()
     return command
+
+
+def _refusing_nothing(kind: click.ParamType[Any]) -> click.ParamType[Any]:
+    """The same type, for which "" is no value: a variable of a script that is not set must not mean the default, the
+    folder where it runs, or no password."""
+    if "convert" in vars(kind):  # it is one already
+        return kind
+    convert, refusing = kind.convert, copy.copy(kind)
+
+    def given(value: Any, parameter: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return kind.fail("it is empty", parameter, ctx) if value == "" else convert(value, parameter, ctx)
+
+    vars(refusing)["convert"] = given
+    return refusing
 
 
 def _color() -> click.Option:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("names", type=SkillName(), nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", type=SkillName(), nargs=-1, metavar="NAME...")
 @click.argument("target", type=click.Path(), metavar="FILE|FOLDER")
 @click.option("-f", "--force", is_flag=True, help="Write over other files that are there.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
@@ -34,6 +34,8 @@ def command(names: tuple[str, ...], target: str, force: bool, json_: bool) -> No
     from notes_cli.errors import SegmentError
     from notes_cli.library.exchange import export
 
+    if not names:
+        raise click.UsageError(f"name the FILE or FOLDER that {target} is to be written to")
     store = library()
     files = list(dict.fromkeys(path for name in names for path in _files(store, name)))
     folder = Path(target).expanduser()

@@ -74,6 +74,8 @@ def _groups(source: Path) -> list[list[Path]]:
     """The files of each skill that a word of the user means."""
     from notes_cli.library.exchange import found_in
 
+    if not source.exists():
+        raise SegmentError(f"{source}: no such file or folder")
     if not source.is_dir():
         return [[source]]
     found = list(found_in(source).values())

@@ -107,7 +107,8 @@ def _print(facts: dict[str, object], text: str) -> None:
         elif key == "identity":
             assert isinstance(value, dict)
             for part, content in value.items():
-                output.result(f"{part:<12} {content}")
+                if content:
+                    output.result(f"{part:<12} {content}")
         elif key == "blocks":
             assert isinstance(value, list)
             if value:

@@ -9,7 +9,7 @@ import click
 from notes_cli import output
 
 PLACES = {
-    "config": "settings; not there until you write it: notes init",
+    "config": "settings",
     "library": "compiled skills",
     "sessions": "conversations",
     "profiles": "what notes calibrate measured",
@@ -41,7 +41,8 @@ def command(place: str | None, json_: bool) -> None:
     elif place:
         output.data(str(found[place]))
     else:
-        rows = [(name, str(path), PLACES[name]) for name, path in found.items()]
+        unwritten = {} if found["config"].exists() else {"config": "settings; not there until you write it: notes init"}
+        rows = [(name, str(path), {**PLACES, **unwritten}[name]) for name, path in found.items()]
         output.table(("place", "path", "what is there"), rows)
 
 

@@ -13,7 +13,8 @@ import click
 from notes_cli import output
 from notes_cli.classes import dataclass
 from notes_cli.commands.options import answers_of, named
-from notes_cli.errors import NotesError, reason
+from notes_cli.commands.reading import piped_text, text_in
+from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.runtime.requests import Words
@@ -103,7 +104,7 @@ def held_to(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text_of(given: str, sign: str) -> str:
     """What the option holds itself, if it has this sign, else the text of the file that it names."""
-    return given if sign in given else _read(Path(given))
+    return given if sign in given else text_in(Path(given))
 
 
 def _typed(*names: str) -> bool:
@@ -122,7 +123,7 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
     if argument is not None and prompt is not None:
         raise click.UsageError(f"there are two questions, {argument!r} and --prompt. Leave one out")
     argument = prompt if argument is None else argument
-    read = _read(file) if file is not None and str(file) != "-" else ""  # "-" is standard input, which is read anyway
+    read = text_in(file) if file is not None and str(file) != "-" else ""  # "-" is standard input, which is read anyway
     piped = ""
     piping = sys.stdin is not None and not sys.stdin.isatty()  # None where a script has closed it
     if file is not None and str(file) == "-" and sys.stdin is not None and not piping:
@@ -131,10 +132,7 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
     if argument is None and not piping and not read:
         raise click.UsageError('there is no question. Write: notes ask "QUESTION", or pipe it in')
     if piping:
-        try:
-            piped = sys.stdin.buffer.read().decode().strip()
-        except UnicodeDecodeError as error:
-            raise click.UsageError(f"the piped text is not UTF-8 (byte {error.start})") from error
+        piped = piped_text()
     asked = "\n\n".join(part for part in (piped, read, (argument or "").strip()) if part)
     if not asked:
         raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
@@ -150,19 +148,5 @@ def _results(given: Sequence[str]) -> list[tuple[str, str]]:
     piped = [text for _, text in found if text == "-"]
     if len(piped) > 1:
         raise click.UsageError("only one result can be standard input")
-    if piped and sys.stdin is None:
-        raise click.UsageError("there is no standard input to read a result from")
-    try:
-        words = sys.stdin.buffer.read().decode().strip() if piped else ""
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"the piped text is not UTF-8 (byte {error.start})") from error
+    words = piped_text() if piped else ""
     return [(name, words if text == "-" else text) for name, text in found]
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"{file} is not UTF-8 text (byte {error.start})") from error
-    except OSError as error:
-        raise click.UsageError(f"cannot read {file}: {reason(error)}") from error

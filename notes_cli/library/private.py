@@ -20,10 +20,17 @@ WRITE = stat.S_IWGRP | stat.S_IWOTH
 def make(folder: Path) -> None:
     """Create a folder, and those above it that are missing, for us alone whatever the umask is. Raise OSError."""
     try:
-        os.mkdir(folder, 0o700)
+        _make_one(folder)
     except FileNotFoundError:
+        if folder.parent == folder:
+            raise
         make(folder.parent)
-        make(folder)
+        _make_one(folder)  # where nothing can be made, as in /proc, no such file is said of the folder itself
+
+
+def _make_one(folder: Path) -> None:
+    try:
+        os.mkdir(folder, 0o700)
     except FileExistsError:
         if not folder.is_dir():
             raise

@@ -257,7 +257,10 @@ class Library:
         """What to raise for a word that is nothing, with names that are near."""
         from difflib import get_close_matches
 
-        near = get_close_matches(word, self.names(), n=3)
+        known = self.names()
+        if "," in word and all(one.strip() in known for one in word.split(",")):
+            return SegmentError(f"no compiled skill and no file {word!r}", "Name each skill on its own")
+        near = get_close_matches(word, known, n=3)
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
         remedy = Help.LIST_SKILLS() if near else Help.COMPILE_NAMED(name=word)
         return SegmentError(f"no compiled skill and no file {word!r}{hint}", remedy)

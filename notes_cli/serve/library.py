@@ -87,7 +87,7 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
         raise given.wrong("blocks", "a whole number, or headings", blocks)
     if kv not in (None, *KEPT):
         raise given.wrong("kv", f"one of {', '.join(KEPT)}", kv)
-    skill = parse_skill(text, source="-", default=name, name=name)
+    skill = parse_skill(text, source="-", default=name, name=name, where=f"the skill {name[:80]!r}")
     wanted: Blocks = blocks or 1
 
     def work() -> Json:

@@ -38,7 +38,7 @@ def name_of(path: Path) -> str:
     name = names.typed(path.name.removesuffix(SUFFIX))
     if not names.is_name(name):
         raise SessionError(
-            f"{path.name!r} does not begin with a valid session name: use {names.RULE}", Help.OTHER_NAME()
+            f"{path.name.removesuffix(SUFFIX)!r} is not a valid session name: use {names.RULE}", Help.OTHER_NAME()
         )
     return name
 

@@ -16,6 +16,7 @@ from notes_cli.config import resource
 from notes_cli.errors import NotesError, SkillError
 from notes_cli.expressions import expression
 from notes_cli.shipped import read_shipped
+from notes_cli.text import names
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name, is_name, known
 from notes_cli.text.references import ALL, Known
@@ -52,15 +53,18 @@ class Wordings:
 def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     """Read `field=value` or free text. `known_fields` are those of all spliced skills.
 
-    Raise SkillError for an empty erratum, for a value that is empty or has several lines, and for what looks like
-    `field=value` with a field that no skill has. Several words look like that only if they are nearly a field's name.
+    Raise SkillError for an empty erratum, for a value that is empty or has several lines, for a field's name alone, and
+    for what looks like `field=value` with a field that no skill has. Several words look like that only if they are
+    nearly a field's name.
     """
     text = text.strip()
     if not text:
         raise SkillError("the erratum is empty", "Write field=value, or the correction in your own words")
     name, equals, value = text.partition("=")
     name = field_name(name)
-    if not equals or not (name in known_fields or is_name(name) or _qualifies(name, known_fields)):
+    if equals and not name:
+        raise SkillError(f"the erratum {text!r} names no field", "Write field=value")
+    if not (name in known_fields or (equals and (is_name(name) or _qualifies(name)))):
         return Erratum(None, None, text)
     if name not in known_fields:
         from difflib import get_close_matches
@@ -71,13 +75,10 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     return Erratum(name, clean_value(name, value), text)
 
 
-def _qualifies(name: str, known_fields: Collection[str]) -> bool:
-    """Whether an unknown `a.b` is meant as a field of a skill: `a` or `b` is known, or `a` is `*`."""
+def _qualifies(name: str) -> bool:
+    """Whether an unknown `a.b` is meant as the field `b` of the skill `a`, or of all with `*`."""
     skill, dot, field = name.rpartition(".")
-    if not dot or " " in skill:
-        return False
-    parts = [known.rpartition(".") for known in known_fields]
-    return skill == ALL or any(field == part[2] or skill == part[0] for part in parts)
+    return bool(dot) and (skill == ALL or names.is_name(skill)) and is_name(field)
 
 
 def read_errata(given: Iterable[str], known: Known) -> list[Erratum]:

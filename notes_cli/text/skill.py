@@ -100,7 +100,8 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
         data = stdin.read(MAX_BYTES + 1)
         if looks_like_image(data):
             return read_image(data, "-", name or "stdin")
-        return parse_skill(_decode(data, "-"), source="-", default="stdin", name=name)
+        piped = "standard input"
+        return parse_skill(_decode(data, piped), source="-", default="stdin", name=name, where=piped)
     path = skill_file(source)
     try:
         with path.open("rb") as file:
@@ -258,30 +259,32 @@ def skill_sources(word: str) -> list[str]:
     return found
 
 
-def parse_skill(text: str, *, source: str, default: str, name: str | None = None) -> Skill:
-    """Make a skill from the text of a file. `default` is its name if the front matter has none."""
+def parse_skill(text: str, *, source: str, default: str, name: str | None = None, where: str = "") -> Skill:
+    """Make a skill from the text of a file. `default` is its name if the front matter has none; `where` is what
+    messages call the text, if not by its source."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
+    where = where or source
     header: dict[str, Any] = {}
     warnings: list[str] = []
     if text.lstrip("\n").startswith("---\n"):
-        header, text = _split(text.lstrip("\n"), source)
-        if not _string(header, "description", source):
-            warnings.append(f"{source}: no description in the front matter")
+        header, text = _split(text.lstrip("\n"), where)
+        if not _string(header, "description", where):
+            warnings.append(f"{where}: no description in the front matter")
     body = text.strip()
     if not body:
-        raise SkillError(f"{source} has no text", "A skill needs something to say")
-    wanted = name or _string(header, "name", source) or default
-    called = _called(wanted, source)
+        raise SkillError(f"{where} has no text", "A skill needs something to say")
+    wanted = name or _string(header, "name", where) or default
+    called = _called(wanted, where)
     if called != names.typed(wanted.lower()):  # a change to lower case needs no warning
-        warnings.append(f"{source}: the name {wanted!r} may only have {names.RULE}; it becomes {called!r}")
-    description = " ".join(_string(header, "description", source).split())
+        warnings.append(f"{where}: the name {wanted!r} may only have {names.RULE}; it becomes {called!r}")
+    description = " ".join(_string(header, "description", where).split())
     if len(description) > MAX_DESCRIPTION:
-        warnings.append(f"{source}: the description is longer than {MAX_DESCRIPTION} characters")
+        warnings.append(f"{where}: the description is longer than {MAX_DESCRIPTION} characters")
     try:
         body, fields, more = find_fields(body, *_declared(header))
     except SkillError as error:
-        raise SkillError(f"{source}: {error.what}", error.remedy) from None
-    warnings += [f"{source}: {warning}" for warning in more]
+        raise SkillError(f"{where}: {error.what}", error.remedy) from None
+    warnings += [f"{where}: {warning}" for warning in more]
     return Skill(called, description, body, fields, source, tuple(warnings))
 
 

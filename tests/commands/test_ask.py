@@ -118,7 +118,7 @@ def test_settings_do_not_bar_a_session(notes: Notes, compiled: Path, home: Path)
 def test_methods_and_wordings_that_are_none(notes: Notes, compiled: Path) -> None:
     """One line with those that exist, `auto` among them; a wording is looked at where nothing is worded, too."""
     ask = ("ask", "Why?", "--splice", "returns")
-    for name in ("magic", "", "auto@3", "selective@" + "9" * 5000):
+    for name in ("magic", "auto@3", "selective@" + "9" * 5000):
         refused = notes(*ask, "--field", "tier=basic", "--method", name)
         assert refused.code == 1 and "recompute, auto (selective@K" in refused.err and refused.err.count("\n") == 1
     refused = notes(*ask, "--wording", "nonsense")

@@ -108,7 +108,7 @@ def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
         (("--field", "colour=red"), 1, "no spliced skill has a field 'colour'. Known fields: date, tier"),
         (("--field", "date"), 1, "'date' is not a field and its value. Write --field NAME=VALUE"),
         (("--field", "=x"), 1, "'=x' is not a field and its value"),
-        (("--field", ""), 1, "'' is not a field and its value"),
+        (("--field", ""), 2, "'--field': it is empty"),
         (("--field", "date="), 1, "field 'date' has no value"),
         (("--field", "date=a\nb"), 1, "more than one line"),
         ((*FIELD, "--method", "magic"), 1, "no edit method 'magic'. Known: stale, field, selective, blend"),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from notes_cli.commands import reading
+
 from .conftest import Notes, Outcome, command_line, run_apart, run_here
 
 
@@ -40,6 +42,15 @@ from .conftest import Notes, Outcome, command_line, run_apart, run_here
         (["compile"], "SOURCE"),
         (["rm"], "NAME"),
         (["inspect", "a", "b"], "unexpected extra argument"),
+        (["ask", "x", "-m", ""], "'-m' / '--model': it is empty"),
+        (["compile", ""], "'[SOURCE...]': it is empty"),
+        (["compile", "x", "--name", ""], "'--name': it is empty"),
+        (["serve", "--api-key", ""], "'--api-key': it is empty"),
+        (["verify", "x", "--question", ""], "'--question': it is empty"),
+        (["ask", "x", "--splice"], "requires an argument. See: notes ask --help"),
+        (["session", "import", "--name"], "requires an argument. See: notes session import --help"),
+        (["ask", "May", "I", "return", "this?"], 'Write: notes ask "May I return this?". See: notes ask'),
+        (["export", "returns"], "name the FILE or FOLDER that returns is to be written to"),
     ],
 )
 def test_wrong_usage(notes: Notes, home: Path, arguments: list[str], message: str) -> None:
@@ -53,11 +64,35 @@ def test_wrong_usage(notes: Notes, home: Path, arguments: list[str], message: st
 def test_a_question_that_is_no_text(notes: Notes) -> None:
     """Bytes that are not UTF-8, piped or as an argument: exit 2, one line."""
     outcome = notes("ask", stdin=b"\x00\xff\xfe binary")
-    assert outcome.code == 2 and "not UTF-8 (byte 1)" in outcome.err
+    assert outcome.code == 2 and "the piped text is not UTF-8 text (byte 1)." in outcome.err
     done = subprocess.run(
         [*map(os.fsencode, command_line("ask")), b"\xff\xfe"], capture_output=True, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 2 and b"not UTF-8 text" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_a_pipe_without_an_end(notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piped text, and that of a file, is read as far as any context could hold."""
+    monkeypatch.setattr(reading, "MAX_BYTES", 1 << 20)
+    long = "y\n" * (1 << 19)
+    (tmp_path / "long").write_text(long + "y")
+    for outcome in (notes("ask", stdin=long + "y"), notes("ask", "-f", tmp_path / "long")):
+        assert outcome.code == 2 and "is longer than 1 MiB" in outcome.err and outcome.err.count("\n") == 1
+    assert "is longer" not in notes("ask", stdin=long).err  # one that no context holds, all the same
+
+
+def test_what_is_piped_in_is_called_so(notes: Notes) -> None:
+    """`-` is how it is asked for, and no name of it."""
+    assert notes("compile", "-").err == "notes: standard input has no text. A skill needs something to say\n"
+    assert "standard input is not UTF-8 text: invalid byte at offset 0" in notes("compile", "-", stdin=b"\xff").err
+    assert "standard input: the name 'A b'" in notes("compile", "-", "--name", "A b", stdin="x").err
+
+
+def test_several_skills_in_one_word(notes: Notes, compiled: Path) -> None:
+    """As other programs take lists."""
+    notes("compile", "-", "--name", "other", stdin="x")
+    outcome = notes("ask", "x", "--splice", "returns,other")
+    assert outcome.code == 1 and "Name each skill on its own" in outcome.err
 
 
 def test_control_characters_in_a_question(notes: Notes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,23 @@ def test_make_leaves_what_is_there(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "a"):
         with pytest.raises(OSError, match="file"):
             make(path)
+
+
+def test_where_nothing_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in /proc, where the system says "no such file" of a folder whose parent is there."""
+
+    def nothing(path: Path, mode: int) -> None:
+        raise (
+            FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            if path != tmp_path
+            else FileExistsError
+        )
+
+    monkeypatch.setattr(os, "mkdir", nothing)
+    with pytest.raises(FileNotFoundError, match="home"):
+        make(tmp_path / "home" / "library")
+    with pytest.raises(FileNotFoundError):
+        make(Path("relative") / "library")
 
 
 def test_the_folder_above_counts(tmp_path: Path) -> None:

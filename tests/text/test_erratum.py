@@ -40,13 +40,20 @@ def test_an_unknown_field_names_the_known() -> None:
     """A typo is not taken for a sentence."""
     with pytest.raises(SkillError, match="Known fields: date, tier"):
         parse_erratum("data=2026-07-01", KNOWN)
+    for text in (
+        "returns.data=1",
+        "support.plan=team",
+        "*.data=1",
+    ):  # whether the skill has another field or is not there
+        with pytest.raises(SkillError, match="Known fields: date, tier"):
+            parse_erratum(text, KNOWN)
     with pytest.raises(SkillError, match="Known fields: none"):
         parse_erratum("data=1", ())
 
 
-@pytest.mark.parametrize("text", ["", "  ", "date=", "date= ", "date=a\nb"])
+@pytest.mark.parametrize("text", ["", "  ", "date=", "date= ", "date=a\nb", "date", " tier ", "=x", " = x"])
 def test_empty_and_many_lined_values_are_refused(text: str) -> None:
-    """A correction is not empty, and a value is one line."""
+    """A correction says what is corrected, and how; a value is one line."""
     with pytest.raises(SkillError):
         parse_erratum(text, KNOWN)
 
