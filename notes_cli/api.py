@@ -76,7 +76,7 @@ class Asking(TypedDict, total=False):
     results: Sequence[tuple[str, str]]  # in a session, for a question: each tool that was called, what it returned
     splice: Sequence[Wanted]  # names of compiled skills, segment files or texts, or segments
     images: Sequence[Wanted]  # shown with the question: files of images, names or segments
-    errata: Sequence[str]  # field=value, or free words
+    errata: Sequence[str] | Mapping[str, str]  # field=value, or free words; or fields and their values
     values: Mapping[str, str]  # new values of fields, brought in by `method`
     system: str | None  # text before the skills
     think: bool  # reason first
@@ -98,7 +98,7 @@ class Examining(TypedDict, total=False):
     """How skills are to be verified; what is left out goes by the defaults of Examination (measure/examination.py)."""
 
     questions: Sequence[str]  # without any, the value of each field
-    errata: Sequence[str]  # each question is asked without them and with them
+    errata: Sequence[str] | Mapping[str, str]  # each question is asked without them and with them
     choices: Sequence[str] | None  # without any, greedy answers are compared
     system: str | None  # by default a few sentences, so that skills move, where they can
     seam: int | None
@@ -329,8 +329,10 @@ class Model:
         """Answer many questions, at most `parallel` at a time: what their prompts have in common is computed once, and
         they are decoded together. Yield the answer to each, or its error, in their order; they are read as they are
         needed, and an error among them is passed on in its place. The listener hears of no single answer."""
+        from notes_cli.runtime.asking import check_lists
         from notes_cli.runtime.batch import ask_many
 
+        check_lists(questions=questions)
         requests = (one if isinstance(one, NotesError) else _request(one, method, how) for one in questions)
         for _, outcome in ask_many(self.workspace, requests, parallel, listener):
             yield outcome
@@ -383,7 +385,7 @@ class Model:
         `cases`, a question each. Raise NotesError where that cannot be."""
         from notes_cli.measure.examination import Examination, examine_splice
 
-        wanted = splice if isinstance(splice, Examination) else Examination(splice=splice, **how)
+        wanted = splice if isinstance(splice, Examination) else Examination(splice=splice, **_said(how))
         return examine_splice(self.workspace, wanted, listener)
 
     def verify_edits(
@@ -400,7 +402,7 @@ class Model:
         from notes_cli.measure.examination import Examination, examine_edits
 
         if not isinstance(splice, Examination):
-            splice = Examination(splice=splice, values=values or {}, methods=methods, **how)
+            splice = Examination(splice=splice, values=values or {}, methods=methods, **_said(how))
         return examine_edits(self.workspace, splice, listener)
 
     def calibrate(
@@ -567,7 +569,14 @@ class Session:
 def _request(question: str | Request, method: Method | str | None, how: Asking) -> Request:
     """The request that is meant. Raise NotesError for an edit method that there is not."""
     request = question if isinstance(question, Request) else Request(question)
-    return replace(request, method=_method(method) or request.method, **how)
+    return replace(request, method=_method(method) or request.method, **_said(how))
+
+
+def _said(how: Asking | Examining) -> dict[str, Any]:
+    """The same, with errata as they are written on a command line."""
+    errata = how.get("errata")
+    texts = {"errata": [f"{name}={value}" for name, value in errata.items()]} if isinstance(errata, Mapping) else {}
+    return {**how, **texts}
 
 
 def _method(given: Method | str | None) -> Method | None:

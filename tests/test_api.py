@@ -100,9 +100,28 @@ def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
     answers = [str(model.ask(QUESTION, splice=[given], decode=[str(path)], limit=3)) for given in (path, str(path))]
     assert answers[0] == answers[1]
     assert [str(one) for one in model.ask_many([QUESTION], splice=[path], limit=3)]
-    for how in ({"splice": str(path)}, {"images": str(path)}, {"errata": "date=2026-07-01"}):
+    for how in ({"splice": str(path)}, {"images": str(path)}, {"errata": "date=2026-07-01"}, {"choices": "yes,no"}):
         with pytest.raises(NotesError, match="and not a list"):
             model.ask(QUESTION, **how)  # type: ignore[arg-type]
+    for wrong in (lambda: next(model.ask_many(QUESTION)), lambda: model.verify("returns")):
+        with pytest.raises(NotesError, match="and not a list"):
+            wrong()
+    for how in ({"limit": -1}, {"seam": -1}, {"max_think": -2}):
+        with pytest.raises(NotesError, match="no number of tokens"):
+            model.ask(QUESTION, **how)  # type: ignore[arg-type]
+
+
+def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
+    """As the server takes them, and what each means is the same."""
+    model.compile(skill)
+    for way in (model.explain, model.ask):
+        texts, pairs = (
+            way(QUESTION, splice=["returns"], errata=errata, limit=3)
+            for errata in (["date=2026-07-01"], {"date": "2026-07-01"})
+        )
+        assert texts.counts == pairs.counts and texts.counts.erratum
+    with pytest.raises(NotesError, match="'dat'"):
+        model.ask(QUESTION, splice=["returns"], errata={"dat": "2026-07-01"})
 
 
 def test_methods_by_name(model: notes.Model, skill: Skill) -> None:

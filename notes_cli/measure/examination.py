@@ -11,7 +11,17 @@ from notes_cli.measure.edits import Edits, verify_edits
 from notes_cli.measure.session import SessionReport, verify_session
 from notes_cli.measure.verify import Report, field_questions, verify
 from notes_cli.measure.wording import verify_system
-from notes_cli.runtime.asking import SILENT, Listener, Request, Wanted, opened, prompt_of, settle, tell_meant
+from notes_cli.runtime.asking import (
+    SILENT,
+    Listener,
+    Request,
+    Wanted,
+    check_lists,
+    opened,
+    prompt_of,
+    settle,
+    tell_meant,
+)
 from notes_cli.runtime.assembling import Prompt
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
@@ -39,6 +49,10 @@ class Examination:
     system: str | None = None
     seam: int | None = None
     wording: str | None = None
+
+    def __post_init__(self) -> None:
+        check_lists(splice=self.splice, questions=self.questions, errata=self.errata)
+        check_lists(methods=self.methods, choices=self.choices)
 
 
 @dataclass(frozen=True, slots=True)

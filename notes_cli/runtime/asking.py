@@ -51,6 +51,13 @@ ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer wit
 Wanted = str | os.PathLike[str] | Segment  # a name of a compiled skill, a segment file or a text, or a segment
 
 
+def check_lists(**given: object) -> None:
+    """Raise NotesError where one of these is a text, which is a list of its letters."""
+    for name, one in given.items():
+        if isinstance(one, str):
+            raise NotesError(f"{name} is the text {one!r}, and not a list", f"Write [{one!r}]")
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One question and how it is to be answered. What is None goes by what was measured of the model.
@@ -62,7 +69,7 @@ class Request:
     precedes them. `strict`: refuse a skill that cannot be spliced, instead of decoding it.
     `json_schema` (JSON, read), `grammar` (GBNF): what the answer is held to, one of them, and not with choices.
     `results`: in a session, in the place of a question: the name of each tool that the last answer called, and what the
-    tool has returned. Raise NotesError where one text is given for a list of them.
+    tool has returned. Raise NotesError where one text is given for a list of them, and for less than no tokens.
     """
 
     question: str
@@ -88,9 +95,12 @@ class Request:
     images: Sequence[Wanted] = ()
 
     def __post_init__(self) -> None:
-        for name in ("splice", "images", "errata", "decode"):
-            if isinstance(given := getattr(self, name), str):  # which is a list of its letters
-                raise NotesError(f"{name} is the text {given!r}, and not a list", f"Write [{given!r}]")
+        check_lists(
+            splice=self.splice, images=self.images, errata=self.errata, decode=self.decode, choices=self.choices
+        )
+        for name, count in (("max_think", self.max_think), ("limit", self.limit), ("seam", self.seam or 0)):
+            if count < 0:
+                raise NotesError(f"{name} is {count}, and no number of tokens")
 
     @property
     def room(self) -> int:
