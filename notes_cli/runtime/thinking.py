@@ -92,24 +92,25 @@ def thinking(
     yield from _writing(workspace, notebook, options, limit, lambda text: add(chain.feed(text)))
     add(chain.flush())
     count = len(notebook) - start
-    finished = chain.found or count < limit
+    finished = chain.found or notebook.stopped == "end"
+    room = notebook.stopped != "context" and limit == asked
     if count:
         notebook.pieces[-1] = replace(notebook.pieces[-1], reason=Reason.THOUGHT)
     if reasoning.inside:
         finished |= reasoning.found("".join(parts)) is not None
         answer = yield from _concluding(workspace, notebook, options, parts, add)
-        thought, stopped = "".join(parts).strip(), _why(finished, limit, asked)
+        thought, stopped = "".join(parts).strip(), _why(finished, room)
         return Thought(thought, len(notebook) - start, finished, answer, stopped=stopped)
     missing, rest = _missing(reasoning, chain)
     closing, cut = workspace.model.tokenize(missing, special=True), "" if finished else str(count)
     notebook.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
-    thought, stopped = "".join(parts).strip(), _why(finished, limit, asked)
+    thought, stopped = "".join(parts).strip(), _why(finished, room)
     return Thought(thought, len(notebook) - start, finished, rest=rest, stopped=stopped)
 
 
-def _why(whole: bool, limit: int, asked: int) -> Stopped:
-    """Why a chain ended that had `limit` tokens of the `asked` ones: the context had room for no more."""
-    return "end" if whole else "limit" if limit == asked else "context"
+def _why(whole: bool, room: bool) -> Stopped:
+    """Why a chain ended; `room`: the context had room for as many tokens as were asked for."""
+    return "end" if whole else "limit" if room else "context"
 
 
 def _within(notebook: Notebook, limit: int) -> int:

@@ -213,6 +213,26 @@ def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace
         run_thinking(workspace, notebook, GREEDY, 1000)
 
 
+def test_a_context_that_others_fill(
+    make_workspace: MakeWorkspace, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells that are shared may be gone before the limit: the chain was cut, though it has fewer tokens."""
+    workspace = make_workspace(template=SWITCH)
+    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
+    extend = notebook.extend
+
+    def full(tokens: list[int]) -> None:
+        if len(notebook) > before + 5:
+            raise EngineError("the context is full")
+        extend(tokens)
+
+    before = len(notebook)
+    monkeypatch.setattr(notebook, "extend", full)
+    script(workspace, "a" * 1000)
+    thought = run_thinking(workspace, notebook, GREEDY, 100)
+    assert (thought.text, thought.finished, thought.stopped) == ("a" * 6, False, "context")
+
+
 @pytest.fixture
 def returns(shipped: Workspace) -> Prompt:
     """A question about the sample skill, to be thought about."""
