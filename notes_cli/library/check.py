@@ -143,8 +143,12 @@ def set_aside(path: Path) -> str:
 
 
 def aside_of(path: Path) -> Path:
-    """Where a damaged file is moved to."""
-    return path.parent / ASIDE / path.name
+    """Where a damaged file is moved to; what was moved there before stays."""
+    aside, count = path.parent / ASIDE / path.name, 1
+    while os.path.lexists(aside):
+        count += 1
+        aside = aside.with_name(f"{path.stem}.{count}{path.suffix}")
+    return aside
 
 
 def _segment(name: str, path: Path) -> Iterator[Finding]:

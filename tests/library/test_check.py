@@ -166,4 +166,8 @@ def test_profiles_and_what_is_remembered(tmp_path: Path) -> None:
         assert finding.kind == "damaged"
         mend(finding)
         assert not bad.exists() and list(check(folder)) == []
-    assert (tmp_path / "profiles" / ASIDE / "digests.json").read_text() == "{"
+    bad = tmp_path / "profiles" / "digests.json"
+    bad.write_text("[")
+    mend(next(found for found in check_profiles(bad.parent) if found.kind == "damaged"))
+    kept = [(bad.parent / ASIDE / name).read_text() for name in ("digests.json", "digests.2.json")]
+    assert kept == ["{", "["], "neither in the place of the other"
