@@ -111,7 +111,9 @@ def parse_yaml(text: str, loader: type[Untyped] = Untyped) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ValueError(where + _line(error.problem or error.context or "")) from error
+        what = error.problem or error.context or ""
+        what = f"{error.context}, {what}" if error.context and what.startswith("but ") else what
+        raise ValueError(where + _line(what)) from error
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(_line(str(error))) from error  # PyYAML's own of what does not fit its tag
 

@@ -81,6 +81,8 @@ class Model:
             reason = next((line for line in lines if "error" in line.lower()), "llama.cpp gives no reason")
             for name, source in zip(names, self.sources, strict=True):
                 reason = reason.replace(name, str(source.path))
+            if "architecture: 'notes'" in reason:
+                raise ModelError(f"{self.path}: it is a compiled skill, and no model", "Splice it, and name a model")
             raise ModelError(f"{self.path}: llama.cpp cannot load this model ({reason.strip()})")
         for source in self.sources:
             if source.changed:

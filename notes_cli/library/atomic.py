@@ -7,6 +7,7 @@ written, so that one without a lock is known to be of a process that was killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +21,12 @@ def replacing(path: Path) -> Iterator[Path]:
     need be.
 
     Leaving the block syncs it and renames it to `path`; leaving by any exception, an interrupt too, removes
-    it and leaves `path` as it was. Raise OSError.
+    it and leaves `path` as it was. A link stays, and what it names is replaced. Raise OSError, also where something
+    else than a file is there: a device would be gone.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     private.make(path.parent)
     sweep(path)
     with _temporary(path) as temporary:

@@ -21,7 +21,7 @@ def export(path: Path, target: Path, *, force: bool = False, shared: bool = Fals
     """
     segment, info = open_segment(path), peek(path)
     if target.exists() and not force:
-        if _same(info, target):
+        if target.is_file() and _same(info, target):
             return False
         raise SegmentError(f"{target} is there already, and is another file", Help.OTHER_FILE_OR_FORCE())
     write_segment(target, replace(segment, source="", stamp=()), writer=info.writer, created=info.created)

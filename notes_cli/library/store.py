@@ -176,7 +176,7 @@ class Library:
         if name is not None:
             return Target("name", name, None)
         path = Path(word).expanduser()
-        if path.is_dir():
+        if path.is_dir() or path.is_fifo():  # what is read of a pipe to see what it holds would be gone
             return Target("text", word, path)
         try:
             with path.open("rb") as file:

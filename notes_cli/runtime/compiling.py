@@ -655,6 +655,8 @@ def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
 
 def _check_output(skill: Skill, path: Path) -> None:
     """What is named as the output by mistake must not be lost: a model, a text, another skill."""
+    if not path.is_file():
+        raise SegmentError(f"{path} is there already and is no regular file", "Choose another file")
     try:
         info = peek(path)
     except DamagedError as error:

@@ -88,6 +88,8 @@ class Workspace:
 
         Raise ModelError for a model that cannot be loaded, EngineError for an n_ctx that was chosen beyond what it was
         trained for."""
+        if projector is not None and not projector.is_file():  # said before an image is looked at
+            raise ModelError(f"{projector}: no such projector", "Name the file that was published with the model")
         self._options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self.paths = paths or default_paths()
         self.library: Store = library or own_library(self.paths)

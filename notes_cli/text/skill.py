@@ -88,7 +88,8 @@ class Skill:
 
 
 def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO | None = None) -> Skill:
-    """Read a skill from a file, a folder with SKILL.md, or "-" (then from `stdin`).
+    """Read a skill from a file, a folder with SKILL.md, or "-" (then from `stdin`). A pipe that has a name, as a shell
+    gives one for <(command), is read like standard input.
 
     The name is `name`, else that of the front matter, else that of the folder (for SKILL.md) or the file's stem.
     Raise SkillError in one line if the file cannot be read, is not UTF-8, is empty, or has broken front matter or
@@ -97,13 +98,12 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     if str(source) == "-":
         if stdin is None:
             raise SkillError("nothing to read on standard input", "Pipe the text in, or name a file")
-        data = stdin.read(MAX_BYTES + 1)
-        if looks_like_image(data):
-            return read_image(data, "-", name or "stdin")
-        piped = "standard input"
-        return parse_skill(_decode(data, piped), source="-", default="stdin", name=name, where=piped)
+        return _read_pipe(stdin, "standard input", name)
     path = skill_file(source)
     try:
+        if path.is_fifo():
+            with path.open("rb") as pipe:
+                return _read_pipe(pipe, str(path), name)
         with path.open("rb") as file:
             stamp = stamp_of(os.fstat(file.fileno()))
             data = file.read(MAX_BYTES + 1)
@@ -127,6 +127,14 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
         warning = f"{path} links to {listed(linked, most=3)}: linked files are not compiled with it"
         skill = replace(skill, warnings=(*skill.warnings, warning))
     return skill
+
+
+def _read_pipe(pipe: BinaryIO, where: str, name: str | None) -> Skill:
+    """The skill in what can be read once and came from no file. `where`: what messages call it."""
+    data = pipe.read(MAX_BYTES + 1)
+    if looks_like_image(data):
+        return read_image(data, "-", name or "stdin")
+    return parse_skill(_decode(data, where), source="-", default="stdin", name=name, where=where)
 
 
 def read_image(data: bytes, source: str, name: str) -> Skill:
@@ -313,6 +321,8 @@ def _called(wanted: str, source: str) -> str:
 def _decode(data: bytes, source: str) -> str:
     if len(data) > MAX_BYTES:
         raise SkillError(f"{source} is larger than {MAX_BYTES >> 20} MiB", "Is it a text?")
+    if data.startswith(b"GGUF"):
+        raise SkillError(f"{source} is a GGUF file, as models and compiled skills are, and no text")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

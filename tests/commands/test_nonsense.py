@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +88,53 @@ def test_what_is_piped_in_is_called_so(notes: Notes) -> None:
     assert notes("compile", "-").err == "notes: standard input has no text. A skill needs something to say\n"
     assert "standard input is not UTF-8 text: invalid byte at offset 0" in notes("compile", "-", stdin=b"\xff").err
     assert "standard input: the name 'A b'" in notes("compile", "-", "--name", "A b", stdin="x").err
+
+
+def test_a_target_that_is_no_file(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:
+    """`-o /dev/null`, `export -f returns /dev/stdout`: it is refused, and what is there stays."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for command in (
+        ("compile", skill, "-o"),
+        ("compile", "-f", skill, "-o"),
+        ("export", "returns"),
+        ("export", "-f", "returns"),
+    ):
+        outcome = notes(*command, pipe)
+        assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
+        assert "regular file" in outcome.err or "is another file" in outcome.err
+    assert pipe.is_fifo()
+
+
+def test_a_pipe_with_a_name(model: Path, tmp_path: Path) -> None:
+    """What a shell makes of <(command) is read once, as standard input is, and called like that."""
+    shell = 'notes() { "$PYTHON" -m notes_cli "$@"; }; '
+    asked = "compile <(printf 'date: 1\n\nBe brief.')", "ask x -n 1 --json --splice <(printf 'date: 2\n\nBe kind.')"
+    compiled, answer, empty = (
+        subprocess.run(
+            ["bash", "-c", f"{shell}notes {line}"],
+            env={**os.environ, "PYTHON": sys.executable},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        for line in (*asked, "ask x --splice <(true)")
+    )
+    assert compiled.returncode == 0 and Path(compiled.stdout).name.startswith("stdin.")
+    assert answer.returncode == 0 and json.loads(answer.stdout)["tokens"]["total"] > 20
+    assert empty.returncode == 1 and "has no text" in empty.stderr
+
+
+def test_one_file_for_another(notes: Notes, model: Path, compiled: Path, tmp_path: Path) -> None:
+    """A model for a text, a skill for a model, a projector that is not there: each is told as what it is."""
+    for arguments, says in (
+        (("compile", model), "is a GGUF file, as models and compiled skills are, and no text"),
+        (("ask", "x", "-m", compiled), "it is a compiled skill, and no model"),
+        (("ask", "x", "--mmproj", tmp_path / "none.gguf"), "none.gguf: no such projector"),
+        (("import", tmp_path / "none.gguf"), "none.gguf: no such file or folder"),
+    ):
+        outcome = notes(*arguments)
+        assert outcome.code == 1 and says in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_several_skills_in_one_word(notes: Notes, compiled: Path) -> None:

@@ -57,7 +57,7 @@ def test_not_a_gguf(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path)
 
 def test_a_segment_is_no_model(refuse: Refuse, compiled: Path) -> None:
     """A segment named as the model is refused."""
-    assert "cannot load" in refuse("ask", "Why?", "-m", compiled)
+    assert "is a compiled skill, and no model" in refuse("ask", "Why?", "-m", compiled)
 
 
 @pytest.mark.parametrize("where", ["tokens", "context"])

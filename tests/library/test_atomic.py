@@ -62,3 +62,24 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path: Path) -> None:
         temporary.write_bytes(b"new")
         raise KeyboardInterrupt
     assert files(tmp_path) == ["a"] and (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_a_link_stays(tmp_path: Path) -> None:
+    """What it names is replaced, whether that is there already or not."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/a")
+    for text in (b"one", b"two"):
+        with replacing(tmp_path / "link") as temporary:
+            temporary.write_bytes(text)
+        assert (tmp_path / "folder" / "a").read_bytes() == text
+    assert (tmp_path / "link").is_symlink() and files(tmp_path / "folder") == ["a"] and len(files(tmp_path)) == 2
+
+
+def test_what_is_no_file_stays(tmp_path: Path) -> None:
+    """A pipe, or a device as /dev/null, is not renamed over, by its own name or by a link to it."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match="no regular file"), replacing(tmp_path / name):
+            raise AssertionError("it must not be written")
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink() and len(files(tmp_path)) == 2
