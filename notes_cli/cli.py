@@ -208,7 +208,7 @@ def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict
         for flag in parameter.opts:
             key = flag.lstrip("-").replace("-", "_")
             if key in settings and parameter.name and isinstance(parameter, click.Option):
-                found[parameter.name] = _setting(parameter, key, settings[key])
+                found[parameter.name] = _setting(parameter, flag.lstrip("-"), settings[key])
     return found
 
 

@@ -52,6 +52,7 @@ class Help(Enum):
     OTHER_FILE_OR_FORCE = "Choose another file, or replace that one by force"
     KEEP_AS_COMPUTED = "Keep its rows as they are computed, or V alone quantized"
     KEEP_IMAGE_AS_COMPUTED = "Keep its rows as they are computed"
+    COMPILE_EDITED = "Compile {name} from its file again for {model} with the options of this context"
     COMPILE_FILE = "Compile {source} again as {name}"
     COMPILE_SEGMENT = "Compile the text that {path} holds again"
     COMPILE_TEXT = "Compile its text again as {name}"

@@ -298,7 +298,7 @@ def _compile(
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}
     if not quiet and (compiled.reasons or not fresh_only):
-        fields = listed(list(values)) if values else "no fields, as no line is like date: 2026-06-01"
+        fields = listed(list(values)) if values else "no fields, which are lines like date: 2026-06-01"
         if skill.picture:
             fields = f"an image of {skill.picture.width} x {skill.picture.height} pixels"
         elif info.pictures:

@@ -31,7 +31,16 @@ _FLAGS = {
 
 def _compile_again(values: Mapping[str, Any]) -> str:
     """A command that can be pasted: it compiles the text that the segment holds."""
-    words = ["notes", "compile", "--from", str(values["name"])]
+    return _compile(["--from", str(values["name"])], values)
+
+
+def _compile_edited(values: Mapping[str, Any]) -> str:
+    """The same, of the text that its file has now."""
+    return _compile([str(values["name"])], values)
+
+
+def _compile(source: Sequence[str], values: Mapping[str, Any]) -> str:
+    words = ["notes", "compile", *source]
     if "model" in values:
         words += ["-m", str(values["model"])]
     for option, value in values["options"].items():
@@ -70,6 +79,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.COMPILE_OTHERWISE: _compile_again,
     Help.COMPILE_BY_FORCE: "Compile it again: notes compile --force FILE",
     Help.COMPILE_AGAIN: _compile_again,
+    Help.COMPILE_EDITED: _compile_edited,
     Help.OTHER_NAME: "Give it another: --name NAME",
     Help.OTHER_NAME_OR_FORCE: "Give this one another name (--name NAME), or replace that one (--force)",
     Help.OTHER_FILE_OR_FORCE: "Choose another file, or write over it with -f",

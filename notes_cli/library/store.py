@@ -277,6 +277,15 @@ def came_from(info: SegmentInfo, source: str) -> bool:
         return False
 
 
+def written_since(path: Path, source: str) -> bool:
+    """Whether a file that a text came from was written after the segment `path` of it. A file that is gone was not."""
+    try:
+        made = path.stat().st_mtime_ns
+        return any(max(found.st_mtime_ns, found.st_ctime_ns) > made for found in map(os.stat, names.files_of(source)))
+    except (OSError, ValueError):
+        return False
+
+
 def source_text(source: str) -> str:
     """A source for people."""
     known = {"": "an unknown place (an earlier version compiled it)", "-": "standard input"}

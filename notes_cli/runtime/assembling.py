@@ -30,7 +30,9 @@ from notes_cli.errors import (
     UnsupportedError,
     UnwritableError,
 )
+from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
+from notes_cli.library.store import written_since
 from notes_cli.runtime.settings import DEFAULT_SEAM, choose, repair
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, read_errata, word
@@ -120,12 +122,25 @@ def open_segments(
             remedy = workspace.compile_again(target.name)
             path = workspace.library.find(target.name, workspace.identity, remedy)
             segments.append(workspace.open(path, target.name))
+            tell_edited(workspace, segments[-1], say)
         elif target.kind == "segment":
             assert target.path is not None
             segments.append(workspace.open(target.path))
         else:
             segments.append(_open_text(workspace, given, say, watch, image=image, dry=dry))
     return segments
+
+
+def tell_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
+    """Tell where the text has been edited since it was compiled: what is spliced is what it said then."""
+    path = workspace.file_of(segment.name)
+    if path is None or not written_since(path, segment.source):
+        return
+    from notes_cli.runtime.freshness import Stale, text_changed
+
+    changed = text_changed(peek(path))
+    if changed and changed.kind is Stale.TEXT:
+        say(Notice(f"warning: {segment.name}: {changed.what}", workspace.compile_edited(segment.name)))
 
 
 def no_image(name: str) -> SkillError:

@@ -512,6 +512,10 @@ class Workspace:
         if name in self._files:
             self.library.used(self._files[name])
 
+    def file_of(self, name: str) -> Path | None:
+        """The file that a segment of this name was last opened from."""
+        return self._files.get(name)
+
     def check(self, segment: Segment) -> None:
         """Raise SegmentError, saying what differs, unless the segment fits the context as it is now."""
         differences = segment.identity.differences(self.identity)
@@ -537,6 +541,10 @@ class Workspace:
         options |= {"beyond_trained": True} if self._beyond_trained else {}
         word = self._words.get(name, name)
         return Help.COMPILE_AGAIN(name=word, model=self.model.path, options={**options, **(more or {})})
+
+    def compile_edited(self, name: str) -> Remedy:
+        """The same, from what the file of its text says now."""
+        return Help.COMPILE_EDITED(**self.compile_again(name).values)
 
     def advise(self, error: NotesError) -> None:
         """Complete a remedy that is to compile a skill otherwise: with this model and its options."""

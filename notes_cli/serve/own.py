@@ -34,7 +34,15 @@ from notes_cli.runtime.asking import (
     settled,
     tell_unspliced,
 )
-from notes_cli.runtime.assembling import Parts, assembling, cells_meanwhile, no_image, open_skill, parts_of
+from notes_cli.runtime.assembling import (
+    Parts,
+    assembling,
+    cells_meanwhile,
+    no_image,
+    open_skill,
+    parts_of,
+    tell_edited,
+)
 from notes_cli.runtime.requests import Words, read_request
 from notes_cli.runtime.thinking import Thought
 from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
@@ -192,12 +200,18 @@ class Own:
             self._images = [one.segment(at, self._listener.notice, dry=self._explain) for one in self._sent]
         return replace(request, splice=segments, images=self._images)
 
+    def _tell_edited(self, at: _At, request: Request) -> None:
+        for one in request.splice:
+            if isinstance(one, Segment):
+                tell_edited(at.workspace, one, self._listener.notice)
+
     # Without a session.
 
     def _begin_alone(self, at: _At) -> Task[None] | None:
         workspace = at.workspace
         if self._alone is None:
             request = self._read(at, self.words)
+            self._tell_edited(at, request)
             draft = settled(workspace, request, self._listener, dry=self._explain)
             self._alone = _Alone(request, draft, parts_of(workspace, draft.prompt))
         one = self._alone
@@ -263,6 +277,7 @@ class Own:
         except BaseException:
             held.close()
             raise
+        self._tell_edited(at, request)
         self._accept()
         return self._answer_turn(at, session, request, needed, held)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -138,6 +139,26 @@ def test_ls_says_what_is_out_of_date_and_why(
     skill.unlink()
     (entry,) = notes("ls", "--json").json
     assert entry["stale"] == ["gone"] and entry["why"] == [f"its file is gone: {skill}"]
+
+
+def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, skill: Path, compiled: Path) -> None:
+    """What is spliced is what it said when it was compiled: asked, explained, in a batch and as a session begins, with
+    the command that mends it. One that was only touched, or is gone, is what was compiled."""
+    ask = ("ask", "x", "-n", 1, "--splice", "returns")
+    assert "changed" not in notes(*ask).err
+    os.utime(skill)
+    assert "changed" not in notes(*ask).err
+    text = skill.read_text()
+    skill.write_text(text.replace("2026-06-01", "2026-09-01"))
+    warning = f"warning: returns: the text has changed: {skill}. Run: notes compile returns"
+    for how in ((), ("--explain",), ("--session", "mine")):
+        assert notes(*ask, *how).err.count(warning) == 1
+    assert notes("ask", "--batch", "-", "--splice", "returns", "-n", 1, stdin='"x"\n"y"\n').err.count(warning) == 1
+    assert "changed" not in notes("ask", "y", "-n", 1, "--session", "mine").err
+    command = next(line for line in notes(*ask).err.splitlines() if warning in line).partition("Run: notes ")[2]
+    assert notes(*shlex.split(command)).code == 0 and "changed" not in notes(*ask).err
+    skill.unlink()
+    assert "changed" not in notes(*ask).err
 
 
 def test_ls_knows_the_model_in_use(

@@ -141,9 +141,8 @@ def test_a_damaged_segment(refuse: Refuse, compiled: Path, damage: str, command:
             assert str(compiled) in error and "damaged" in error and "Compile it again" in error
 
 
-def test_context_too_small(refuse: Refuse, compiled: Path, skill: Path) -> None:
-    """For ask, verify and compile alike: how many tokens there are, how many fit, and what to give."""
-    skill.write_text("word " * 100)
+def test_context_too_small(refuse: Refuse, compiled: Path) -> None:
+    """For ask and verify alike: how many tokens there are, how many fit, and what to give."""
     for command in (
         ("ask", "Why? " * 60, "--splice", "returns"),
         ("verify", "returns", "--question", "Why? " * 60),

@@ -202,6 +202,20 @@ def test_a_session_is_the_same_from_both(server: Running) -> None:
     assert first == second
 
 
+def test_a_text_that_was_edited(server: Running, tmp_path: Path) -> None:
+    """It is told by both, once, alone and as a session begins."""
+    text = tmp_path / "edited.txt"
+    text.write_text("date: 2026-05-01\n\nBe brief.\n")
+    assert run_here("compile", text).code == 0
+    text.write_text("date: 2026-05-02\n\nBe brief.\n")
+    ask = ("ask", "x", "--splice", "edited")
+    for sessions in (((), ()), (("--session", "a"), ("--session", "b"))):
+        cold, warm = (
+            run_here(*ask, *one, "--server", at) for one, at in zip(sessions, ("off", server.url), strict=True)
+        )
+        assert cold.err == warm.err and warm.err.count("warning: edited: the text has changed") == 1
+
+
 def test_a_session_that_is_open_elsewhere_is_refused_alike(server: Running) -> None:
     with Sessions(server.home / "sessions").locked("held", new=True):
         cold, warm = both(server, QUESTION, "--session", "held")
