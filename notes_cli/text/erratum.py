@@ -22,6 +22,7 @@ from notes_cli.text.keys import field_name, is_name, known
 from notes_cli.text.references import ALL, Known
 
 OF = "{field} of {skill}"  # a field that several skills have
+COLON = expression("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
 SLOT = expression(r"\{(field|value|text|skill)\}")
 
 
@@ -51,7 +52,8 @@ class Wordings:
 
 
 def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
-    """Read `field=value` or free text. `known_fields` are those of all spliced skills.
+    """Read `field=value`, the line of a known field as texts have it (`field: value`), or free text. `known_fields` are
+    those of all spliced skills.
 
     Raise SkillError for an empty erratum, for a value that is empty or has several lines, for a field's name alone, and
     for what looks like `field=value` with a field that no skill has. Several words look like that only if they are
@@ -61,6 +63,9 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     if not text:
         raise SkillError("the erratum is empty", "Write field=value, or the correction in your own words")
     name, equals, value = text.partition("=")
+    colon = COLON.search(text)
+    if field_name(name) not in known_fields and colon and field_name(text[: colon.start()]) in known_fields:
+        name, equals, value = text[: colon.start()], colon[0], text[colon.end() :]
     name = field_name(name)
     if equals and not name:
         raise SkillError(f"the erratum {text!r} names no field", "Write field=value")

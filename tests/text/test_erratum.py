@@ -18,6 +18,23 @@ def test_a_known_field() -> None:
     assert parse_erratum(" date = a=b ", KNOWN) == Erratum("date", "a=b", "date = a=b")
 
 
+def test_a_line_of_a_text() -> None:
+    """As the field is written there; what is no field before a colon is free text."""
+    known = {"date", "日期", "Delivery time"}
+    for text, name, value in (
+        ("date: 2026-07-01", "date", "2026-07-01"),
+        ("date : at 10:30=late", "date", "at 10:30=late"),
+        ("日期\uff1a2026-07-01", "日期", "2026-07-01"),
+        ("Delivery  time: 5 days", "Delivery time", "5 days"),
+        ("date=a: b", "date", "a: b"),
+    ):
+        assert parse_erratum(text, known) == Erratum(name, value, text)
+    for text in ("Note: the date is wrong.", "dates: all wrong", "the date: 2026-07-01"):
+        assert parse_erratum(text, known) == Erratum(None, None, text)
+    with pytest.raises(SkillError, match="no value"):
+        parse_erratum("date:", known)
+
+
 @pytest.mark.parametrize("text", ["The shop moved.", "We now say x=1 everywhere.", "1+1=2"])
 def test_free_text(text: str) -> None:
     """A sentence with an equals sign in it is still a sentence."""
