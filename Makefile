@@ -1,7 +1,7 @@
 # Everything that is set up lives in .venv/ and build/ of this folder. `make help` lists the targets.
 PYTHON ?= python3
 VENV   := .venv
-BIN    := $(CURDIR)/$(VENV)/bin
+BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 ZOO    := build/zoo
 MODELS := $(ZOO)/models/.ready
@@ -25,7 +25,7 @@ $(READY): pyproject.toml native/CMakeLists.txt native/prepare.py native/LLAMA_CP
 	@touch $@
 
 demo: $(READY) ## The main job: compile, ask, ask with an erratum, verify, on the model that ships
-	@PATH="$(BIN):$$PATH" NOTES_HOME="$(CURDIR)/build/demo" sh bench/demo.sh
+	@PATH="$(CURDIR)/$(BIN):$$PATH" NOTES_HOME="$(CURDIR)/build/demo" sh bench/demo.sh
 
 test: $(READY) $(MODELS) ## Run all tests, with a part of the zoo
 	@$(BIN)/ruff check .
@@ -65,7 +65,7 @@ images: $(READY) ## The small model that sees: held-out decisions, spliced again
 
 images-served: $(READY) ## A picture that is shown again: notes serve against llama.cpp's own server (docs/images.md, a minute on a quiet core)
 	@$(BIN)/python -m pip install -q cmake ninja
-	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.images_served --out docs/results/images-served.json
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.images_served --out docs/results/images-served.json
 
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist, and its server for
 # devices of other machines. Made once.
@@ -73,7 +73,7 @@ $(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*) | $(READY)
 	@echo "Building what writes a model of every architecture (about 3 minutes on two cores, once) ..."
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
 	@mkdir -p $(ZOO)
-	@PATH="$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(BIN)/python >$(ZOO)/configure.log 2>&1 || { tail -20 $(ZOO)/configure.log; exit 1; }
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >$(ZOO)/configure.log 2>&1 || { tail -20 $(ZOO)/configure.log; exit 1; }
 	@$(BIN)/cmake --build $(ZOO) --target test-llama-archs ggml-rpc-server >$(ZOO)/build.log || { tail -20 $(ZOO)/build.log; exit 1; }
 	@rm -rf $(ZOO)/models && mkdir -p $(ZOO)/models
 	@$(ZOO)/bin/test-llama-archs -s 1 -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1 || { tail $(ZOO)/models.log; exit 1; }
@@ -86,7 +86,7 @@ zoo: $(MODELS) ## Every architecture in every kind of context (docs/architecture
 # llama.cpp's tests are targets of the zoo's build, and link to its library.
 upstream: $(MODELS) ## llama.cpp's own tests, and llama-cpp-python's, against the patched library (5 minutes)
 	@$(BIN)/python -m pip install -q diskcache typing-extensions
-	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.upstream --build $(ZOO)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.upstream --build $(ZOO)
 
 # The zoo's library once more, for GCC on Linux: with checks of ours and the standard library's, and without ggml's
 # (NDEBUG), which stop at the first NaN, of which the tests make some.
@@ -95,7 +95,7 @@ CHECKED  := -O1 -g1 -DNDEBUG -D_GLIBCXX_ASSERTIONS -fno-omit-frame-pointer -fsan
 
 sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and undefined-behaviour sanitizers (half an hour)
 	@echo "Building the library with sanitizers (about 6 minutes on two cores, once) ..."
-	@PATH="$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -Wno-dev -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE=$(BIN)/python >/dev/null
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -Wno-dev -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE) --target llama >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
 	@$(BIN)/python -m bench.sanitize --build $(SANITIZE) --models $(ZOO)/models
 
@@ -122,11 +122,11 @@ clients: $(READY) ## 10,000 requests against notes serve, many of clients that v
 
 serving: $(READY) ## notes serve against llama.cpp's own server, by load (docs/serving.md, 20 minutes on two quiet cores); ONLY='shipped/ours ...' for some
 	@$(BIN)/python -m pip install -q cmake ninja
-	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
 
 race: $(READY) ## notes beside llama-server, llama-completion and llama-cpp-python on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
 	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
-	@PATH="$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
 
 train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, 78 minutes on one core)
 	@$(BIN)/python -m pip install -q -e '.[dev,train]'

@@ -189,6 +189,21 @@ def missing(root: Path) -> list[str]:
     return [name for name in named if not any((base / name).exists() for base in (root, root / "notes_cli"))]
 
 
+def unquoted(makefile: str) -> list[str]:
+    """Lines in which the folder of the project is a word of a command without quotes, or of a variable that is used so:
+    it may have a space."""
+    return [
+        line
+        for line in makefile.splitlines()
+        if "$(CURDIR)" in re.sub(r'"[^"]*"', "", line) or "$(PWD)" in line or "abspath" in line
+    ]
+
+
+def test_a_folder_with_a_space() -> None:
+    assert unquoted((ROOT / "Makefile").read_text(encoding="utf-8")) == []
+    assert unquoted('BIN := $(CURDIR)/x\n\t@PATH="$(CURDIR)/$(BIN):$$PATH" go\n') == ["BIN := $(CURDIR)/x"]
+
+
 @pytest.mark.parametrize("rule", [misplaced, foreign, flags])
 def test_the_package_keeps_the_rule(rule: Callable[[Path], list[str]]) -> None:
     assert rule(PACKAGE) == []
