@@ -18,8 +18,10 @@ help: ## List the targets
 setup: $(READY) ## Make .venv, build the patched llama.cpp once, install notes into it
 
 $(READY): pyproject.toml native/CMakeLists.txt native/prepare.py native/LLAMA_CPP_PYTHON $(wildcard native/*.h native/*.cpp native/*.c native/patches/*)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "notes needs Python 3.10 or newer; $(PYTHON) is `$(PYTHON) -V`. Name another: make PYTHON=python3.12"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@command -v $(PYTHON) >/dev/null || { echo "notes needs Python 3.10 or newer, and there is no $(PYTHON). Name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "notes needs Python 3.10 or newer; $(PYTHON) is `$(PYTHON) -V 2>&1`. Name another: make PYTHON=python3.12"; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "llama.cpp is compiled, and there is no C++ compiler. Install one (apt install g++, dnf install gcc-c++, xcode-select --install), or name it: CXX=FILE make"; exit 1; }
+	@$(BIN)/python -m pip -V >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Building the patched llama.cpp (about 3 minutes on two cores, once) ..."
 	@$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@
