@@ -86,6 +86,7 @@ class Service:
             Route("/v1/notes/heat", self.heat, methods=["POST"]),
             Route("/v1/notes/errata", self.errata, methods=["POST"]),
             Route("/v1/notes/sessions", self.sessions),
+            Route("/v1/notes/skills", self.skills),
             Route("/v1/notes/skills/{name}", self.skill, methods=["GET", "DELETE"]),
             Route("/v1/notes/{name}", self.skill, methods=["GET", "DELETE"]),
             *([Route(ASK, self.ask, methods=["POST"])] if self.options.token else ()),

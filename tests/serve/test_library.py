@@ -108,3 +108,4 @@ def test_a_skill_may_have_the_name_of_a_path(own: Served) -> None:
         assert own.http.get(f"/v1/notes/skills/{name}").json()["name"] == name
         assert own.http.delete(f"/v1/notes/skills/{name}").json()["deleted"] is True
     assert own.http.get("/v1/notes/sessions").json() == {"sessions": []}
+    assert own.http.get("/v1/notes/skills").json() == own.http.get("/v1/notes").json()
