@@ -45,7 +45,7 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
     was not enough, give the same value once more, by erratum or suffix.
 
     With --all an erratum is said in every session that has the skill, in every conversation of a server over this
-    library, and in those to come, for as long as the text of the skill says what it says now.
+    library, and wherever the skill is asked with from then on, for as long as its text says what it says now.
 
     \b
     Examples:

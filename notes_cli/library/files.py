@@ -13,6 +13,7 @@ from notes_cli.expressions import expression
 from notes_cli.library import private
 from notes_cli.text import names
 
+ERRATA = "errata.jsonl"  # what everybody is told (standing.py)
 FILE = expression(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from notes_cli.classes import dataclass
 from notes_cli.errors import NotesError, reason
 from notes_cli.library import private
+from notes_cli.library.files import ERRATA
 from notes_cli.library.lock import HeldError, locked
 
-NAME = "errata.jsonl"
 PATIENCE = 2  # seconds that another process may hold the file: a server answers nobody meanwhile
 
 
@@ -37,7 +37,7 @@ class StandingErrata:
     """Those of one library, the latest last."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
+        self.path = folder / ERRATA
         self._seen: object = None
         self._found: list[Standing] = []
 
@@ -62,7 +62,7 @@ class StandingErrata:
         """Tell these from now on. Raise NotesError where the file cannot be written."""
         data = b"".join(json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n" for one in errata)
         try:
-            with locked(self.path.parent / ".locks" / f"{NAME}.lock", wait=PATIENCE):
+            with locked(self.path.parent / ".locks" / f"{ERRATA}.lock", wait=PATIENCE):
                 self.all()
                 with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
                     whole = file.read().rfind(b"\n") + 1  # a line that a crash tore is written over

@@ -22,6 +22,8 @@ from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, NotesError, Notice, SkillError
+from notes_cli.library.files import ERRATA
+from notes_cli.library.store import Library
 from notes_cli.runtime.assembling import (
     Fielded,
     Prompt,
@@ -40,7 +42,7 @@ from notes_cli.runtime.assembling import (
 from notes_cli.runtime.settings import UNMEASURED, composing, defaults
 from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Thought, deciding_after, replying, thinking
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import shipped_wordings
+from notes_cli.text.erratum import read_errata, shipped_wordings
 from notes_cli.text.keys import listed
 
 PARALLEL = 16  # questions at once of many (bench/batch.py)
@@ -260,9 +262,39 @@ def settled(workspace: Workspace, request: Request, listener: Listener, *, dry: 
     skills = opened(workspace, request.splice, listener, dry=dry)
     segments = named_apart([*skills, *opened(workspace, request.images, listener, image=True, dry=dry)])
     at = time.perf_counter()
+    request = corrected(workspace, request, segments, listener)
     settings = settle(workspace, request, segments, listener)
     tell_meant(request, segments, listener)
     return Draft(prompt_of(request, settings, segments), settings, at, grammar)
+
+
+def corrected(
+    workspace: Workspace,
+    request: Request,
+    segments: Sequence[Segment],
+    listener: Listener,
+    had: Sequence[Fielded] = (),
+) -> Request:
+    """The request with what everybody is told of the skills that come with it, unless it says something itself. `had`:
+    the skills that were there before."""
+    library = workspace.library
+    if not segments or not isinstance(library, Library) or not (library.folder / ERRATA).exists():
+        return request
+    from notes_cli.library.standing import StandingErrata, holding
+
+    errata = StandingErrata(library.folder).all()
+    known = known_fields(*had, *segments)
+    own = {one.key for one in read_errata(request.errata, known) if one.field}
+    own |= {one.key for name in request.values for one in known.find(name)}
+    said = []
+    for segment in segments:
+        fields = {span.name: span.value for span in segment.fields}
+        for name, value in holding(errata, segment.name, fields).items():
+            key = known.key(segment.name, name)
+            if key not in own:
+                said.append(f"{key}={value}")
+                listener.notice(Notice(f"{key} is {value}: everybody is told"))
+    return replace(request, errata=(*said, *request.errata))
 
 
 def named_apart(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[Segment]:

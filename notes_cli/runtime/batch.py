@@ -29,6 +29,7 @@ from notes_cli.runtime.asking import (
     Settings,
     Wanted,
     answering,
+    corrected,
     held_to,
     named_apart,
     opened,
@@ -300,6 +301,7 @@ class _Batch:
         skills = [segment for word in request.splice for segment in self._opened(word)]
         images = [segment for word in request.images for segment in self._opened(word, image=True)]
         segments = named_apart([*skills, *images])
+        request = corrected(self._workspace, request, segments, self._listener)
         settings = settle(self._workspace, request, segments, self._listener)
         tell_meant(request, segments, self._listener)
         stem = _Stem(wanted, segments, settings, prompt_of(request, settings, segments))

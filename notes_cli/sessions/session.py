@@ -17,8 +17,6 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.places import images_of
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, Notice, SessionError
-from notes_cli.library.standing import StandingErrata, holding
-from notes_cli.library.store import Library
 from notes_cli.runtime.asking import (
     SILENT,
     Answer,
@@ -29,6 +27,7 @@ from notes_cli.runtime.asking import (
     Stream,
     answer,
     answering,
+    corrected,
     held_to,
     named_apart,
     opened,
@@ -132,7 +131,7 @@ class Session:
         self._check_images(segments)
         segments = named_apart(segments, [skill.name for skill in self.state.skills])
         at = perf_counter()
-        request = self._corrected(request, segments, listener)
+        request = corrected(self.workspace, request, segments, listener, had=self.state.skills)
         settings = settle(self.workspace, request, segments, listener, session=True, goes_on=goes_on)
         tell_meant(request, [*self.state.skills, *segments], listener)
         room = room_for(self.workspace, request, settings.think)
@@ -157,25 +156,6 @@ class Session:
             )
             self.begin(prompt, notebook)
         return Plan(notebook, settings, Counts.of(notebook), at, grammar)
-
-    def _corrected(self, request: Request, segments: Sequence[Segment], listener: Listener) -> Request:
-        """The request with what everybody is told of the skills that come with it, unless it says something itself."""
-        library = self.workspace.library
-        if not segments or request.recompute or not isinstance(library, Library):
-            return request
-        errata = StandingErrata(library.folder).all()
-        known = known_fields(*self.state.skills, *segments)
-        own = {one.key for one in read_errata(request.errata, known) if one.field}
-        own |= {one.key for name in request.values for one in known.find(name)}
-        said = []
-        for segment in segments:
-            fields = {span.name: span.value for span in segment.fields}
-            for name, value in holding(errata, segment.name, fields).items():
-                key = known.key(segment.name, name)
-                if key not in own:
-                    said.append(f"{key}={value}")
-                    listener.notice(Notice(f"{key} is {value}: everybody is told"))
-        return replace(request, errata=(*said, *request.errata))
 
     def answering(
         self, request: Request, listener: Listener = SILENT, assembled: Callable[[Plan], object] = lambda plan: None

@@ -74,3 +74,26 @@ def test_a_text_as_in_the_readme(shell: dict[str, str]) -> None:
     ask = 'echo "May I return this?" | notes ask --splice skill'
     assert "accepted" in run(ask, shell)
     assert "refused" in run(f'{ask} --erratum "date=2026-07-01"', shell)
+
+
+def test_everybody_is_told(shell: dict[str, str]) -> None:
+    """`notes edit --all` reaches a question alone, a batch and a recompute as it does a session and a server; what the
+    question says itself wins, by an erratum or by an edit; and the value of the text takes it back."""
+    ask = f'notes ask "{QUESTION}" --splice returns'
+    asked = (
+        ask,
+        f"{ask} --no-splice",
+        f"{ask} --session told",
+        f"echo '\"{QUESTION}\"' | notes ask --batch - --splice returns",
+    )
+    run("notes edit --all --field returns.date=2026-07-01", shell)
+    try:
+        for line in asked:
+            assert "refused" in run(line, shell), line
+        assert "erratum" in run(f"{ask} --explain", shell)
+        assert "date is 2026-07-01: everybody is told" in run(f"{ask} 2>&1", shell)
+        for own in ("--erratum date=2026-05-02", "--field date=2026-05-02 --method field", "--field date=2026-05-02"):
+            assert "accepted" in run(f"{ask} {own}", shell), own
+    finally:
+        run("notes edit --all --field returns.date=2026-05-01", shell)
+    assert run(ask, shell) == "accepted\n" and "told" not in run(f"{ask} 2>&1", shell)
