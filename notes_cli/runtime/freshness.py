@@ -7,6 +7,7 @@ one in the segment. Whether the same model gives other tokens now, or runs with 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -94,6 +95,8 @@ def text_changed(info: SegmentInfo) -> Reason | None:
             return Reason(
                 Stale.UNREADABLE, f"cannot read {file}: {reason(error) if isinstance(error, OSError) else error}"
             )
+        if not stat.S_ISREG(found.st_mode):  # nobody waits for a pipe to be written
+            return Reason(Stale.UNREADABLE, f"{file} is no regular file")
     source = source_text(source)
     if info.stamp == (found.st_size, found.st_mtime_ns, found.st_ctime_ns):
         return None

@@ -122,6 +122,9 @@ def test_every_reason(
     ((kind, what),) = why(library)
     assert kind is Stale.TEXT and "cannot be compiled any more" in what
     file.unlink()
+    os.mkfifo(file)
+    assert why(library) == [(Stale.UNREADABLE, f"{file} is no regular file")]  # and nobody waits for it
+    file.unlink()
     assert why(library) == [(Stale.GONE, f"its file is gone: {file}")]
     path = library.path("returns", identity)
     data = path.read_bytes()
