@@ -49,7 +49,9 @@ class Terminal:
         (home / "bin").mkdir(parents=True)
         (home / "empty").mkdir()
         notes = home / "bin" / "notes"
-        notes.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m notes_cli "$@"\n', encoding="utf-8")
+        notes.write_text(
+            f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m notes_cli "$@"\n', encoding="utf-8"
+        )
         notes.chmod(0o755)
         kept = {name: os.environ[name] for name in ("LANG", "OMP_NUM_THREADS", "OMP_WAIT_POLICY") if name in os.environ}
         environment = {

@@ -69,7 +69,7 @@ def user(tmp_path: Path, make_model: object, monkeypatch: pytest.MonkeyPatch) ->
     (home / "bin").mkdir(parents=True)
     (home / "work").mkdir()
     command = home / "bin" / "notes"
-    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m notes_cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m notes_cli "$@"\n')
     command.chmod(0o755)
     for name in ("NOTES_HOME", "OLLAMA_MODELS", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -521,9 +521,10 @@ def _model_path(
             raise SessionError(f"session {session} was begun with {what}, which is not there", "Name its file: -m FILE")
     assert path is not None
     if shipped and path == shipped and not quiet:
-        tell(
-            "this is the demonstration model: it reads only texts like the samples. Yours: -m FILE, or NOTES_MODEL=FILE"
-        )
+        alone = begun is None and not options.get("splices", True) and options["system"] is None
+        none = ", and none is spliced (--splice returns)" if alone else ""
+        reads = f"it reads only texts like the samples{none}"
+        tell(f"this is the demonstration model: {reads}. Yours: -m FILE, or NOTES_MODEL=FILE")
     return path
 
 

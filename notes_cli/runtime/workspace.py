@@ -534,17 +534,20 @@ class Workspace:
     def compile_again(self, name: str, more: Mapping[str, object] | None = None) -> Remedy:
         """What compiles a skill for this model with these options, from the text that its segment holds. `more`: other
         arguments of compile_skill."""
+        options = {**self._compile_options(), **(more or {})}
+        return Help.COMPILE_AGAIN(name=self._words.get(name, name), model=self.model.path, options=options)
+
+    def compile_edited(self, name: str) -> Remedy:
+        """The same, from what the file of its text says now."""
+        options = self._compile_options()
+        return Help.COMPILE_EDITED(name=self._words.get(name, name), model=self.model.path, options=options)
+
+    def _compile_options(self) -> dict[str, object]:
         rows = self.context.compile_options  # compiled in f16, which serves all caches but f32
         wanted = replace(self.options, type_k=rows.type_k, type_v=rows.type_v)
         given = ContextOptions(n_ctx=DEFAULT_CONTEXT)
         options = {each: getattr(wanted, each) for each in _COMPILED if getattr(wanted, each) != getattr(given, each)}
-        options |= {"beyond_trained": True} if self._beyond_trained else {}
-        word = self._words.get(name, name)
-        return Help.COMPILE_AGAIN(name=word, model=self.model.path, options={**options, **(more or {})})
-
-    def compile_edited(self, name: str) -> Remedy:
-        """The same, from what the file of its text says now."""
-        return Help.COMPILE_EDITED(**self.compile_again(name).values)
+        return {**options, **({"beyond_trained": True} if self._beyond_trained else {})}
 
     def advise(self, error: NotesError) -> None:
         """Complete a remedy that is to compile a skill otherwise: with this model and its options."""

@@ -23,7 +23,7 @@ def shell(tmp_path: Path, compiled: Path, notes: Notes, monkeypatch: pytest.Monk
     folder = tmp_path / "bin"
     folder.mkdir()
     command = folder / "notes"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m notes_cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m notes_cli "$@"\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))

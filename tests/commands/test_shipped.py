@@ -70,7 +70,7 @@ def test_verify_passes(shell: dict[str, str]) -> None:
 def test_a_text_as_in_the_readme(shell: dict[str, str]) -> None:
     """`notes compile skill.txt`, then the owner's line with --splice skill."""
     folder = Path(resource("skills"))
-    assert "skill." in run(f"notes compile {folder / 'skill.txt'}", shell)
+    assert "skill." in run(f"notes compile '{folder / 'skill.txt'}'", shell)
     ask = 'echo "May I return this?" | notes ask --splice skill'
     assert "accepted" in run(ask, shell)
     assert "refused" in run(f'{ask} --erratum "date=2026-07-01"', shell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_interrupted_generation_keeps_what_was_printed(model: Path) -> None:
 
 def test_a_closed_pipe_ends_quietly(model: Path) -> None:
     """`notes ask ... | head -c 1`: no traceback, no message, and the process ends."""
-    script = f"{' '.join(command_line('ask', 'Why', *ENDLESS))} < /dev/null | head -c 1; echo ${{PIPESTATUS[0]}}"
+    script = f"{shlex.join(command_line('ask', 'Why', *ENDLESS))} < /dev/null | head -c 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True)
     assert done.stderr == b""
     assert done.stdout.endswith(b"141\n")
@@ -56,14 +57,14 @@ def test_a_closed_pipe_ends_quietly(model: Path) -> None:
 
 def test_ls_into_head(notes: Notes, compiled: Path) -> None:
     """`notes ls -q | head -1` gives a name."""
-    script = f"{' '.join(command_line('ls', '-q'))} | head -1"
+    script = f"{shlex.join(command_line('ls', '-q'))} | head -1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("returns\n", "")
 
 
 def test_ls_into_rm(notes: Notes, compiled: Path) -> None:
     """`notes ls -q | xargs notes rm -y` empties the library."""
-    script = f"{' '.join(command_line('ls', '-q'))} | xargs {' '.join(command_line('rm', '-y'))}"
+    script = f"{shlex.join(command_line('ls', '-q'))} | xargs {shlex.join(command_line('rm', '-y'))}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{compiled}\n", "")
     assert not compiled.exists()
