@@ -32,7 +32,7 @@ from notes_cli.errors import (
 )
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
-from notes_cli.library.store import written_since
+from notes_cli.library.store import written
 from notes_cli.runtime.settings import DEFAULT_SEAM, choose, repair
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, read_errata, word
@@ -134,7 +134,10 @@ def open_segments(
 def tell_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
     """Tell where the text has been edited since it was compiled: what is spliced is what it said then."""
     path = workspace.file_of(segment.name)
-    if path is None or not written_since(path, segment.source):
+    try:
+        if path is None or written(segment.source) <= path.stat().st_mtime_ns:
+            return
+    except FileNotFoundError:  # removed meanwhile
         return
     from notes_cli.runtime.freshness import Stale, text_changed
 

@@ -20,6 +20,8 @@ from notes_cli.errors import Help, NotesError, SegmentError, TakenError, Unsuppo
 from notes_cli.images import Picture
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
+from notes_cli.library.store import written
+from notes_cli.runtime.assembling import tell_edited
 from notes_cli.runtime.compiling import compile_skill, compile_to_library, plan
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
@@ -42,6 +44,7 @@ class Shelf:
         self._infos: dict[Path, tuple[_Stamp, SegmentInfo]] = {}
         self._listed: list[Path] = []  # of skills for this model
         self._folder: object = None  # what the library's folder was like when it was listed
+        self._looked: dict[Path, int] = {}  # when the text of a skill had been written last, as it was looked at
 
     def segment(self, name: str) -> Segment:
         """A compiled skill. Raise SegmentError where there is none, or none for this model."""
@@ -103,6 +106,10 @@ class Shelf:
         segment = self._had.get(key)
         if segment is None:
             segment = self._had[key] = self._workspace.open(path, name)
+        now = written(segment.source)
+        if self._looked.get(path) != now:  # once for each time that it is written
+            self._looked[path] = now
+            tell_edited(self._workspace, segment, lambda notice: output.say(str(notice)))
         self._open[key] = segment
         self._open.move_to_end(key)
         while len(self._open) > OPEN:

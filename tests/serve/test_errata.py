@@ -125,6 +125,22 @@ def test_sessions_are_told_too(
     )
 
 
+def test_an_edited_text_is_told_in_the_log(
+    own: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for each edit: clients go on with what was compiled, and whoever runs the server can compile it again."""
+    text = tmp_path / "edited.txt"
+    text.write_text("plan: basic\n\n- If the plan is basic then the support is slow.\n")
+    monkeypatch.setattr("sys.stdin", None)
+    assert run(["compile", "-q", str(text)]) == 0
+    for count, plan in enumerate(("basic", "basic", "team", "family")):
+        text.write_text(f"plan: {plan}\n\n- If the plan is basic then the support is slow.\n")
+        for _ in range(2):
+            assert own.ask("What is the plan?", splice=["edited"])["choices"]
+        warnings = capsys.readouterr().err.count("warning: edited: the text has changed")
+        assert warnings == (1 if count > 1 else 0), plan
+
+
 def test_a_session_is_opened_by_one_at_a_time(own: Served) -> None:
     """Whoever comes second is told so at once, with 409; the first is not disturbed."""
     from notes_cli.sessions.folder import Sessions
