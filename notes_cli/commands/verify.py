@@ -12,7 +12,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
-from notes_cli.commands.reading import standard_input
+from notes_cli.commands.reading import piped_text, text_in
 from notes_cli.commands.remedies import advice, worded
 from notes_cli.explaining import entry_why, expected
 
@@ -167,19 +167,12 @@ def command(
 
 def _read_questions(file: Path | None) -> tuple[str, ...]:
     """The lines of a file that are not blank."""
-    from notes_cli.errors import NotesError, reason
+    from notes_cli.errors import NotesError
 
     if file is None:
         return ()
-    try:
-        piped = str(file) == "-"
-        data = standard_input().read() if piped else file.read_bytes()
-        lines = data.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise NotesError(f"{file} is not UTF-8 text (byte {error.start})") from error
-    except OSError as error:
-        raise NotesError(f"cannot read {file}: {reason(error)}") from error
-    found = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    text = piped_text() if str(file) == "-" else text_in(file)
+    found = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
     if not found:
         raise NotesError(f"{file} has no questions", "Write one a line")
     return found

@@ -146,16 +146,22 @@ def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"\n \n", "has no questions. Write one a line"), (b"\xff", "is not UTF-8 text (byte 0)"), (None, "cannot read ")],
+    ("content", "code", "message"),
+    [
+        (b"\n \n", 1, "has no questions. Write one a line"),
+        (b"\xff", 2, "is not UTF-8 text (byte 0)"),
+        (None, 2, "cannot read "),
+    ],
 )
-def test_a_file_without_questions(notes: Notes, two: Path, tmp_path: Path, content: bytes | None, message: str) -> None:
-    """One line, and nothing is measured."""
+def test_a_file_without_questions(
+    notes: Notes, two: Path, tmp_path: Path, content: bytes | None, code: int, message: str
+) -> None:
+    """One line, and nothing is measured; what cannot be read is wrong usage, as for a question's file."""
     path = tmp_path / "mine.txt"
     if content is not None:
         path.write_bytes(content)
     outcome = notes("verify", "returns", "fees", "--questions", path)
-    assert outcome.code == 1 and message in outcome.err and (outcome.out, outcome.err.count("\n")) == ("", 1)
+    assert outcome.code == code and message in outcome.err and (outcome.out, outcome.err.count("\n")) == ("", 1)
 
 
 def test_what_is_lost_is_told_with_what_repairs_it(notes: Notes, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
