@@ -168,16 +168,17 @@ class Buffer:
 
 
 def buffers(least: int = 64 << 20) -> list[Buffer]:
-    """Those of at least so many bytes that are no file's; none where the system does not tell."""
+    """Those of at least so many bytes that are no file's; none where the system does not tell. What is larger than the
+    machine's memory is none: drivers and sanitizers reserve addresses that they never fill."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found = []
+    found, most = [], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for line in lines:  # "7f00-7f80 rw-p 00000000 00:00 0", and what it is a part of, if it is
         place, mode, _, _, file, *name = line.split()
         first, last = (int(address, 16) for address in place.split("-"))
-        if mode == "rw-p" and file == "0" and not name and last - first >= least:
+        if mode == "rw-p" and file == "0" and not name and least <= last - first <= most:
             found.append(Buffer(first, last - first))
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -138,3 +140,19 @@ def test_what_a_container_has_left(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert limits._control_group(tmp_path) is None
     assert (limits.available() or 1) > 0
+
+
+def test_reserved_addresses_are_no_memory() -> None:
+    """As drivers and sanitizers have them: more than there is, never filled, and no cache of ours."""
+    reserve = (
+        "import ctypes, mmap\n"
+        "from notes_cli.engine.limits import available\n"
+        "before = available()\n"
+        "ctypes.CDLL(None).mmap.restype = ctypes.c_void_p\n"
+        "flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE\n"
+        "got = ctypes.CDLL(None).mmap(None, ctypes.c_size_t(1 << 42), 3, flags, -1, ctypes.c_size_t(0))\n"
+        "after = available()\n"
+        "print(before is None or after > before / 2)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", reserve], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
