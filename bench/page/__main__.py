@@ -19,7 +19,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
-from bench.page.checks import CHECKS, HOSTILE, Check
+from bench.page.checks import CHECKS, TEXTS, Check
 from bench.page.pictures import pictures
 from bench.page.user import ROOT, Server, looking
 
@@ -70,9 +70,10 @@ def main() -> int:
     checks = [check for check in CHECKS if given.only in check.what]
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         folder = Path(temporary)
-        (folder / "hostile.txt").write_text(HOSTILE, encoding="utf-8")
+        for name, text in TEXTS.items():
+            (folder / f"{name}.txt").write_text(text, encoding="utf-8")
         browser = playwright.chromium.launch(executable_path=given.browser, args=["--no-sandbox"])
-        failed = run(browser, prepared(folder / "home", folder / "hostile.txt"), checks)
+        failed = run(browser, prepared(folder / "home", *sorted(folder.glob("*.txt"))), checks)
         if given.write and not failed:
             pictures(browser, prepared(folder / "pictures"), given.write)
         browser.close()

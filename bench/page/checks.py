@@ -12,7 +12,13 @@ from playwright.sync_api import Error, Locator, Route, expect
 from bench.page.user import PHONE, QUESTION, WAIT, User
 
 KEY = "secret"
-HOSTILE = 'owner: Ann\n\n<img src=x onerror="document.title=1"><script>document.title=2</script> If the owner is Ann.\n'
+RULE = "If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.\n"
+TEXTS = {  # of skills beside the samples, by their names
+    "hostile": 'owner: Ann\n\n<img src=x onerror="document.title=1"><script>document.title=2</script> If the owner is Ann.\n',
+    "beyond": f"\U0001f4e6\U0001f4e6\n\ndate: 2026-05-01\n\n{RULE}",  # each of them two units of UTF-16
+    "terms": f"date: 2026-05-01\n\n{RULE}",
+    "terms.old": f"date: 2026-05-01\n\n{RULE}",
+}
 
 # Text against what is behind it, as WCAG 2 counts: the lowest ratio of all that is shown, and where.
 CONTRAST = """() => {
@@ -172,7 +178,7 @@ def orders(user: User) -> None:
     same(list(dict.fromkeys(names)), ["skill support", "skill returns"])
 
 
-@check("heat: the hottest token of the text is one of the field's, and the picture says so in words")
+@check("heat: the hottest token of the text is one after the field's, and the picture says so in words")
 def heats(user: User) -> None:
     page = user.page
     page.get_by_label("returns").check()
@@ -187,8 +193,8 @@ def heats(user: User) -> None:
         float(one.evaluate("node => node.style.getPropertyValue('--heat')")) for one in dialog.locator(".token").all()
     ]
     fields = [one.get_attribute("class") == "token changed" for one in dialog.locator(".token").all()]
-    same((max(heat), fields[heat.index(max(heat))]), (1.0, True))
-    expect(dialog.get_by_text("It rests on the field's own tokens")).to_be_visible()
+    same((max(heat), fields[heat.index(max(heat))]), (1.0, False))
+    expect(dialog.get_by_text("It rests on tokens after the field")).to_be_visible()
     whole = dialog.locator(".text").inner_text()
     same("date: 2026-05-01\ntier: gold" in whole, True)
     dialog.get_by_label("Other value").fill("2026-02-01")
@@ -196,6 +202,30 @@ def heats(user: User) -> None:
     expect(dialog.get_by_role("alert")).to_contain_text("decides the same")
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
+
+
+@check("heat of a text with characters beyond 16 bits: the field is marked where it is, before the probe and after it")
+def beyond(user: User) -> None:
+    user.page.get_by_label("beyond", exact=True).check()
+    user.page.get_by_role("button", name="Text and heat").click()
+    dialog = user.page.get_by_role("dialog")
+    expect(dialog.locator("mark")).to_have_text("2026-05-01")
+    dialog.get_by_label("Other value").fill("2026-07-01")
+    dialog.get_by_label("Question").fill(QUESTION)
+    dialog.get_by_role("button", name="Show heat").click()
+    expect(dialog.locator(".text.hot")).to_be_visible(timeout=WAIT)
+    same("".join(dialog.locator(".token.changed").all_inner_texts()).strip()[-10:], "2026-07-01")
+
+
+@check("skills whose names begin alike: what is corrected of one is not said for the other")
+def alike(user: User) -> None:
+    page = user.page
+    page.get_by_label("terms.old").check()
+    user.correct("date", "2026-07-01")
+    page.get_by_label("terms.old").uncheck()
+    page.get_by_label("terms", exact=True).check()
+    expect(page.locator("#said")).to_be_hidden()
+    same(user.ask(), "accepted")
 
 
 @check("an error: one line at the turn it belongs to, and the page goes on")

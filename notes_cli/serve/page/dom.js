@@ -22,6 +22,12 @@ export function announce(sentence) {
   requestAnimationFrame(() => { status.textContent = sentence; });
 }
 
+// Parts of a text by code points, as the server counts; a string itself counts in UTF-16.
+export function parts(text) {
+  const points = Array.from(text);
+  return (start, end) => points.slice(start, end).join("");
+}
+
 export const count = (number, one, many = `${one}s`) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 
 export function milliseconds(ms) {

@@ -1,6 +1,6 @@
 // A skill's text, and on demand the heat of a probe over it: on which of its tokens does a decision rest?
 
-import { announce, byId, count, el } from "./dom.js";
+import { announce, byId, count, el, parts } from "./dom.js";
 import { ServerError, get, stream } from "./server.js";
 import { correction } from "./skills.js";
 
@@ -31,13 +31,14 @@ dialog.addEventListener("close", () => {
 
 // The text with its fields marked.
 function plain({ text, spans }) {
-  const parts = [];
+  const part = parts(text);
+  const found = [];
   let at = 0;
   for (const { start, end, name } of [...spans].sort((a, b) => a.start - b.start)) {
-    parts.push(text.slice(at, start), el("mark", { title: name }, text.slice(start, end)));
+    found.push(part(at, start), el("mark", { title: name }, part(start, end)));
     at = end;
   }
-  return [...parts, text.slice(at)];
+  return [...found, part(at)];
 }
 
 function form(skill, question, picture, text) {
@@ -102,19 +103,20 @@ const number = (value) => (Math.round(value * 100) / 100 + 0).toFixed(2);
 
 function draw(found, picture, text) {
   const top = Math.min(1, Math.max(0.1, ...found.windows.map((one) => one.alone)));
-  const parts = [];
+  const part = parts(found.text);
+  const shown = [];
   let at = 0;
   for (const one of found.windows) {
     if (one.start < at) continue; // tokens that share a character
-    parts.push(found.text.slice(at, one.start), el("span", {
+    shown.push(part(at, one.start), el("span", {
       class: one.field ? "token changed" : "token",
       title: `${number(one.alone)} alone, ${number(one.suffix)} with all after it`,
       style: { "--heat": String(Math.min(1, Math.max(0, one.alone / top))) },
-    }, found.text.slice(one.start, one.end)));
+    }, part(one.start, one.end)));
     at = one.end;
   }
   text.classList.add("hot");
-  text.replaceChildren(...parts, found.text.slice(at));
+  text.replaceChildren(...shown, part(at));
   const sentence = verdict(found);
   picture.replaceChildren(
     el("p", {}, `${found.question} With ${found.field} ${found.old}: `, el("b", {}, found.decision.stale),
