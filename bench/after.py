@@ -43,9 +43,10 @@ class Ours:
 
     def __init__(self, model: Path, tokens: int, threads: int) -> None:
         from bench.speed import make_segment, random_rows
-        from notes_cli.engine.context import Context, ContextOptions
+        from notes_cli.engine.context import Context
         from notes_cli.engine.model import Model
         from notes_cli.engine.notebook import Notebook
+        from notes_cli.engine.options import ContextOptions
         from notes_cli.library.container import open_stored, write_segment
 
         options = ContextOptions(n_ctx=_cells(tokens), n_threads=threads)

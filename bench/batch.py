@@ -27,11 +27,12 @@ from typing import Any
 
 from bench.random_model import random_model
 from notes_cli.config import Paths, resource, shipped_model
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.runtime.asking import Answer, Request, ask
 from notes_cli.runtime.batch import PARALLEL, ask_many
-from notes_cli.runtime.compiling import compile_to_library
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import load_skill, parse_skill
 

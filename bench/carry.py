@@ -21,8 +21,9 @@ import gguf
 import numpy as np
 
 from bench.random_model import Q8_0, ROOT, finish, random_blocks
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "engine")]
 import test_carry as ours  # type: ignore[import-not-found]

@@ -34,9 +34,10 @@ def bare(model: Path, tokens: int, threads: int) -> None:
     import numpy as np
 
     from bench.speed import make_segment, random_rows
-    from notes_cli.engine.context import Context, ContextOptions
+    from notes_cli.engine.context import Context
     from notes_cli.engine.model import Model
     from notes_cli.engine.notebook import Notebook
+    from notes_cli.engine.options import ContextOptions
 
     clock, processor = time.perf_counter(), time.process_time()
     loaded = Model(model, gpu_layers=0)

@@ -23,10 +23,11 @@ import numpy as np
 
 from bench.experiments.frame import grid
 from bench.random_model import random_model
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.decoding import decode
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Tokens
 
 LEFT = 16  # tokens of the left context

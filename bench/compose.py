@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from notes_cli import config
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.measure.composition import measure_pairs
 from notes_cli.measure.pairs import PAIRS, SEED, pairs
 from notes_cli.measure.proof import interval

@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 
 from notes_cli import config
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import LayerRows
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from bench.random_model import random_model
 from bench.speed import make_segment, random_rows
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 
 BATCHES = (1, 8, 16, 40, 63, 64, 128)
 

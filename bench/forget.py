@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli import config
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import decide
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine, divergence
 from notes_cli.runtime.assembling import Prompt, assemble

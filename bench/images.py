@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli import config
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.images import Picture as File

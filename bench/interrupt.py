@@ -24,9 +24,10 @@ from bench.random_model import MODEL, random_model
 from bench.speed import random_rows
 from notes_cli import stops
 from notes_cli.commands.late import end_when_late
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 
 BAR = 0.1  # seconds
 

@@ -30,9 +30,10 @@ from bench.experiments.frame import SEED, grid
 from bench.random_model import random_model
 from bench.speed import SPLICED_AT, make_segment, random_rows, seconds
 from notes_cli import config
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import KEPT, Segment
 from notes_cli.library.container import open_stored, peek, write_segment
 from notes_cli.measure.compare import cosine, divergence, same_top

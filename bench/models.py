@@ -17,7 +17,7 @@ from bench.experiments.keeping import ROOT
 from bench.protocol.measures.weights import write_random
 from bench.reversed_model import REVERSED, REVERSED_NAME
 from notes_cli.config import shipped_model
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Profile
 from notes_cli.measure.finding import ROW, grid, row
 from notes_cli.runtime.workspace import Workspace

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.zoo_model import nmse
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 

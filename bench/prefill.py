@@ -22,10 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.random_model import ROOT, random_model
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import LIBRARY_PATH
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 
 BAR = 1.05
 ZOO = ROOT / "build" / "zoo"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from notes_cli.api import Model, Session, open
     from notes_cli.config import Paths
     from notes_cli.editing.methods import Method
-    from notes_cli.engine.context import ContextOptions
     from notes_cli.engine.decision import Decision
+    from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.engine.segment import Segment
     from notes_cli.errors import NotesError, Notice
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Answer": "runtime.asking",
     "Benching": "measure.speed",
-    "ContextOptions": "engine.context",
+    "ContextOptions": "engine.options",
     "Decision": "engine.decision",
     "Listener": "runtime.asking",
     "Method": "editing.methods",

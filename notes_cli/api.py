@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from notes_cli.config import Paths, shipped_model
 from notes_cli.editing.methods import Method
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from notes_cli.measure.session import SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
-    from notes_cli.runtime.compiling import Compiled
     from notes_cli.runtime.importing import Imported
+    from notes_cli.runtime.keeping import Compiled
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.forgetting import Forgotten
@@ -232,7 +232,8 @@ class Model:
 
         `output`: write it to this file, not into the library. `blocks`, `kv`: None for what it has there.
         """
-        from notes_cli.runtime.compiling import block_warnings, compile_to_library
+        from notes_cli.runtime.compiling import block_warnings
+        from notes_cli.runtime.keeping import compile_to_library
         from notes_cli.text.skill import load_skill
 
         workspace = self.workspace

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.identity import Identity
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill

@@ -23,7 +23,7 @@ from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.examination import Examination
 from notes_cli.measure.probing import Probing
 from notes_cli.runtime.asking import Listener, Request, ask
-from notes_cli.runtime.compiling import Compiled
+from notes_cli.runtime.keeping import Compiled
 from notes_cli.text.skill import Skill
 
 from .conftest import MakeModel

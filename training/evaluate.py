@@ -98,8 +98,9 @@ def torch_reader(work: Path) -> Reader:
 
 def llama_reader(path: Path) -> Reader:
     """The GGUF file in llama.cpp (f16 cache). Shared prefixes are kept between calls."""
-    from notes_cli.engine.context import Context, ContextOptions
+    from notes_cli.engine.context import Context
     from notes_cli.engine.model import Model
+    from notes_cli.engine.options import ContextOptions
 
     model = Model(path, gpu_layers=0)
     context = Context(model, ContextOptions(n_ctx=2048, n_threads=1))

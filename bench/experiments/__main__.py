@@ -24,7 +24,7 @@ from bench.experiments.keeping import ROOT, KeptError
 from bench.experiments.report import PAGE, REPORT, keep, load, report, results, section, summary
 from bench.experiments.run import Run, told
 from bench.reversed_model import REVERSED, REVERSED_NAME
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.runtime.naming import model_file
 from notes_cli.runtime.workspace import Workspace

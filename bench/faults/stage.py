@@ -167,7 +167,7 @@ WARM = (
     *(
         "notes_cli.sessions.session",
         "notes_cli.runtime.thinking",
-        "notes_cli.runtime.compiling",
+        "notes_cli.runtime.keeping",
         "notes_cli.runtime.assembling",
     ),
     *("notes_cli.sessions.archive", "notes_cli.measure.calibrate", "notes_cli.measure.battery", "notes_cli.text.skill"),

@@ -29,7 +29,7 @@ from bench.protocol.seeds import ROOT, CommitError, frozen, named, rng_of
 from bench.protocol.sources import sources
 from bench.protocol.texts import WORDS, Next
 from notes_cli.engine import system
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 

@@ -18,7 +18,7 @@ from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
-    from notes_cli.runtime.compiling import Compiled
+    from notes_cli.runtime.keeping import Compiled
     from notes_cli.runtime.wanted import Shape, Wanted, Words
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
@@ -282,7 +282,8 @@ def _compile(
     """Compile one skill, say what was done, and return the facts of it."""
     from notes_cli.explaining import kept_as
     from notes_cli.library.container import peek
-    from notes_cli.runtime.compiling import NEW, allowed, skill_of
+    from notes_cli.runtime.compiling import allowed, skill_of
+    from notes_cli.runtime.keeping import NEW
     from notes_cli.text.keys import listed
 
     skill = skill_of(model.workspace, wanted)

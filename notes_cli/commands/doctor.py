@@ -67,8 +67,9 @@ def _native(_model: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
 
 def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
     from notes_cli import config
-    from notes_cli.engine.context import Context, ContextOptions
+    from notes_cli.engine.context import Context
     from notes_cli.engine.model import Model
+    from notes_cli.engine.options import ContextOptions
     from notes_cli.runtime.naming import model_file
 
     path = model_file(given) if given else config.shipped_model()
@@ -89,7 +90,7 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
 def _context(model: Model) -> dict[str, str]:
     """How long a context may be, and what it takes."""
     from notes_cli.engine import limits
-    from notes_cli.engine.context import ContextOptions
+    from notes_cli.engine.options import ContextOptions
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT
 
     trained, there = limits.trained(model, ContextOptions()), limits.available()

@@ -421,7 +421,7 @@ def open_workspace(
     and cache types. `begins`: it need not exist yet. Raise what Workspace raises, and SessionError."""
     from notes_cli import config, output
     from notes_cli.commands.late import end_when_late
-    from notes_cli.engine.context import ContextOptions
+    from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.process import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 

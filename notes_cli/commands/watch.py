@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from notes_cli.api import Model
     from notes_cli.runtime.asking import Listener
-    from notes_cli.runtime.compiling import Compiled
+    from notes_cli.runtime.keeping import Compiled
     from notes_cli.runtime.wanted import Wanted, Words
     from notes_cli.runtime.watching import Look
     from notes_cli.text.skill import Skill

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,53 +19,23 @@ from numpy.typing import NDArray
 
 from notes_cli.classes import dataclass
 from notes_cli.engine import interrupts, limits, native, process
+from notes_cli.engine.arguments import carried, check, empty, int32, integers, places, pointers
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.segment import Q8_0, LayerRows, Stored, StoredLayer, StoredTensor, Tokens, Transition, columns
+from notes_cli.engine.options import ContextOptions, parameters
+from notes_cli.engine.segment import LayerRows, Stored, Tokens, Transition
 from notes_cli.engine.sequences import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
-KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
-THREAD_WEIGHTS = 16 << 20  # bytes of weights that are worth a thread of their own (docs/LOG.md)
 _MOST_SEQUENCES = 128  # that a context grows to by itself
 _STRIDE = 128  # tokens of a call that nothing stops
 _STOPS = 3  # times that signals whose handlers raise nothing may stop a call
-_FLASH = {"auto": -1, "off": 0, "on": 1}
-_ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
-_ROW_TYPES: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, Q8_0: 8}
 
 _INT32_P = ctypes.POINTER(ctypes.c_int32)
 Output = Literal["none", "last", "all"]
 _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native.OUTPUT_ALL}
-
-
-@dataclass(frozen=True, slots=True)
-class ContextOptions:
-    """How a context is made. None and 0 leave llama.cpp's or the model's own value, as its command line does."""
-
-    n_ctx: int = 4096
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_threads: int | None = None
-    n_sequences: int = 1
-    unified: bool = False
-    swa_full: bool = True
-    flash_attention: Literal["auto", "on", "off"] = "auto"
-    type_k: str = "f16"
-    type_v: str = "f16"
-    offload_kv: bool = True
-    rope_scaling: str | None = None
-    rope_freq_base: float = 0.0
-    rope_freq_scale: float = 0.0
-    yarn_orig_ctx: int = 0
-    yarn_attn_factor: float | None = None
-
-    @property
-    def cache(self) -> str:
-        """K and V as the cache keeps them, "q8_0/f16"."""
-        return f"{self.type_k}/{self.type_v}"
 
 
 class Context:
@@ -86,31 +54,7 @@ class Context:
         self._pool = Pool(self._sequences, self._empty)
 
     def _open(self, options: ContextOptions) -> None:
-        _check(options)
-        model = self.model
-        params = llama.llama_context_default_params()
-        # Where the sequence cannot go back, a second one is there to be spoilt: see `ahead`.
-        spare = model.recurrent and options.n_sequences == 1
-        sequences = params.n_seq_max = options.n_sequences + spare
-        # llama.cpp keeps an output for each sequence and as many as a batch has tokens, or the context before it is
-        # rounded up, and aborts where these are fewer (llama_context::output_reserve).
-        params.n_ctx = max(options.n_ctx, params.n_seq_max) if options.n_ctx else 0
-        params.n_batch = max(options.n_batch, params.n_seq_max)
-        params.n_ubatch = min(options.n_ubatch, options.n_batch)
-        params.kv_unified = options.unified or spare
-        params.n_threads = params.n_threads_batch = options.n_threads or _threads(model)
-        params.flash_attn_type = _FLASH[options.flash_attention]
-        params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
-        params.offload_kqv = options.offload_kv
-        params.swa_full = options.swa_full
-        params.no_perf = True
-        if options.rope_scaling is not None:
-            params.rope_scaling_type = _ROPE_SCALING[options.rope_scaling]
-        params.rope_freq_base = options.rope_freq_base
-        params.rope_freq_scale = options.rope_freq_scale
-        params.yarn_orig_ctx = options.yarn_orig_ctx
-        if options.yarn_attn_factor is not None:
-            params.yarn_attn_factor = options.yarn_attn_factor
+        model, params = self.model, parameters(self.model, options)
         bound = limits.trained(model, options)
         learned = limits.learned(model)
         if learned and options.n_sequences == 1 and options.n_ctx > model.n_ctx_train:
@@ -125,8 +69,8 @@ class Context:
         if not handle:
             reason = lines[-1].split(": ", 1)[-1].strip() if lines else "no reason given"
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
-        self._handle, self.options, self._sequences = handle, options, sequences
-        self._unified = bool(params.kv_unified) or sequences == 1
+        self._handle, self.options, self._sequences = handle, options, int(params.n_seq_max)
+        self._unified = bool(params.kv_unified) or self._sequences == 1
         self.cells = int(llama.llama_n_ctx_seq(handle))  # tokens that all sequences, or each of them, can have
         self.n_batch = int(llama.llama_n_batch(handle))  # tokens of one call, of which all logits can be had
         self.n_ubatch = int(llama.llama_n_ubatch(handle))
@@ -179,8 +123,8 @@ class Context:
     @property
     def compile_options(self) -> ContextOptions:
         """The options of a context that rows for this one are compiled in."""
-        options = self.options
-        return replace(options, type_k=_compiled_type(options.type_k), type_v=_compiled_type(options.type_v))
+        type_k, type_v = self.options.compiled
+        return replace(self.options, type_k=type_k, type_v=type_v)
 
     def can_move(self, base: int, position: int, count: int) -> str | None:
         """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
@@ -248,7 +192,7 @@ class Context:
             rope_text=f"{_ROPE_NAMES.get(first.rope, first.rope)} base {first.freq_base:g} scale {first.freq_scale:g}"
             if first.rope >= 0
             else "none",
-            kv_type=f"{_compiled_type(self.options.type_k)}/{_compiled_type(self.options.type_v)}",
+            kv_type="/".join(self.options.compiled),
             adapters="",  # a context with one does not read
         )
 
@@ -435,7 +379,7 @@ class Context:
         """The cell of each row of a sequence, in order of position; none where the model keeps no rows."""
         count = native.call("notes_cells", self.handle, number, None, 0)
         cells = np.zeros(count, np.int32)
-        native.call("notes_cells", self.handle, number, _int32(cells), count)
+        native.call("notes_cells", self.handle, number, int32(cells), count)
         return [int(cell) for cell in cells]
 
     def _restore(self, saved: Iterable[_Saved]) -> None:
@@ -458,13 +402,13 @@ class Context:
 
         A signal that Python handles stops it, and what was appended is removed: raise what the handler raises.
         """
-        sequences = _integers([self._known(sequence) for sequence in tokens], "a sequence")
-        counts = _integers([len(part) for part in tokens.values()], "a count")
+        sequences = integers([self._known(sequence) for sequence in tokens], "a sequence")
+        counts = integers([len(part) for part in tokens.values()], "a count")
         wanted = [_OUTPUT[output if isinstance(output, str) else output[sequence]] for sequence in tokens]
-        outputs = _integers(wanted, "an output")
-        flat = np.concatenate([np.zeros(0, np.int32), *(_integers(part, "a token") for part in tokens.values())])
+        outputs = integers(wanted, "an output")
+        flat = np.concatenate([np.zeros(0, np.int32), *(integers(part, "a token") for part in tokens.values())])
         self._compute(
-            tokens, "notes_append", _int32(sequences), _int32(counts), _int32(outputs), len(sequences), _int32(flat)
+            tokens, "notes_append", int32(sequences), int32(counts), int32(outputs), len(sequences), int32(flat)
         )
 
     def _compute(self, sequences: Iterable[int], hook: str, *arguments: Any) -> None:
@@ -554,12 +498,12 @@ class Context:
         """Decode embeddings at these positions, [planes, n], one after the other as llama.cpp has them."""
         count = len(rows)
         embeddings = np.ascontiguousarray(rows, np.float32)
-        places = _integers(planes.ravel(), "a position")
+        where = integers(planes.ravel(), "a position")
         owner = (ctypes.c_int32 * 1)(sequence)
         batch = llama.llama_batch()
         batch.n_tokens = count
         batch.embd = embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        batch.pos = _int32(places)
+        batch.pos = int32(where)
         batch.n_seq_id = (ctypes.c_int32 * count)(*[1] * count)
         batch.seq_id = (ctypes.POINTER(ctypes.c_int32) * count)(*[ctypes.cast(owner, _INT32_P)] * count)
         batch.logits = (ctypes.c_int8 * count)()
@@ -571,10 +515,10 @@ class Context:
 
     def rewrite(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at positions that already hold rows, ascending, scattered or not, in their place."""
-        where, what = _integers(positions, "a position"), _integers(tokens, "a token")
+        where, what = integers(positions, "a position"), integers(tokens, "a token")
         if len(where) != len(what):
             raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
-        self._compute([sequence], "notes_rewrite", sequence, _int32(where), _int32(what), len(where), _OUTPUT[output])
+        self._compute([sequence], "notes_rewrite", sequence, int32(where), int32(what), len(where), _OUTPUT[output])
 
     def complete(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at vacant positions, ascending, in one pass: between rows that are there, and after the last.
@@ -582,7 +526,7 @@ class Context:
         length, last = self.length(sequence), positions[-1]
         try:
             if last >= length:  # `rewrite` goes no further than the last row, so there is one meanwhile
-                blank = self._empty_layers(1, "f16")
+                blank = empty(self.layers, 1, "f16")
                 for layer in blank:
                     layer.k.fill(0)
                     layer.v.fill(0)
@@ -619,51 +563,42 @@ class Context:
         """
         if self.unmovable and position != base:
             raise UnsupportedError(self.unmovable)
-        what = _integers(tokens, "a token")
-        where = sequence, position, _int32(what), len(what)
+        what = integers(tokens, "a token")
+        where = sequence, position, int32(what), len(what)
         if not rotate:
             axes = None if axes is None else axes + (position - base)
             base = position
         # What leaves a small window is gone before the rows come, which must then be known to be right.
         if isinstance(layers, Stored) and layers.file is not None and axes is None and not self._drops:
             count = first + len(what)
-            self._check_layers(layers.tensors, count)
+            check(layers.tensors, self.layers, count)
             try:
                 self._compute(
                     *([sequence], "notes_splice_file", *where, layers.file.fileno()),
-                    *(_places(layers.tensors), len(layers), count, first, base),
+                    *(places(layers.tensors), len(layers), count, first, base),
                 )
             except native.FileError as error:
                 raise layers.refused(error.what, damaged=error.damaged) from error
             return
         if first:
             layers = [rows.cut(slice(first, None)) for rows in layers]
-        self._check_layers(layers, len(what))
-        planes = None if axes is None else _int32(_integers(axes, "a position"))
-        native.call("notes_splice", self.handle, *where, planes, *_rows(layers), base)
+        check(layers, self.layers, len(what))
+        planes = None if axes is None else int32(integers(axes, "a position"))
+        native.call("notes_splice", self.handle, *where, planes, *pointers(layers), base)
 
     def read(self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
         """Rows of [position, position + count), the first one's K rotated to position `base`."""
-        layers = self._empty_layers(count, dtype)
-        native.call("notes_read", self.handle, sequence, position, count, None, *_rows(layers), base)
+        layers = empty(self.layers, count, dtype)
+        native.call("notes_read", self.handle, sequence, position, count, None, *pointers(layers), base)
         return layers
 
     def read_axes(
         self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16"
     ) -> tuple[tuple[LayerRows, ...], NDArray[np.int32]]:
         """The first `count` rows from `position` on, and their positions on the axes of M-RoPE, [count, 3]."""
-        layers, axes = self._empty_layers(count, dtype), np.zeros((count, 3), np.int32)
-        native.call("notes_read", self.handle, sequence, position, count, _int32(axes), *_rows(layers), base)
+        layers, axes = empty(self.layers, count, dtype), np.zeros((count, 3), np.int32)
+        native.call("notes_read", self.handle, sequence, position, count, int32(axes), *pointers(layers), base)
         return layers, axes
-
-    def _empty_layers(self, count: int, dtype: str) -> tuple[LayerRows, ...]:
-        def empty(layer: native.Layer) -> LayerRows:
-            state = layer.part == "state"
-            kind, rows = (np.float32, 1) if state else (np.float32 if dtype == "f32" else np.float16, count)
-            k, v = np.empty((rows, layer.n_embd_k), kind), np.empty((rows, layer.n_embd_v), kind)
-            return LayerRows(layer.layer, k, v, layer.part)
-
-        return tuple(empty(layer) for layer in self.layers)
 
     @contextmanager
     def capturing(self, sequence: int) -> Iterator[Callable[[], tuple[Transition, ...]]]:
@@ -710,34 +645,11 @@ class Context:
     ) -> None:
         """Place rows as `splice` does, and carry the state of the recurrent layers, which the sequence has at position
         - 1, through them. What `layers` has of recurrent ones is not looked at."""
-        what = _integers(tokens, "a token")
-        by_layer = {transition.layer: transition for transition in transitions}
-        out = (native.LayerTransition * len(self.layers))()
-        given: list[LayerRows] = []
-        kept: list[Any] = []
-        for entry, layer, rows in zip(out, self.layers, layers, strict=True):
-            if layer.part != "state":
-                given.append(rows)
-                continue
-            found = by_layer.get(layer.layer)
-            if found is None:
-                raise EngineError(f"there is no transition of layer {layer.layer}")
-            size = layer.n_embd_v if len(found.b) else 0
-            if len(found.r) != layer.n_embd_k or len(found.b) != size or bool(size) != bool(layer.n_embd_v):
-                raise EngineError(f"the transition of layer {layer.layer} does not fit its state")
-            a, b = (np.ascontiguousarray(one, np.float32) for one in (found.a, found.b))
-            kept += [a, b]
-            if size:
-                entry.form = native.FORMS.index("matrix" if found.head else "diagonal")
-                entry.n_a, entry.head, entry.run = len(a), found.head, size // max(1, len(a))
-                entry.a, entry.b = a.ctypes.data, b.ctypes.data
-            r = np.ascontiguousarray(found.r, np.float32)[None]
-            given.append(LayerRows(layer.layer, r, np.zeros((1, layer.n_embd_v), np.float32), "state"))
-        self._check_layers(given, len(what))
-        rows_given, count = _rows(given)
-        native.call(
-            "notes_carry", self.handle, sequence, position, _int32(what), len(what), rows_given, out, count, base
-        )
+        what = integers(tokens, "a token")
+        given, through = carried(layers, transitions, self.layers)
+        check(given, self.layers, len(what))
+        rows, count = pointers(given)
+        native.call("notes_carry", self.handle, sequence, position, int32(what), len(what), rows, through, count, base)
 
     def truncate(self, sequence: int, length: int) -> None:
         """Drop the rows of the sequence from position `length` on."""
@@ -783,26 +695,6 @@ class Context:
             raise EngineError(f"sequence {sequence} does not exist; the context has {self._sequences}")
         return sequence
 
-    def _check_layers(self, layers: Sequence[LayerRows | StoredLayer], count: int) -> None:
-        """The hook trusts the shapes it is told; this is where they are known."""
-        if len(layers) != len(self.layers):
-            raise EngineError(f"rows of {len(layers)} layers, the cache has {len(self.layers)}")
-        for rows, layer in zip(layers, self.layers, strict=True):
-            count_here = 1 if layer.part == "state" else count
-            expected = (count_here, layer.n_embd_k), (count_here, layer.n_embd_v)
-            if (rows.layer, rows.part) != (layer.layer, layer.part):
-                raise EngineError(
-                    f"{rows.part} rows of layer {rows.layer} given, expected {layer.part} of {layer.layer}"
-                )
-            for one in (rows.k, rows.v):
-                if one.dtype not in _ROW_TYPES:
-                    raise EngineError(f"rows of layer {rows.layer} are {one.dtype}, expected float16, float32 or q8_0")
-            found = tuple(
-                (one.shape[0], columns(one)) if len(one.shape) == 2 else one.shape for one in (rows.k, rows.v)
-            )
-            if found != expected:
-                raise EngineError(f"rows of layer {rows.layer} are {found[0]} and {found[1]}, expected {expected}")
-
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
@@ -814,76 +706,3 @@ class _Saved:
     tokens: Tokens
     rows: tuple[LayerRows, ...] | int
     axes: NDArray[np.int32] | None = None  # of all rows, where images share positions
-
-
-def _rows(layers: Sequence[LayerRows]) -> tuple[Any, int]:
-    """The arguments `rows` and `n_layers` of a hook. They point into `layers`, or into copies that live as long."""
-    rows = (native.LayerPointers * len(layers))()
-    kept: list[Any] = []
-    rows.kept = kept  # type: ignore[attr-defined]
-    for entry, layer in zip(rows, layers, strict=True):
-        k, v = np.ascontiguousarray(layer.k), np.ascontiguousarray(layer.v)
-        kept += [k, v]
-        entry.type_k, entry.type_v = _ROW_TYPES[k.dtype], _ROW_TYPES[v.dtype]
-        entry.k, entry.v = k.ctypes.data, v.ctypes.data
-    return rows, len(layers)
-
-
-def _places(layers: Sequence[StoredLayer]) -> Any:
-    """The argument `layers` of notes_splice_file."""
-
-    def place(tensor: StoredTensor) -> native.TensorPlace:
-        halves = int(tensor.checksum[:16] or "0", 16), int(tensor.checksum[16:] or "0", 16)
-        return native.TensorPlace(_ROW_TYPES[tensor.dtype], tensor.offset, tensor.end - tensor.offset, halves)
-
-    places = (native.LayerPlaces * len(layers))()
-    for entry, layer in zip(places, layers, strict=True):
-        entry.layer, entry.k, entry.v = layer.layer, place(layer.k), place(layer.v)
-    return places
-
-
-def _compiled_type(kv_type: str) -> str:
-    """The type that segments for a cache of this type keep: rows are quantized once, where they are spliced."""
-    return "f32" if kv_type == "f32" else "f16"
-
-
-def _check(options: ContextOptions) -> None:
-    """Raise EngineError for options with which no context can be made: ctypes would truncate numbers, llama.cpp abort
-    or compute NaN."""
-    wholes = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 0, "n_threads": 0, "n_sequences": 1, "yarn_orig_ctx": 0}
-    for name, low in wholes.items():
-        value = getattr(options, name)
-        high = 256 if name == "n_sequences" else native.INTS[-1]
-        if value is not None and not low <= value <= high:
-            raise EngineError(f"{name} is {value}: it must be from {low} to {high:,}")
-    for name in ("rope_freq_base", "rope_freq_scale", "yarn_attn_factor"):
-        value = getattr(options, name)
-        if value is not None and not 0 <= value < math.inf:  # nor NaN
-            raise EngineError(f"{name} is {value}: it must be a number of 0 or more")
-    for name, known in (
-        *(("type_k", KV_TYPES), ("type_v", KV_TYPES), ("flash_attention", _FLASH)),
-        *((("rope_scaling", _ROPE_SCALING),) if options.rope_scaling is not None else ()),
-    ):
-        if getattr(options, name) not in known:
-            raise EngineError(f"{name} is {getattr(options, name)!r}: it must be one of {', '.join(known)}")
-
-
-def _integers(values: Any, what: str) -> NDArray[np.int32]:
-    """The numbers as C has them. Raise EngineError for one that a C int does not hold."""
-    found = np.asarray(values)
-    if found.dtype != np.int32:
-        for value in (found.min(), found.max()) if found.size else ():
-            native.fits(int(value), what)
-    return np.ascontiguousarray(found, np.int32)
-
-
-def _int32(array: NDArray[np.int32]) -> Any:
-    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-
-
-def _threads(model: Model) -> int:
-    """Threads to use: physical cores, as two hyper-threads of one core only slow each other down, and no more than the
-    weights keep busy: those of a tiny model mostly wait for each other, very long on a busy machine."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = usable if usable <= 2 else usable // 2
-    return max(1, min(cores, int(llama.llama_model_size(model.handle)) // THREAD_WEIGHTS))

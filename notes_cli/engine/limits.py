@@ -9,15 +9,13 @@ import ctypes
 import os
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from notes_cli.classes import dataclass
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError, Help
-
-if TYPE_CHECKING:
-    from notes_cli.engine.context import ContextOptions
 
 # Bytes of one element of the cache.
 ELEMENT = {

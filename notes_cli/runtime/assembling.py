@@ -170,7 +170,8 @@ def open_skill(
     """A text's or an image's segment: that of the library if it is up to date, else compiled now. It is kept where its
     name is free and the library can be written to; what came from elsewhere is never replaced. `given`: what the user
     calls it."""
-    from notes_cli.runtime.compiling import compile_skill, compile_to_library, meant, plan, stale, taken
+    from notes_cli.runtime.compiling import compile_skill, meant, plan
+    from notes_cli.runtime.keeping import compile_to_library, stale, taken
 
     skill = meant(workspace, skill, say)
     why = taken(workspace, skill)

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-import notes_cli
 from notes_cli.editing.change import field_spans
 from notes_cli.editing.influence import influence
 from notes_cli.editing.prefill import prefill
@@ -33,7 +32,6 @@ from notes_cli.engine.eye import Seen
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, LayerRows, Pictured, Segment, quantized
 from notes_cli.errors import (
-    DamagedError,
     EngineError,
     Help,
     Notice,
@@ -41,13 +39,9 @@ from notes_cli.errors import (
     Say,
     SegmentError,
     SkillError,
-    TakenError,
     UnsupportedError,
-    UnwritableError,
 )
-from notes_cli.library import begun
-from notes_cli.library.container import SegmentInfo, open_segment, peek, small, write_segment
-from notes_cli.library.store import came_from, changes, source_text
+from notes_cli.library.container import peek, small
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.keys import listed
@@ -57,7 +51,6 @@ from notes_cli.text.toolset import ToolSet, tools_skill
 
 KEEP = 20.0  # seconds of a prefill after which what is there is kept, for a compile that is interrupted
 COST = 50.0  # times as long as that takes must have passed since
-NEW = "it has not been compiled yet"
 PROBE = 8  # tokens after rows that were rounded, whose logits tell whether those are as good
 NEAR = 0.99  # their cosine to those after the rows as they were computed, at least (docs/LOG.md)
 # Tokens that are decoded where a recurrent state is carried through a skill: the more, the less of what follows depends
@@ -68,20 +61,6 @@ UNTRUSTED = (
 )
 UNCAPTURED = "what carrying the state of recurrent layers through it takes was not captured when it was compiled"
 MOVES = 8  # times that the rows of a block are moved, each a rounding, before it is computed again (docs/LOG.md)
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """Where the segment is, how many tokens it has, and why it was compiled: nothing if it was up to date."""
-
-    path: Path
-    tokens: int
-    reasons: tuple[str, ...]
-    blocks: int = 1
-    fresh: int = 0  # blocks that were prefilled; the others were there already
-    decoded: int = 0  # tokens that were prefilled
-    warnings: tuple[str, ...] = ()  # of blocks that refer to each other
-    kv: str = "f16"  # what its rows are kept as
 
 
 def compile_skill(
@@ -115,8 +94,8 @@ def compile_skill(
     longest = len(segment.context) + len(segment) + 8 * len(skill.fields)  # another value may be longer
     with workspace.scratch_after(segment.context, longest) as notebook:
         if segment.blocks:
-            reused, moves = _reused(notebook.context, segment, known)
-            segment = replace(segment, layers=_in_blocks(notebook, segment, reused, progress), moves=moves)
+            there, moves = reused(notebook.context, segment, known)
+            segment = replace(segment, layers=_in_blocks(notebook, segment, there, progress), moves=moves)
         else:
             segment = _in_one(notebook, segment, known, progress, keep, workspace.look)
         kept = small(segment)
@@ -165,7 +144,7 @@ def _in_one(
         return replace(segment, layers=_read(notebook, segment))
     if segment.pinned and captured(notebook.context, len(segment)):
         return _carried(notebook, segment, progress)
-    there = _shared(segment, known)
+    there = shared(segment, known)
     if there and known:
         notebook.splice(known.slice(0, there))
     notebook.append(segment.tokens[there:])
@@ -238,7 +217,7 @@ def _read(notebook: Notebook, segment: Segment, count: int | None = None) -> tup
     return notebook.context.read(sequence, first, end - first, base=first, dtype=segment.row_type)
 
 
-def _shared(segment: Segment, known: Segment | None) -> int:
+def shared(segment: Segment, known: Segment | None) -> int:
     """How many first tokens of the segment have the rows that they would get in `known`."""
     if known is None or known.blocks or segment.blocks or segment.pinned or not _alike(known, segment):
         return 0
@@ -265,7 +244,7 @@ def _in_blocks(
     return _read(notebook, segment)
 
 
-def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[list[Segment | None], tuple[int, ...]]:
+def reused(context: Context, segment: Segment, known: Segment | None) -> tuple[list[Segment | None], tuple[int, ...]]:
     """For each block one of the known segment with the same tokens, compiled in the same way, that can be placed here;
     and how often its rows will have been moved. Beyond MOVES it is better computed again."""
     if known is None or not _alike(known, segment):
@@ -275,7 +254,7 @@ def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[
         known.tokens[first:last].tobytes(): (known.slice(first, last), count)
         for (first, last), count in zip(known.spans, counts, strict=True)
     }
-    reused: list[Segment | None] = []
+    there: list[Segment | None] = []
     moves = []
     for first, last in segment.spans:
         part, count = found.get(segment.tokens[first:last].tobytes(), (None, 0))
@@ -283,9 +262,9 @@ def _reused(context: Context, segment: Segment, known: Segment | None) -> tuple[
             count += part.base != segment.base + first
             if count > MOVES or context.can_move(part.base, segment.base + first, len(part)) is not None:
                 part, count = None, 0
-        reused.append(part)
+        there.append(part)
         moves.append(count)
-    return reused, tuple(moves)
+    return there, tuple(moves)
 
 
 def _alike(known: Segment, segment: Segment) -> bool:
@@ -457,48 +436,6 @@ def skill_of(workspace: Workspace, found: Skill | ToolSet) -> Skill:
     return tools_skill(workspace.template, found) if isinstance(found, ToolSet) else found
 
 
-def compile_to_library(
-    workspace: Workspace,
-    skill: Skill,
-    *,
-    force: bool = False,
-    progress: Progress | None = None,
-    output: Path | None = None,
-    measure: Progress | None = None,
-    blocks: Blocks | None = None,
-    kv: str | None = None,
-    say: Say | None = None,
-    wait: float = -1,
-) -> Compiled:
-    """Compile the skill into the library (or to `output`) unless what is there is up to date.
-
-    `blocks`: 1 for one block; None for as many as there are, or one. `kv`: what its file keeps rows as; None for as it
-    does now, or f16. `say` is told when another process is waited for, for `wait` seconds, negative: for ever. Raise
-    CompilingError where that takes longer, SegmentError if `output` is a file that is no segment, TakenError if what is
-    there holds the text of another source, unless `force` says to write over it; UnwritableError if the disk refuses.
-    """
-    check_support(workspace, skill.name)
-    skill = meant(workspace, skill, say, output, force=force)
-    if not skill.pictures or workspace.sees:
-        workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
-    if measure is not None and skill.pictures:
-        what = f"{skill.name} has an image, and the influence of its fields cannot be measured"
-        raise UnsupportedError(what, "Leave that out, and correct it by errata")
-    if output is not None:
-        if output.exists() and not force:
-            _check_output(skill, output)
-        return _compile_to(workspace, skill, output, force, progress, measure, blocks, kv, begins=False)
-    path = workspace.library.path(skill.name, workspace.identity)
-    if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks, kv=kv):
-        _move_along(workspace, skill, path)  # else nothing is written: the library may be read-only
-        return _up_to_date(path)
-    with workspace.library.compiling(skill.name, workspace.identity, wait, say):
-        why = None if force else taken(workspace, skill)
-        if why:
-            raise TakenError(why, Help.OTHER_NAME_OR_FORCE())
-        return _compile_to(workspace, skill, path, force, progress, measure, blocks, kv, begins=not force)
-
-
 def meant(
     workspace: Workspace,
     skill: Skill,
@@ -539,82 +476,6 @@ def _has_images(path: Path) -> bool:
         return False
 
 
-def _compile_to(
-    workspace: Workspace,
-    skill: Skill,
-    path: Path,
-    force: bool,
-    progress: Progress | None,
-    measure: Progress | None,
-    blocks: Blocks | None,
-    kv: str | None,
-    *,
-    begins: bool,
-) -> Compiled:
-    """`begins`: goes on with what an interrupted compile has left, and leaves that itself. Not beside a file of the
-    user's, where nobody would remove it, and another user may have put it."""
-    measured = measure is not None
-    reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measured, blocks=blocks, kv=kv)
-    if not reasons:
-        return _up_to_date(path)
-    known = None if force else _known(path)
-    kv = kv or ("f16" if skill.pictures else _kept(path))
-    if blocks is None and known:
-        blocks = max(1, len(known.blocks))
-    if begins and (part := begun.kept(path)) is not None:
-        planned = plan(workspace, skill, blocks, kv)
-        known = max(known, part, key=lambda one: _shared(planned, one))  # the first of equals
-    writer = f"notes {notes_cli.__version__}"
-
-    def keep(part: Segment) -> None:
-        with suppress(UnwritableError):  # the compile itself will say so
-            write_segment(begun.beside(path), part, writer=writer)
-
-    segment = compile_skill(
-        *(workspace, skill, progress),
-        measure=measure,
-        blocks=blocks,
-        kv=kv,
-        known=known,
-        keep=keep if begins else None,
-    )
-    write_segment(path, segment, writer=writer)
-    begun.forget(path)
-    return _made(workspace.context, path, segment, known, tuple(reasons))
-
-
-def _made(context: Context, path: Path, segment: Segment, known: Segment | None, reasons: tuple[str, ...]) -> Compiled:
-    """What was done for a segment of which `known` was there."""
-    if not segment.blocks:
-        return Compiled(
-            path, len(segment), reasons, fresh=1, decoded=len(segment) - _shared(segment, known), kv=segment.kv
-        )
-    parts = zip(segment.spans, _reused(context, segment, known)[0], strict=True)
-    fresh = [last - first for (first, last), part in parts if part is None]
-    return Compiled(path, len(segment), reasons, len(segment.blocks), len(fresh), sum(fresh), kv=segment.kv)
-
-
-def _up_to_date(path: Path) -> Compiled:
-    info = peek(path)
-    return Compiled(path, len(info.tokens), (), max(1, len(info.blocks)), kv=info.kv)
-
-
-def _known(path: Path) -> Segment | None:
-    """What was compiled before, if there is anything and it is sound."""
-    try:
-        return open_segment(path) if path.exists() else None
-    except DamagedError:
-        return None
-
-
-def _kept(path: Path) -> str:
-    """What the rows that are there are kept as."""
-    try:
-        return peek(path).kv if path.exists() else "f16"
-    except DamagedError:
-        return "f16"
-
-
 def origin(skill: Skill) -> str:
     """Where the skill's text came from, as a segment keeps it: an absolute path (in which a line break, and what is not
     UTF-8, is spelt), or several, "-" for standard input, or "" where that is not known."""
@@ -622,98 +483,3 @@ def origin(skill: Skill) -> str:
         return skill.source
     path = BETWEEN.join(spelt(os.path.abspath(file)) for file in files_of(skill.source))
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
-def taken(workspace: Workspace, skill: Skill) -> str | None:
-    """Why the skill's name is not its: the library has another text of that name, and it came from elsewhere. None if
-    it may have it. The file for this model decides; where there is none, those for others."""
-    path = workspace.library.path(skill.name, workspace.identity)
-    infos = [entry.info for entry in workspace.library.entries(skill.name) if entry.info]
-    infos = [info for info in infos if info.path == path] or infos
-    if not infos or _belongs(skill, infos):
-        return None
-    there, here = source_text(infos[0].source), source_text(origin(skill))
-    return f"the library has a skill {skill.name} already, from {there}; this one is from {here}"
-
-
-def _belongs(skill: Skill, infos: Iterable[SegmentInfo]) -> bool:
-    """Whether nothing of another source is lost if the skill takes the place of these."""
-    return any(info.text == skill.text or came_from(info, origin(skill)) for info in infos)
-
-
-def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
-    """Where the same text is now that its file is gone, or if it is not known where it was, it came from."""
-    source, old = origin(skill), peek(path).source
-    if source in ("", "-", old) or any(map(os.path.lexists, files_of(old))):
-        return
-    with suppress(SegmentError), workspace.library.compiling(skill.name, workspace.identity, wait=0):
-        info, segment = peek(path), open_segment(path)
-        if segment.text == skill.text:
-            segment = replace(segment, source=source, stamp=skill.stamp)
-            write_segment(path, segment, writer=info.writer, created=info.created)
-
-
-def _check_output(skill: Skill, path: Path) -> None:
-    """What is named as the output by mistake must not be lost: a model, a text, another skill."""
-    if not path.is_file():
-        raise SegmentError(f"{path} is there already and is no regular file", "Choose another file")
-    try:
-        info = peek(path)
-    except DamagedError as error:
-        what = f"{path} is there already and is not a sound segment"
-        raise SegmentError(what, Help.OTHER_FILE_OR_FORCE()) from error
-    if not _belongs(skill, [info]):
-        raise TakenError(
-            f"{path} holds the skill {info.name}, from {source_text(info.source)}; this one is from "
-            f"{source_text(origin(skill))}",
-            Help.OTHER_FILE_OR_FORCE(),
-        )
-
-
-def stale(
-    workspace: Workspace,
-    skill: Skill,
-    path: Path,
-    *,
-    measured: bool = False,
-    blocks: Blocks | None = None,
-    kv: str | None = None,
-) -> list[str]:
-    """Why the file at `path` is not this skill compiled for this workspace, in words; empty if it is.
-
-    `measured`: the influence of its fields must be there, too. `blocks`: it must be compiled in these; None: in any.
-    `kv` likewise of what its rows are kept as.
-    """
-    if not path.exists():
-        return [NEW]
-    try:
-        info = peek(path)
-    except DamagedError as error:
-        return [error.what]
-    skill = meant(workspace, skill, output=path)
-    here = bool(skill.pictures) and workspace.sees
-    # Without a projector images are what they were, if their bytes are.
-    places = [(one.start, one.end) for one in info.pictures]
-    same = info.text == skill.text and places == [(one.start, one.end) for one in skill.pictures]
-    tokens = info.tokens if skill.pictures and not here and same else workspace.tokens_of(skill)
-    found = []
-    if here and info.projector != workspace.projector:
-        found.append(
-            "the projector, or its limits, have changed" if info.media else "an image in it was text until now"
-        )
-    _ = workspace.identity  # and with it whether a state is carried
-    if info.pinned and not info.carried and not skill.pictures and captured(workspace.context, len(tokens)):
-        found.append(UNCAPTURED)
-    return found + changes(
-        info,
-        text=skill.text,
-        tokens=tokens,
-        description=skill.description,
-        fields=skill.fields,
-        identity=workspace.identity,
-        context=workspace.left_context,
-        pinned=pinned(workspace),
-        influence=measured,
-        blocks=None if blocks is None else plan(workspace, skill, blocks).blocks,
-        kv=kv,
-    )

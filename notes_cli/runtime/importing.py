@@ -21,7 +21,8 @@ from notes_cli.engine.segment import LayerRows, Segment, floats
 from notes_cli.errors import EngineError, Help, Progress, Say, SegmentError, TakenError
 from notes_cli.images import read_picture
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.runtime.compiling import compile_to_library, pinned, taken
+from notes_cli.runtime.compiling import pinned
+from notes_cli.runtime.keeping import compile_to_library, taken
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Field, Skill

@@ -19,10 +19,11 @@ import numpy as np
 from notes_cli.config import Paths
 from notes_cli.config import paths as default_paths
 from notes_cli.engine import limits, system
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import EngineError, Help, ModelError, NotesError, Remedy, SegmentError

@@ -10,7 +10,8 @@ from notes_cli.errors import CompilingError, Help, Progress, SegmentError
 from notes_cli.explaining import entry_as_json
 from notes_cli.library.standing import holding
 from notes_cli.library.store import Library
-from notes_cli.runtime.compiling import block_warnings, compile_to_library
+from notes_cli.runtime.compiling import block_warnings
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json

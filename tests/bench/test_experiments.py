@@ -20,9 +20,9 @@ from bench.experiments.report import keep, load
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
 from bench.reversed_model import REVERSED, REVERSED_NAME
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment, Tokens, floats
 from notes_cli.library.profiles import Profile
 from notes_cli.runtime.assembling import Prompt, assemble

@@ -36,8 +36,8 @@ from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import KINDS, Next, Policies
 from bench.reversed_model import REVERSED
 from notes_cli import config
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import floats
 from notes_cli.errors import UnsupportedError
 from notes_cli.measure.probe import AlikeError, Column, Mixes

@@ -22,9 +22,10 @@ from bench.serving.races import RACES, RATES, Phase, load, measured, phases
 from bench.serving.servers import SYSTEMS
 from bench.serving.texts import FIRST, SYSTEM, WAYS, body, policy, questions
 from notes_cli.config import shipped_model
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.text.skill import parse_skill
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from notes_cli.cli import run
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Measured, Profile, Profiles
 from notes_cli.runtime.workspace import Workspace
 

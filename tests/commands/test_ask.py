@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from notes_cli.config import resource
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from notes_cli.library.container import open_segment, peek
 from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.runtime.workspace import Workspace

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.config import resource
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Composition, Profile, Profiles
 from notes_cli.measure import calibrate, composition
 from notes_cli.measure.pairs import PAIRS

@@ -15,7 +15,7 @@ import pytest
 
 import notes_cli as notes
 from notes_cli.engine import native
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.text import rendering, template
 
 from .conftest import TEXT, run_here
@@ -27,7 +27,8 @@ OURS = {"--help": 12, "ask": 100}  # modules of notes
 ALL = {"--help": 150, "ask": 345}  # and of everybody; they differ by some tens from one Python to another
 # What an answer from a skill that is compiled has no use for, and what each of them would take to load.
 UNUSED = {
-    *("notes_cli.documents", "notes_cli.runtime.compiling", "notes_cli.runtime.batch", "notes_cli.library.tidy"),
+    *("notes_cli.documents", "notes_cli.runtime.compiling", "notes_cli.runtime.keeping", "notes_cli.runtime.batch"),
+    "notes_cli.library.tidy",
     *("notes_cli.text.tools", "notes_cli.text.toolset", "notes_cli.text.schema", "notes_cli.text.grammar"),
     *("notes_cli.library.models", "notes_cli.library.hub", "notes_cli.commands.remedies", "notes_cli.engine.eye"),
     *("platformdirs", "jinja2", "logging", "socket", "multiprocessing", "asyncio", "subprocess", "secrets", "tempfile"),

@@ -11,9 +11,10 @@ import pytest
 
 from notes_cli.config import resource, shipped_model
 from notes_cli.editing.influence import counterfactual, influence
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill, with_values
 

@@ -10,11 +10,13 @@ import gguf
 import numpy as np
 import pytest
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import OPERATIONS, llama
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import SegmentError, UnsupportedError
-from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from notes_cli.engine.architectures import ARCHITECTURES, skills_of
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.header import Header, read_header
 from notes_cli.engine.model import Model
 from notes_cli.engine.ollama_form import form_of_ollama
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import ModelError
 
 MakeModel = Callable[..., Path]

@@ -17,8 +17,9 @@ import zoo
 from reference import nmse
 
 from bench import zoo_more
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Tokens, Transition
 from notes_cli.errors import EngineError, UnsupportedError
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.decision import Decision, decide, log_softmax
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import NotesError
 

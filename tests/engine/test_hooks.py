@@ -13,8 +13,9 @@ import pytest
 from reference import decode, edit_in_place, nmse
 
 from notes_cli.engine import native
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3"]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from reference import decode, nmse
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError
 

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from notes_cli.engine import interrupts, native, process
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 
 TEXT = list(range(40))
 LONG = [number % 200 for number in range(600)]

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from reference import edit_in_place, nmse
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError
@@ -304,7 +305,8 @@ def test_threads_that_cannot_be_had_are_done_without(make_model: Callable[..., P
 import resource
 from pathlib import Path
 import numpy as np
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import LayerRows
 

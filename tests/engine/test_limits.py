@@ -16,8 +16,9 @@ import tiny
 from notes_cli.commands.remedies import worded
 from notes_cli.config import shipped_model
 from notes_cli.engine import limits
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError
 
 OPTIONS = ContextOptions(n_ctx=1024, n_threads=1)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.decision import Decision, decide, deciding
 from notes_cli.engine.decoding import fair
 from notes_cli.engine.loop import AHEAD, Ahead, Task, run, serve
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.writing import Writer
 from notes_cli.errors import EngineError, NotesError

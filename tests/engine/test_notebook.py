@@ -11,9 +11,10 @@ import pytest
 from reference import nmse
 
 from notes_cli.engine import native
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import WAITING, Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment

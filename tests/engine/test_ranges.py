@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import EngineError, ModelError
 
@@ -126,7 +127,8 @@ SMALL = [
 USE = """
 import json, sys
 from pathlib import Path
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 with Model(Path(sys.argv[1])) as model:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from reference import nmse
 
 from notes_cli.engine import native
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch, shifted
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.errors import EngineError, UnsupportedError

@@ -25,8 +25,9 @@ from click.testing import CliRunner
 import notes_cli as notes
 from notes_cli.cli import cli
 from notes_cli.engine import limits, servers
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.library.container import open_stored, write_segment

@@ -10,7 +10,8 @@ import pytest
 from forward import Forward, Rows
 
 from bench.windows import BASE, CONTROLS, MODELS, SEGMENT, Shapes, run, write_section
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
+from notes_cli.engine.options import ContextOptions
 
 
 @pytest.fixture(scope="module")

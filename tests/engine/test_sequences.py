@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequences import Pool

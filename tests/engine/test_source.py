@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import ModelError
 from notes_cli.runtime.workspace import Workspace
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine import context as module
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine import options as module
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
+from notes_cli.engine.options import ContextOptions
 
 
 @pytest.mark.parametrize(("share", "threads"), [(2.0, 1), (0.3, 3), (0.001, 4)])

@@ -10,8 +10,9 @@ import pytest
 from reference import nmse
 
 from bench.zoo_model import BASE, TARGET, TOKENS, Case, Errors
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import UnsupportedError
 
 LoadZoo = Callable[..., Model]

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import tiny
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import BLOCK, KEPT, Q8_0, LayerRows, Segment, Stored, floats, quantized
 from notes_cli.errors import DamagedError, EngineError, NewerError, SegmentError
 from notes_cli.library import info

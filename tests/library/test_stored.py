@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from notes_cli.engine import limits, native
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Segment, Stored
 from notes_cli.errors import DamagedError, EngineError, SegmentError
 from notes_cli.library.container import FIRST, open_segment, open_stored, write_segment

@@ -6,7 +6,7 @@ import numpy as np
 
 from notes_cli.config import shipped_model
 from notes_cli.editing.methods import METHODS
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import CLASSES, SEAMS, _Found, _Tally, calibrate
 from notes_cli.runtime.workspace import Workspace

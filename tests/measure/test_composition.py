@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import Task
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.measure import composition, proof, verify
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice

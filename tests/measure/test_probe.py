@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from notes_cli.config import resource, shipped_model
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SkillError, UnsupportedError

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from notes_cli.engine import limits, native
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 
 from ..conftest import MakeModel
 

@@ -21,7 +21,8 @@ from notes_cli.runtime.assembling import (
     parse_errata,
     parts_of,
 )
-from notes_cli.runtime.compiling import compile_skill, compile_to_library
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace

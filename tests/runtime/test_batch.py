@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from notes_cli import config
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, NotesError, Notice

@@ -17,7 +17,8 @@ from notes_cli.library import begun
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.runtime import compiling
 from notes_cli.runtime.assembling import Prompt, assemble
-from notes_cli.runtime.compiling import MOVES, block_warnings, compile_skill, compile_to_library, plan
+from notes_cli.runtime.compiling import MOVES, block_warnings, compile_skill, plan
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, load_skill, parse_skill
@@ -396,7 +397,7 @@ def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorks
     workspace = make_workspace(n_ctx=4096)
     known = compile_skill(workspace, text_of(TEXT))
     other = replace(known, context=known.context[::-1].copy())
-    assert compiling._shared(known, known) == len(known) and compiling._shared(known, other) == 0
+    assert compiling.shared(known, known) == len(known) and compiling.shared(known, other) == 0
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from reference import decode, nmse
 
 from notes_cli import config
 from notes_cli.editing.methods import Method
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.eye import Seen
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, ModelError, Notice, SegmentError, SkillError, UnsupportedError
 from notes_cli.images import load_picture
@@ -27,9 +28,9 @@ from notes_cli.measure.verify import verify
 from notes_cli.runtime.asking import Answer, Request, ask, explain
 from notes_cli.runtime.assembling import Prompt, assemble, parse_errata, parts_of
 from notes_cli.runtime.batch import ask_many
-from notes_cli.runtime.compiling import compile_to_library, stale
 from notes_cli.runtime.freshness import reasons
 from notes_cli.runtime.importing import import_segment
+from notes_cli.runtime.keeping import compile_to_library, stale
 from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from notes_cli.config import shipped_model
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.errors import DamagedError, SegmentError, TakenError
 from notes_cli.library.container import open_segment, peek, write_segment

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.decision import decide
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, Stored, Tokens
@@ -20,7 +21,8 @@ from notes_cli.explaining import why
 from notes_cli.library.container import open_segment, open_stored, write_segment
 from notes_cli.measure.verify import verify
 from notes_cli.runtime.assembling import Prompt, assemble
-from notes_cli.runtime.compiling import UNTRUSTED, compile_skill, compile_to_library
+from notes_cli.runtime.compiling import UNTRUSTED, compile_skill
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill

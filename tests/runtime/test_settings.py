@@ -9,7 +9,7 @@ import pytest
 from notes_cli.commands.remedies import worded
 from notes_cli.editing.change import change
 from notes_cli.editing.methods import Method
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Measured, Profile, Profiles
 from notes_cli.runtime.compiling import compile_skill

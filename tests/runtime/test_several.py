@@ -11,7 +11,7 @@ import pytest
 
 from notes_cli.engine.context import Context
 from notes_cli.library.container import open_segment
-from notes_cli.runtime.compiling import compile_to_library
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 

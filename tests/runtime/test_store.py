@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from notes_cli.config import Paths
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.identity import Identity
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import Notice, Remedy, Say, SegmentError
 from notes_cli.library.store import Entry, Library, Target
 from notes_cli.runtime.assembling import Prompt, assemble, open_segments
-from notes_cli.runtime.compiling import compile_to_library
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from notes_cli import config
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.loop import run
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.errors import EngineError
 from notes_cli.runtime import thinking as room

@@ -12,7 +12,7 @@ import pytest
 
 from bench.carried import CARRIED, MODEL, READ, WITHOUT, Asker, Found
 from notes_cli.config import Paths
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.workspace import Workspace
 from training.hybrid.cases import held_out
 

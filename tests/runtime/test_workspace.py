@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError
 from notes_cli.runtime.workspace import Workspace
 

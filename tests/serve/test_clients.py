@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import clients
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.prefixes import Kept
 from notes_cli.serve.jobs import Limits
 

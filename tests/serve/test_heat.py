@@ -15,7 +15,7 @@ import pytest
 from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.config import Paths
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.measure.picture import as_json
 from notes_cli.measure.probing import Probing
 from notes_cli.runtime.workspace import Workspace

@@ -13,7 +13,7 @@ import jsonschema
 import openai
 import pytest
 
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime import thinking
 
 from ..commands.conftest import run_here

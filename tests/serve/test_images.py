@@ -13,7 +13,7 @@ from projectors import image_bytes
 from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.config import Paths
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.images import read_picture
 from notes_cli.library import tidy
 from notes_cli.library.store import Library

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.serve.jobs import Limits
 
 from .conftest import Json, started, told

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.library.standing import Standing
 from notes_cli.serve.app import Options

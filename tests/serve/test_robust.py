@@ -17,8 +17,9 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from notes_cli.serve import answers
 from notes_cli.serve.app import Options
 from notes_cli.serve.jobs import Limits

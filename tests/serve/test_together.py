@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from notes_cli.config import resource
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from notes_cli.serve.jobs import Limits
 
 from .conftest import Json, Served, compile_into, started, told

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import NotesError

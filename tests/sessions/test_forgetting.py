@@ -13,8 +13,8 @@ import pytest
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import METHODS, Method
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
 from notes_cli.measure.session import Cause, verify_session

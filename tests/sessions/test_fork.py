@@ -12,7 +12,7 @@ import pytest
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import SessionError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import rows as rows_module

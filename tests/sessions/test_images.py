@@ -15,7 +15,7 @@ from projectors import image_bytes
 from notes_cli import config
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.measure.session import verify_session
 from notes_cli.runtime.asking import Request

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from notes_cli.config import paths, resource, shipped_model
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
 from notes_cli.runtime.asking import Request

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from notes_cli.editing.methods import Method
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import calibrate

@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from notes_cli.engine.context import Context, ContextOptions
+from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
 from training import tokenizer
 from training.hybrid import export, model
 

@@ -43,7 +43,7 @@ from bench.protocol.measures import MEASURES, Measure, heads
 from bench.protocol.measures.mixing import began, excluded, mixes_of
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import WORDS, Next
-from notes_cli.engine.context import ContextOptions
+from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.probe import Mixes

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from notes_cli.editing.methods import Method
-from notes_cli.engine.context import ContextOptions
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.probe import AlikeError, Mixes
