@@ -43,6 +43,7 @@ class Shape:
 
 
 QWEN3_0_6B = Shape()
+SHALLOW = Shape(layers=4)  # a seventh of the time and of the K/V, for texts of many tokens
 
 
 def random_blocks(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.uint8]:
@@ -65,10 +66,11 @@ def copied_tokenizer(writer: gguf.GGUFWriter, path: Path) -> list[bool]:
     return [one and token[0] == SPACE and token[1:].isascii() and token[1:].isalpha() for token, one in pairs]
 
 
-def with_words_of(model: Path) -> Path:
-    """The random model in Qwen3-0.6B's shape with this model's tokenizer; a file for each that there is."""
-    name = hashlib.sha256(model.read_bytes()).hexdigest()[:8]
-    return random_model(MODEL.with_name(f"{MODEL.stem}-words-of-{name}.gguf"), tokenizer=model)
+def with_words_of(model: Path, shape: Shape = QWEN3_0_6B) -> Path:
+    """The random model in Qwen3-0.6B's shape, or with fewer of its layers, with this model's tokenizer; a file for each
+    that there is."""
+    name = f"{MODEL.stem}-{shape.layers}-layers-words-of-{hashlib.sha256(model.read_bytes()).hexdigest()[:8]}.gguf"
+    return random_model(MODEL.with_name(name), shape, tokenizer=model)
 
 
 def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, tokenizer: Path | None = None) -> Path:

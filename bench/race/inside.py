@@ -1,8 +1,9 @@
 """What is measured inside of Python: the API of `notes`, and llama-cpp-python with a state or a cache on disk.
 
-    python -m bench.race.inside KIND JSON
+    python -m bench.race.inside KIND FILE
 
-Answers go to stdout as they come, for the process that measures this one; of a conversation, one JSON line a turn.
+FILE: what is asked, as JSON. Answers go to stdout as they come, for the process that measures this one; of a
+conversation, one JSON line a turn.
 """
 
 from __future__ import annotations
@@ -127,4 +128,4 @@ def _tell(text: str, first: float, whole: float, processor: float) -> None:
 KINDS = {"api": api, "session": session, "state": state, "disk": disk, "talk": talk}
 
 if __name__ == "__main__":
-    KINDS[sys.argv[1]](json.loads(sys.argv[2]))
+    KINDS[sys.argv[1]](json.loads(Path(sys.argv[2]).read_text()))

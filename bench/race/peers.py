@@ -182,8 +182,10 @@ def python_api(setting: Setting, work: Work) -> Runs:
 
 
 def _inside(setting: Setting, kind: str, **more: Any) -> list[str]:
-    given = {"model": str(setting.model), "threads": setting.threads, "answer": ANSWER, **more}
-    return [sys.executable, "-m", "bench.race.inside", kind, json.dumps(given)]
+    path = setting.folder / "inside.json"  # a prompt is too much for a command line
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"model": str(setting.model), "threads": setting.threads, "answer": ANSWER, **more}))
+    return [sys.executable, "-m", "bench.race.inside", kind, str(path)]
 
 
 def talk(setting: Setting, work: Work) -> Runs:
