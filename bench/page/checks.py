@@ -12,12 +12,11 @@ from playwright.sync_api import Error, Locator, Route, expect
 from bench.page.user import PHONE, QUESTION, WAIT, User
 
 KEY = "secret"
-RULE = "If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.\n"
 TEXTS = {  # of skills beside the samples, by their names
-    "hostile": 'owner: Ann\n\n<img src=x onerror="document.title=1"><script>document.title=2</script> If the owner is Ann.\n',
-    "beyond": f"\U0001f4e6\U0001f4e6\n\ndate: 2026-05-01\n\n{RULE}",  # each of them two units of UTF-16
-    "terms": f"date: 2026-05-01\n\n{RULE}",
-    "terms.old": f"date: 2026-05-01\n\n{RULE}",
+    "hostile": 'owner: Ann\n\n<img src=x onerror="document.title=1"><script>document.title=2</script> '
+    "If the owner is Ann.\n",
+    "beyond": "\U0001f4e6\U0001f4e6\n\ndate: 2026-05-01\n\n"  # each of them is two units of UTF-16
+    "If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.\n",
 }
 
 # Text against what is behind it, as WCAG 2 counts: the lowest ratio of all that is shown, and where.
@@ -214,18 +213,7 @@ def beyond(user: User) -> None:
     dialog.get_by_label("Question").fill(QUESTION)
     dialog.get_by_role("button", name="Show heat").click()
     expect(dialog.locator(".text.hot")).to_be_visible(timeout=WAIT)
-    same("".join(dialog.locator(".token.changed").all_inner_texts()).strip()[-10:], "2026-07-01")
-
-
-@check("skills whose names begin alike: what is corrected of one is not said for the other")
-def alike(user: User) -> None:
-    page = user.page
-    page.get_by_label("terms.old").check()
-    user.correct("date", "2026-07-01")
-    page.get_by_label("terms.old").uncheck()
-    page.get_by_label("terms", exact=True).check()
-    expect(page.locator("#said")).to_be_hidden()
-    same(user.ask(), "accepted")
+    same("".join(dialog.locator(".token.changed").all_inner_texts()).strip(), "2026-05-01")
 
 
 @check("an error: one line at the turn it belongs to, and the page goes on")
@@ -317,6 +305,7 @@ def keyboard(user: User) -> None:
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Text and heat")).to_be_focused()
+    expect(page.locator("#heat-question")).to_have_count(0)  # the dialog is emptied a moment after it is closed
     reach(page.get_by_label("Question", exact=True))
     page.keyboard.type(QUESTION)
     page.keyboard.press("Enter")

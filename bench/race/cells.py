@@ -32,8 +32,8 @@ MODELS: dict[str, tuple[str, Callable[[], Path]]] = {
     "shallow": ("The same with 4 of its 28 layers, for long texts", _random(SHALLOW)),
     "shipped": ("The model that ships", shipped_model),
 }
-# A recompute of 16k tokens takes minutes of all 28 layers, and the model that ships was trained for less: sizes that are
-# none of their cells.
+# Of all 28 layers a recompute of 16k tokens takes minutes, and the model that ships was trained for less: such sizes
+# are none of their cells.
 GRID = {
     "random": {
         "alone": ("1k", "4k"),

@@ -13,8 +13,7 @@ let heat = () => {};
 
 // What the next prompt has; `news` are those of the errata that the model was not told yet.
 export function prompted() {
-  const names = new Set(skills.filter(({ name }) => chosen.includes(name)).flatMap(namesOf));
-  const held = [...corrections].filter(([name]) => names.has(name));
+  const held = [...corrections].filter(([name]) => chosen.some((skill) => name.startsWith(`${skill}.`)));
   const written = (pairs) => pairs.map(([name, value]) => `${name}=${value}`);
   return { splice: [...chosen], errata: written(held), news: written(held.filter(([name, value]) => told.get(name) !== value)) };
 }
@@ -23,9 +22,6 @@ export const correction = (skill, field) => corrections.get(`${skill}.${field}`)
 
 // The value that a new conversation begins with: that of the text, or what everybody is told instead.
 export const holds = (skill, field) => skill.standing?.[field] ?? skill.fields[field];
-
-// Of its fields, as errata have them.
-const namesOf = (skill) => Object.keys(skill.fields ?? {}).map((field) => `${skill.name}.${field}`);
 
 // The model was told these.
 export function wereTold(errata) {
