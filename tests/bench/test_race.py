@@ -99,7 +99,7 @@ def test_cells_are_named() -> None:
     """By a model, a workload of it, or one peer; no other name is taken."""
     assert {cell.model for cell in cells.cells(["shipped"])} == {"shipped"}
     assert [cell.name for cell in cells.cells(["random/alone-1k/notes"])] == ["random/alone-1k/notes"]
-    assert {cell.size for cell in cells.cells(["random/alone-16k"])} == {"16k"}
+    assert {cell.size for cell in cells.cells(["shallow/alone-16k"])} == {"16k"}
     with pytest.raises(SystemExit, match="there is no cell random/alone-1"):
         cells.cells(["random/alone-1"])
 
