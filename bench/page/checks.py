@@ -181,13 +181,9 @@ def orders(user: User) -> None:
 def heats(user: User) -> None:
     page = user.page
     page.get_by_label("returns").check()
-    page.get_by_role("button", name="Text and heat").click()
-    dialog = page.get_by_role("dialog")
+    dialog = user.open_text()
     expect(dialog.locator("mark")).to_have_count(3)
-    dialog.get_by_label("Other value").fill("2026-07-01")
-    dialog.get_by_label("Question").fill(QUESTION)
-    dialog.get_by_role("button", name="Show heat").click()
-    expect(dialog.locator(".text.hot")).to_be_visible(timeout=WAIT)
+    user.show_heat("2026-07-01")
     heat = [
         float(one.evaluate("node => node.style.getPropertyValue('--heat')")) for one in dialog.locator(".token").all()
     ]
@@ -206,13 +202,9 @@ def heats(user: User) -> None:
 @check("heat of a text with characters beyond 16 bits: the field is marked where it is, before the probe and after it")
 def beyond(user: User) -> None:
     user.page.get_by_label("beyond", exact=True).check()
-    user.page.get_by_role("button", name="Text and heat").click()
-    dialog = user.page.get_by_role("dialog")
+    dialog = user.open_text()
     expect(dialog.locator("mark")).to_have_text("2026-05-01")
-    dialog.get_by_label("Other value").fill("2026-07-01")
-    dialog.get_by_label("Question").fill(QUESTION)
-    dialog.get_by_role("button", name="Show heat").click()
-    expect(dialog.locator(".text.hot")).to_be_visible(timeout=WAIT)
+    user.show_heat("2026-07-01")
     same("".join(dialog.locator(".token.changed").all_inner_texts()).strip(), "2026-05-01")
 
 
@@ -368,6 +360,7 @@ def contrast(user: User) -> None:
     user.strip()
     for hot in (False, True):
         if hot:
+            user.open_text()
             user.show_heat()
         ratio, where = user.page.evaluate(CONTRAST)
         if ratio < 4.5:

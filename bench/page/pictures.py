@@ -53,6 +53,7 @@ def hot(user: User) -> None:
     """Heat over the skill's text."""
     if user.small:
         user.panel()
+    user.open_text()
     user.show_heat()
     if user.small:
         user.page.locator(".scale").evaluate("node => node.scrollIntoView()")

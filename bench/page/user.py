@@ -98,12 +98,19 @@ class User:
         self.page.get_by_label(field, exact=True).fill(value)
         self.page.keyboard.press("Enter")
 
-    def show_heat(self) -> None:
-        """Open the text of the first skill, and have its heat of the question."""
+    def open_text(self) -> Locator:
+        """The dialog with the text of the first skill."""
         self.page.get_by_role("button", name="Text and heat").first.click()
-        self.page.get_by_label("Question").last.fill(QUESTION)
-        self.page.get_by_role("button", name="Show heat").click()
-        expect(self.page.locator(".text.hot")).to_be_visible(timeout=WAIT)
+        return self.page.get_by_role("dialog")
+
+    def show_heat(self, value: str = "") -> None:
+        """Have the heat of the question over the text that is open, for this value or what the page suggests."""
+        dialog = self.page.get_by_role("dialog")
+        if value:
+            dialog.get_by_label("Other value").fill(value)
+        dialog.get_by_label("Question").fill(QUESTION)
+        dialog.get_by_role("button", name="Show heat").click()
+        expect(dialog.locator(".text.hot")).to_be_visible(timeout=WAIT)
 
     def strip(self) -> list[tuple[str, int]]:
         """Kinds and tokens of the pieces of the last prompt, as its table has them."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.race.peers import PEERS, Peer, Run, Setting
 from bench.race.workloads import ANSWER, Work, works
-from bench.random_model import QWEN3_0_6B, ROOT, SHALLOW, Shape, with_words_of
+from bench.random_model import ROOT, SHALLOW, with_words_of
 from bench.selecting import chosen
 from notes_cli.config import shipped_model
 
@@ -23,13 +23,12 @@ THREADS = 2  # of every program
 STILL = 2.0  # seconds without a sign of life
 
 
-def _random(shape: Shape) -> Callable[[], Path]:
-    return lambda: with_words_of(shipped_model(), shape)
-
-
 MODELS: dict[str, tuple[str, Callable[[], Path]]] = {
-    "random": ("Random weights in the shape of Qwen3-0.6B, Q8_0", _random(QWEN3_0_6B)),
-    "shallow": ("The same with 4 of its 28 layers, for long texts", _random(SHALLOW)),
+    "random": ("Random weights in the shape of Qwen3-0.6B, Q8_0", lambda: with_words_of(shipped_model())),
+    "shallow": (
+        "The same with 4 of its 28 layers, for long texts",
+        lambda: with_words_of(shipped_model(), SHALLOW),
+    ),
     "shipped": ("The model that ships", shipped_model),
 }
 # Of all 28 layers a recompute of 16k tokens takes minutes, and the model that ships was trained for less: such sizes
