@@ -23,6 +23,7 @@ PAGES = [
     "answers",
     "composing",
     "devices",
+    "findings",
     "first-ten-minutes",
     "format",
     "images",
@@ -33,7 +34,7 @@ PAGES = [
     "python",
     "recipes",
 ]
-PAGES += ["race", "serving", "sessions", "skills", "trust", "your-model"]
+PAGES += ["race", "serving", "sessions", "skills", "speed", "trust", "your-model"]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in PAGES))
 
 # Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
