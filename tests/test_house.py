@@ -19,23 +19,8 @@ from .refused import FLAG
 
 PACKAGE = Path(notes_cli.__file__).parent
 ROOT = PACKAGE.parent
-PAGES = [
-    "answers",
-    "composing",
-    "devices",
-    "findings",
-    "first-ten-minutes",
-    "format",
-    "images",
-    "index",
-    "json",
-    "limits",
-    "page",
-    "python",
-    "recipes",
-]
-PAGES += ["race", "serving", "sessions", "skills", "speed", "trust", "your-model"]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in PAGES))
+PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "LOG.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES))
 
 # Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
 # "" is `notes_cli` itself, of which all may know the version; `lib` is made by the build.
