@@ -322,9 +322,9 @@ def _failed(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, UnreadError):
         return UNREAD
     if isinstance(error, NotesError):
-        from notes_cli.commands.remedies import worded
+        from notes_cli.commands.remedies import is_usage, worded
 
-        return output.fail(worded(error), FAILED)
+        return output.fail(worded(error), USAGE if is_usage(error) else FAILED)
     if isinstance(error, MemoryError):
         return output.fail("out of memory. Use a smaller context (-c) or model", FAILED)
     if isinstance(error, UnicodeEncodeError):

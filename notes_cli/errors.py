@@ -70,6 +70,7 @@ class Help(Enum):
 
     # Questions, fields and edits.
     FIELD_VALUE = "Write it as NAME=VALUE"
+    ONE_VALUE = "Leave one of the two out"
     OTHER_METHOD = "Use the edit method {method}"
     QUESTION = "Give it a question"
     CHOICES = "Give it choices"

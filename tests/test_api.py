@@ -124,6 +124,18 @@ def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
         model.ask(QUESTION, splice=["returns"], errata={"dat": "2026-07-01"})
 
 
+def test_a_field_with_two_values_is_refused(model: notes.Model, skill: Skill) -> None:
+    """Whatever asks: neither of the two would be the later one."""
+    model.compile(skill)
+    said = {"values": {"date": "1 May"}, "errata": {"date": "2 May"}}
+    with pytest.raises(SkillError, match=r"date is given the new value '1 May', and '2 May' by an erratum\. Leave one"):
+        model.ask(QUESTION, splice=["returns"], **said)  # type: ignore[arg-type]
+    with model.session("mine") as session, pytest.raises(SkillError, match="date is given two new values"):
+        session.ask(QUESTION, splice=["returns"], values={"date": "1 May", "returns.date": "2 May"})
+    (found,) = model.ask_many([QUESTION], splice=["returns"], **said)  # type: ignore[arg-type]
+    assert isinstance(found, SkillError) and "is given the new value" in found.what
+
+
 def test_methods_by_name(model: notes.Model, skill: Skill) -> None:
     """A method is a text, a Method, or "auto"; one that there is not is refused."""
     segment, values = model.compile(skill), {"date": "2026-07-01"}

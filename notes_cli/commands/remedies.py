@@ -101,6 +101,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.NOT_STRICT: "Without --strict its {tokens} tokens are decoded",
     Help.STRICT: "--strict refuses that",
     Help.FIELD_VALUE: "Write --field NAME=VALUE",
+    Help.ONE_VALUE: "Leave one --field or --erratum out",
     Help.OTHER_METHOD: "Use --method {method}",
     Help.QUESTION: "Give --question",
     Help.CHOICES: "Give --choices",
@@ -139,6 +140,12 @@ def advice(remedy: Remedy | None) -> str:
 def worded(said: NotesError | Notice) -> str:
     """What happened and what to do, in one line."""
     return told(said.what, advice(said.remedy))
+
+
+def is_usage(error: NotesError) -> bool:
+    """Whether the command line contradicts itself, which only the fields of its skills show. Known by its remedy: that
+    also comes from a server (serve/wire.py)."""
+    return error.remedy is not None and error.remedy.help is Help.ONE_VALUE
 
 
 def tell(notice: Notice) -> None:

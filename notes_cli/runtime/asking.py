@@ -30,6 +30,7 @@ from notes_cli.runtime.assembling import (
     Watch,
     assemble,
     check_seam,
+    check_values,
     known_fields,
     meant,
     method_for,
@@ -365,6 +366,7 @@ def settle(
     """What holds for the request. `session`: it is one's turn, so the profile holds without skills, too; one that
     `goes_on` amends its skills by edits alone."""
     check_seam(request.seam or 0, segments)
+    check_values(request.values, request.errata, segments)
     # A cue without a chain would only mislead: such a model is asked directly.
     think = request.think and (request.max_think > 0 or bool(workspace.reasoning.open))
     # Without skills nothing goes by the profile, and a model need not be read for it.

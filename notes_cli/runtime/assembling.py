@@ -228,12 +228,31 @@ def meant(given: Iterable[str], known: Known) -> list[str]:
 
 
 def resolved(values: Mapping[str, str], segments: Sequence[Segment]) -> list[tuple[Reference, str]]:
-    """The field of one skill for each value, of `*.field` for each skill that has it; the last value of one counts.
+    """The field of one skill for each value, of `*.field` for each skill that has it.
 
-    Raise SkillError for a field that no skill has, and for one without a skill that several have.
+    Raise SkillError for a field that no skill has, for one without a skill that several have, and for one that has two
+    values, by two references to it.
     """
+    known, found = known_fields(*segments), dict[Reference, str]()
+    for name, value in values.items():
+        for one in known.resolve(name):
+            if found.setdefault(one, value).strip() != value.strip():
+                what = f"{one.key} is given two new values, {found[one]!r} and {value!r}"
+                raise SkillError(what, Help.ONE_VALUE())
+    return list(found.items())
+
+
+def check_values(values: Mapping[str, str], errata: Sequence[str], segments: Sequence[Segment]) -> None:
+    """Raise SkillError where an erratum says something else of a field than its new value: they come in by different
+    ways, so neither is the later one. Of several errata of a field the last counts."""
+    if not values:
+        return
     known = known_fields(*segments)
-    return list({one: value for name, value in values.items() for one in known.resolve(name)}.items())
+    said = {known.find(one.key)[0]: one.value or "" for one in read_errata(errata, known) if one.field}
+    for one, value in resolved(values, segments):
+        if said.get(one, value).strip() != value.strip():
+            what = f"{one.key} is given the new value {value!r}, and {said[one]!r} by an erratum"
+            raise SkillError(what, Help.ONE_VALUE())
 
 
 def parse_values(given: Sequence[str]) -> dict[str, str]:

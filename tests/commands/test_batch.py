@@ -96,6 +96,8 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
         '{"question": "Why?", "errata": ["colour=red"]}': "colour",
         '{"question": "Why?", "fields": {"colour": "red"}}': "colour",
         '{"question": "Why?", "fields": {"tier": 1}}': "fields must be an object of strings",
+        '{"question": "Why?", "fields": {"tier": "b"}, "errata": ["tier=c"]}': "is given the new value 'b', and 'c'",
+        '{"question": "Why?", "fields": {"tier": "b", "returns.tier": "c"}}': "tier is given two new values, 'b' and",
         '{"question": "Why?", "method": "field"}': "the method says how new values of fields come in",
         '{"question": "Why?", "fields": {"tier": "b"}, "method": "magic"}': "magic",
         '{"question": "Why?", "wording": "loud"}': "loud",

@@ -95,6 +95,16 @@ def test_no_splice_is_the_reference_of_each(notes: Notes, influenced: Path) -> N
             assert edited["probabilities"] == pytest.approx(full["probabilities"], rel=0.05, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    "also",
+    [("--erratum", "date=9 May", "--erratum", "date = 2026-07-01"), ("--field", "returns.date=2026-07-01")],
+    ids=["erratum", "field"],
+)
+def test_what_says_the_same_twice_is_no_contradiction(notes: Notes, compiled: Path, also: tuple[str, ...]) -> None:
+    """Of several errata of a field it is the last that counts."""
+    assert notes(*ASK, *FIELD, *also, "--explain").code == 0
+
+
 def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
     """Nothing is edited."""
     ask = (*ASK, "--explain", "--json")
@@ -115,6 +125,15 @@ def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
         ((*FIELD, "--method", "selective@0"), 1, "no edit method 'selective@0'"),
         ((*FIELD, "--method", "block"), 1, "Run: notes compile --from returns -m "),
         (("--method", "field"), 2, "--method says how --field amends the cache: give --field NAME=VALUE, too"),
+        (
+            ("--erratum", "date=2026-05-02", *FIELD),
+            *(2, "date is given the new value '2026-07-01', and '2026-05-02' by an erratum. Leave one --field or"),
+        ),
+        ((*FIELD, "--erratum", "Date: 9 May", "--erratum", "date: 8 May"), 2, "and '8 May' by an erratum"),
+        (
+            (*FIELD, "--field", "returns.date=9 May"),
+            *(2, "date is given two new values, '2026-07-01' and '9 May'. Leave one --field or --erratum out"),
+        ),
     ],
 )
 @pytest.mark.parametrize("explain", [False, True])
@@ -278,6 +297,18 @@ def test_whose_field_is_not_guessed(notes: Notes, two: tuple[str, ...], option: 
     done = notes(*ask, option, "*.date=2026-07-01", "-n", 1, "--json")
     assert [piece["kind"] for piece in done.json["pieces"]].count("erratum") == 2
     assert done.err.startswith("*.date is returns.date, fees.date\n")
+
+
+def test_values_that_contradict_each_other_are_of_one_skill(notes: Notes, two: tuple[str, ...]) -> None:
+    """Another skill's field of the same name is another field; one of all skills is each of them."""
+    ask = ("ask", "Why?", *two, "--method", "field", "-n", 1, "--field", "returns.date=1 May")
+    for other in (("--field", "fees.date=2 May"), ("--erratum", "fees.date=2 May")):
+        assert notes(*ask, *other).code == 0
+    for other in (("--field", "*.date=2 May"), ("--erratum", "*.date=2 May")):
+        outcome = notes(*ask, *other)
+        assert outcome.code == 2 and "returns.date is given" in outcome.err and "'2 May'" in outcome.err
+    both = ("--field", "returns.date=1 May", "--field", "*.date=2 May")
+    assert notes("verify", "returns", "fees", "--question", "x", *both).code == 2
 
 
 def test_a_field_in_place_is_that_of_its_skill(notes: Notes, two: tuple[str, ...]) -> None:
