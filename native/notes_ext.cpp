@@ -242,6 +242,16 @@ int32_t notes_append(llama_context * ctx, const llama_seq_id * seqs, const int32
     });
 }
 
+int32_t notes_show(llama_context * ctx, llama_seq_id seq, const float * rows, int32_t n, int32_t width, const llama_pos * positions, bool whole) {
+    if (!ctx || !rows || !positions) {
+        return null_argument();
+    }
+    return guarded([&] {
+        notes_kv::show(*ctx, seq, rows, n, width, positions, whole);
+        return NOTES_OK;
+    });
+}
+
 int32_t notes_truncate(llama_context * ctx, llama_seq_id seq, llama_pos p0) {
     if (!ctx) {
         return null_argument();

@@ -6,7 +6,8 @@
 //
 // Every call that can fail returns a notes_status; notes_error() then says in one sentence what and why. After a
 // failure the sequence is as it was before the call; one that cannot go back (recurrent state, layers that keep only
-// a sliding window) is empty if a decode failed half way. Nothing here aborts or throws across the interface.
+// a sliding window) is empty if a decode failed half way, and so is another one whose recurrent state llama.cpp was about to move then.
+// Nothing here aborts or throws across the interface.
 // Like all of llama.cpp, a context may be used by one thread at a time.
 #pragma once
 
@@ -20,7 +21,7 @@
 extern "C" {
 #endif
 
-#define NOTES_ABI_VERSION 7
+#define NOTES_ABI_VERSION 8
 
 enum notes_status {
     NOTES_OK            =  0,
@@ -211,6 +212,12 @@ LLAMA_API int32_t notes_rewrite(struct llama_context * ctx, llama_seq_id seq, co
 // order of the tokens asked for: llama_get_logits_ith(ctx, -k).
 LLAMA_API int32_t notes_append(struct llama_context * ctx, const llama_seq_id * seqs, const int32_t * n_tokens,
         const int32_t * outputs, int32_t n_seqs, const llama_token * tokens);
+
+// Decode the rows of an image after the last row of `seq`: `n` vectors of `width` numbers, as the model's input has them, each at
+// a time, a row and a column, `positions[0..n)`, `[n..2n)` and `[2n..3n)`, of which a model with one axis takes the first. Never
+// before what is there. `whole`: they see each other, so that all of them must fit into one micro-batch.
+LLAMA_API int32_t notes_show(struct llama_context * ctx, llama_seq_id seq, const float * rows, int32_t n, int32_t width,
+        const llama_pos * positions, bool whole);
 
 // Drop the rows of `seq` from position `p0` on. Refused where the next token would look at rows of a sliding window that
 // are gone, and where recurrent state cannot go back.

@@ -705,6 +705,15 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
     return finite;
 }
 
+// Cells that have a position and no sequence: memory ran out between the two.
+static void sweep(llama_kv_cells & cells) {
+    for (uint32_t cell = 0; cell < cells.size(); ++cell) {
+        if (!cells.is_empty(cell) && cells.seq_count(cell) == 0) {
+            cells.rm(cell);
+        }
+    }
+}
+
 // Cells of a sequence at positions [p0, p1), in order of position, then of row and column.
 static std::vector<uint32_t> cells_between(const llama_kv_cells & cells, llama_seq_id seq, llama_pos p0, int64_t p1) {
     std::vector<uint32_t> res;
@@ -809,65 +818,77 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     struct landing { llama_ubatch ubatch; llama_kv_cache::slot_info slot; };
     std::vector<landing> landings;
     std::vector<place>   places;
-    for (size_t c = 0; c < memory.caches.size(); ++c) {
-        auto & kv = *memory.caches[c].kv;
-
-        int32_t first = 0;
-        if (!whole_window(c) && p1 > kv.n_swa) {
-            kv.seq_rm(seq, 0, p1 - kv.n_swa);
-            while (at(first, 0) < p1 - (int64_t) kv.n_swa) {
-                first++;
-            }
-        }
-
-        landing to { ubatch(seq, tokens, first, n, at), {} };
-        to.slot = kv.find_slot(to.ubatch, false);
-        if (to.slot.empty()) {
-            throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(n - first) + " free cells in the K/V cache");
-        }
-        if (memory.caches[c].kind == NOTES_INDEXER && to.slot.idxs != landings.front().slot.idxs) {
-            throw notes_failure(NOTES_E_ROOM, "the indexer's keys are not in the cells of the rows");
-        }
-        places.push_back({ (uint32_t) to.slot.strm[0], runs(to.slot.idxs[0], first) });
-        landings.push_back(std::move(to));
-    }
-
-    int64_t state = 0;
+    bool gone = false; // what the sequence had before is not whole any more
     std::function<void()> undo = [] {};
-    if (memory.recurrent) {
-        auto & mem = *memory.recurrent;
-        if (carried) {
-            undo = [&mem, cells = mem.cells, used = mem.used, head = mem.head] {
-                mem.cells = cells;
-                mem.used  = used;
-                mem.head  = head;
-            };
-        } else {
-            undo = [&mem, seq] { mem.seq_rm(seq, -1, -1); };
-            mem.seq_rm(seq, -1, -1);
-        }
-        if (!mem.find_slot(ubatch(seq, tokens, carried ? 0 : n - 1, n, at))) { // a cell of its own, whoever shared it
-            undo();
-            throw notes_failure(NOTES_E_ROOM, "no room for the state of another sequence");
-        }
-        state = mem.head;
-        mem.cells[state].src = state; // as in state_read_meta: what is there counts
-    }
-
-    // Free cells first, the books after: if the rows turn out bad, or other than those that were written to their file, no
-    // sequence has ever seen them. What has been written by then is finite: a free cell is still multiplied with zero
-    // weights, and may hold no NaN.
     try {
+        for (size_t c = 0; c < memory.caches.size(); ++c) {
+            auto & kv = *memory.caches[c].kv;
+
+            int32_t first = 0;
+            if (!whole_window(c) && p1 > kv.n_swa) {
+                gone = true;
+                kv.seq_rm(seq, 0, p1 - kv.n_swa);
+                while (at(first, 0) < p1 - (int64_t) kv.n_swa) {
+                    first++;
+                }
+            }
+
+            landing to { ubatch(seq, tokens, first, n, at), {} };
+            to.slot = kv.find_slot(to.ubatch, false);
+            if (to.slot.empty()) {
+                throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(n - first) + " free cells in the K/V cache");
+            }
+            if (memory.caches[c].kind == NOTES_INDEXER && to.slot.idxs != landings.front().slot.idxs) {
+                throw notes_failure(NOTES_E_ROOM, "the indexer's keys are not in the cells of the rows");
+            }
+            places.push_back({ (uint32_t) to.slot.strm[0], runs(to.slot.idxs[0], first) });
+            landings.push_back(std::move(to));
+        }
+
+        int64_t state = 0;
+        if (memory.recurrent) {
+            auto & mem = *memory.recurrent;
+            if (carried) {
+                undo = [&mem, cells = mem.cells, used = mem.used, head = mem.head]() mutable {
+                    mem.cells.swap(cells);
+                    mem.used  = used;
+                    mem.head  = head;
+                };
+            } else {
+                undo = [&mem, seq] { mem.seq_rm(seq, -1, -1); };
+                mem.seq_rm(seq, -1, -1);
+            }
+            if (!mem.find_slot(ubatch(seq, tokens, carried ? 0 : n - 1, n, at))) { // a cell of its own, whoever shared it
+                throw notes_failure(NOTES_E_ROOM, "no room for the state of another sequence");
+            }
+            state = mem.head;
+            mem.cells[state].src = state; // as in state_read_meta: what is there counts
+        }
+
+        // Free cells first, the books after: if the rows turn out bad, or other than those that were written to their file, no
+        // sequence has ever seen them. What has been written by then is finite: a free cell is still multiplied with zero
+        // weights, and may hold no NaN.
+        gone |= carried;
         if (!move(INTO_CACHE, places, state, source, n, moved)) {
             throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
         }
+
+        for (size_t c = 0; c < landings.size(); ++c) {
+            memory.caches[c].kv->apply_ubatch(landings[c].slot, landings[c].ubatch);
+        }
     } catch (...) {
         undo();
+        if (gone) {
+            ctx.get_memory()->seq_rm(seq, -1, -1);
+        } else {
+            for (const auto & cache : memory.caches) {
+                cache.kv->seq_rm(seq, p0, p1);
+            }
+        }
+        for (const auto & cache : memory.caches) {
+            sweep(cache.kv->v_cells[cache.kv->get_stream(seq)]);
+        }
         throw;
-    }
-
-    for (size_t c = 0; c < landings.size(); ++c) {
-        memory.caches[c].kv->apply_ubatch(landings[c].slot, landings[c].ubatch);
     }
     if (memory.pools) {
         memory.pools->mem_idx_stale_set(seq, 0);
@@ -996,8 +1017,30 @@ bool notes_kv::has_still_pairs() const {
 // decoding
 //
 
-static void decode(llama_context & ctx, const llama_batch_ext & batch) {
-    const int status = ctx.decode(batch);
+// To have the states of a batch side by side, llama.cpp gives the cell of a sequence that is not in it to one that is. The
+// books say so at once, the data moves as the graph runs: if that fails, such a sequence would go on from another's state. It is emptied.
+static void decode(llama_context & ctx, const notes_memory & parts, const llama_batch_ext & batch) {
+    std::vector<int32_t> tails;
+    for (uint32_t seq = 0; parts.recurrent && seq < ctx.n_seq_max(); ++seq) {
+        tails.push_back(parts.recurrent->cells[seq].tail);
+    }
+    const auto empty_moved = [&] {
+        for (size_t seq = 0; seq < tails.size(); ++seq) {
+            if (parts.recurrent->cells[seq].tail != tails[seq]) {
+                ctx.get_memory()->seq_rm(seq, -1, -1);
+            }
+        }
+    };
+    int status = 0;
+    try {
+        status = ctx.decode(batch);
+    } catch (...) {
+        empty_moved();
+        throw;
+    }
+    if (status != 0) {
+        empty_moved();
+    }
     switch (status) {
         case 0: return;
         case 1: throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(batch.tokens.size()) + " free cells in the K/V cache");
@@ -1068,43 +1111,59 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
     // Out of the sequence's sight, but not free: the old rows survive until the new ones are there. Meanwhile no cell is free
     // for lying outside of a window: the parked ones and what the next token to be rewritten looks at would seem to.
     std::vector<bool> keeps;
-    for (size_t c = 0; c < memory.caches.size(); ++c) {
-        keeps.push_back(memory.caches[c].kv->keep_masked);
-        memory.caches[c].kv->keep_masked = true;
-        for (const uint32_t cell : old[c]) {
-            cells_of(c).seq_add(cell, PARKED);
-            cells_of(c).seq_rm (cell, seq);
-        }
+    for (const auto & cache : memory.caches) {
+        keeps.push_back(cache.kv->keep_masked);
     }
+    bool parked = false; // all of them: new rows can be where the old ones were
     const auto finish = [&](bool done) {
         for (size_t c = 0; c < memory.caches.size(); ++c) {
+            memory.caches[c].kv->keep_masked = keeps[c];
+        }
+        for (size_t c = 0; c < memory.caches.size(); ++c) {
             auto & cells = cells_of(c);
-            for (int32_t i = 0; !done && i < n; ++i) {
-                for (const uint32_t cell : cells_between(cells, seq, positions[i], (int64_t) positions[i] + 1)) {
+            for (uint32_t cell = 0; !done && parked && cell < cells.size(); ++cell) { // not by position: a set may lack what a cell has
+                if (cells.seq_has(cell, seq) && std::binary_search(positions, positions + n, cells.pos_get(cell))) {
                     cells.seq_rm(cell, seq);
                 }
             }
             for (const uint32_t cell : old[c]) {
-                if (!done) {
+                if (!done && !cells.seq_has(cell, seq)) {
                     cells.seq_add(cell, seq);
                 }
-                cells.seq_rm(cell, PARKED);
+                if (cells.seq_has(cell, PARKED)) {
+                    cells.seq_rm(cell, PARKED);
+                }
             }
-            memory.caches[c].kv->keep_masked = keeps[c];
+            if (!done) {
+                sweep(cells);
+            }
         }
     };
 
     try {
+        for (size_t c = 0; c < memory.caches.size(); ++c) {
+            memory.caches[c].kv->keep_masked = true;
+            for (const uint32_t cell : old[c]) {
+                cells_of(c).seq_add(cell, PARKED);
+                cells_of(c).seq_rm (cell, seq);
+            }
+        }
+        parked = true;
         for (int32_t i0 = 0; i0 < n; i0 += n_batch) {
             llama_batch_ext batch(&ctx);
             batch.pos_any = true;
             for (int32_t i = i0; i < std::min(n, i0 + n_batch); ++i) {
                 add(batch, seq, positions[i], tokens[i], output == NOTES_OUTPUT_ALL || (output == NOTES_OUTPUT_LAST && i == n - 1));
             }
-            decode(ctx, batch);
+            decode(ctx, memory, batch);
         }
     } catch (...) {
-        finish(false);
+        try {
+            finish(false);
+        } catch (...) { // no memory for the books of the rows as they were
+            ctx.get_memory()->seq_rm(seq, -1, -1);
+            finish(true);
+        }
         throw;
     }
     finish(true);
@@ -1192,18 +1251,84 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
             for (size_t i = i0; i < i1; ++i) {
                 add(batch, items[i].seq, items[i].pos, items[i].token, items[i].output);
             }
-            decode(ctx, batch);
+            decode(ctx, parts, batch);
             i0 = i1;
         }
     } catch (...) {
         for (const auto & [seq, p0] : starts) {
-            // recurrent state cannot go back, and a small window has dropped what it looked at before
-            if (!memory.seq_rm(seq, p0, -1) || lacks_window(parts, seq, p0)) {
-                memory.seq_rm(seq, -1, -1);
-            }
+            go_back(ctx, parts, seq, p0);
         }
         throw;
     }
+}
+
+// Without the rows from p0 on; empty where that is not possible: recurrent state cannot go back, and a small window has dropped what it
+// looked at before.
+void notes_kv::go_back(llama_context & ctx, const notes_memory & parts, llama_seq_id seq, llama_pos p0) {
+    auto & memory = *ctx.get_memory();
+    if (!memory.seq_rm(seq, p0, -1) || lacks_window(parts, seq, p0)) {
+        memory.seq_rm(seq, -1, -1);
+    }
+    for (const auto & cache : parts.caches) {
+        sweep(cache.kv->v_cells[cache.kv->get_stream(seq)]);
+    }
+}
+
+void notes_kv::show(llama_context & ctx, llama_seq_id seq, const float * rows, int32_t n, int32_t width, const llama_pos * positions, bool whole) {
+    const std::string why = refusal(ctx, NOTES_APPEND);
+    if (!why.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, why);
+    }
+    check_seq(ctx, seq);
+    const int32_t n_ubatch = ctx.n_ubatch();
+    if (n <= 0 || (whole && n > n_ubatch)) {
+        throw notes_failure(NOTES_E_ARGUMENT, "cannot show " + std::to_string(n) + " rows (that see each other: at most " + std::to_string(n_ubatch) + ")");
+    }
+    const int32_t n_pos = ctx.get_model().hparams.n_pos_per_embd();
+    const notes_memory parts(ctx);
+    llama_pos before = 0; // rows of an image share positions: those after the last one that there is are new
+    for (const auto & cache : parts.caches) {
+        before = std::max(before, cache.kv->seq_pos_max(seq) + 1);
+    }
+    before = std::max(before, ctx.get_memory()->seq_pos_max(seq) + 1);
+    if (*std::min_element(positions, positions + n) < before) {
+        throw notes_failure(NOTES_E_POSITION, "an image goes after the last row of sequence " + std::to_string(seq) + ", from position " + std::to_string(before) + " on");
+    }
+    check_last(ctx, *std::max_element(positions, positions + n));
+    if (lacks_window(parts, seq, positions[0])) {
+        throw notes_failure(NOTES_E_POSITION, "the sliding-window layers no longer hold what position " + std::to_string(positions[0]) +
+                " of sequence " + std::to_string(seq) + " looks at (swa_full keeps all rows)");
+    }
+
+    const bool causal = ctx.get_causal_attn();
+    try {
+        ctx.set_causal_attn(causal && !whole);
+        for (int32_t i0 = 0; i0 < n; i0 += n_ubatch) {
+            llama_batch_ext batch(&ctx);
+            if ((size_t) width != batch.n_embd_inp) {
+                throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(width) + " numbers given, the model takes " + std::to_string(batch.n_embd_inp));
+            }
+            const int32_t i1 = std::min(n, i0 + n_ubatch);
+            batch.n_embd = width;
+            batch.embd.assign(rows + (int64_t) i0*width, rows + (int64_t) i1*width);
+            for (int32_t i = i0; i < i1; ++i) {
+                llama_batch_ext::token t;
+                t.has_embd = true;
+                t.embd_off = (size_t) (i - i0)*width;
+                for (int32_t axis = 0; axis < n_pos; ++axis) {
+                    t.pos[axis] = axis < 3 ? positions[(int64_t) axis*n + i] : 0; // the fourth is of sound
+                }
+                t.seq_ids.insert(seq);
+                batch.tokens.push_back(std::move(t));
+            }
+            decode(ctx, parts, batch);
+        }
+    } catch (...) {
+        ctx.set_causal_attn(causal);
+        go_back(ctx, parts, seq, before);
+        throw;
+    }
+    ctx.set_causal_attn(causal);
 }
 
 void notes_kv::truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0) {

@@ -63,6 +63,7 @@ struct notes_kv {
 
     // Any memory can append and truncate, if not everywhere.
     static void append  (llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens);
+    static void show    (llama_context & ctx, llama_seq_id seq, const float * rows, int32_t n, int32_t width, const llama_pos * positions, bool whole);
     static void truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0);
     static void share   (llama_context & ctx, llama_seq_id from, llama_seq_id to, int32_t n);
 
@@ -96,6 +97,7 @@ private:
     static llama_pos sees_from(const llama_kv_cache & kv, llama_pos pos);
     static bool keeps(const notes_memory & memory, size_t cache, llama_seq_id seq, llama_pos p0, llama_pos p1 = INT32_MAX);
     static bool lacks_window(const notes_memory & memory, llama_seq_id seq, llama_pos pos);
+    static void go_back(llama_context & ctx, const notes_memory & memory, llama_seq_id seq, llama_pos p0);
     int64_t room(size_t cache, llama_seq_id seq, int64_t first) const;
 
     // Neighbouring cells together: {5,6,7,2} is rows 0..2 at cells 5..7 and row 3 at cell 2.

@@ -33,7 +33,6 @@ _STRIDE = 128  # tokens of a call that nothing stops
 _STOPS = 3  # times that signals whose handlers raise nothing may stop a call
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
 
-_INT32_P = ctypes.POINTER(ctypes.c_int32)
 Output = Literal["none", "last", "all"]
 _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native.OUTPUT_ALL}
 
@@ -200,7 +199,7 @@ class Context:
 
     def lease(self) -> Lease:
         """An empty sequence. Where all are held, the context is made again with more of them (`resize`)."""
-        if self.model.recurrent and self._damaged and not self._pool.held:
+        if self._damaged and not self._pool.held and not self.used:
             self.clear()
         number = self._free()
         if number is None and self._pool.size < _MOST_SEQUENCES:
@@ -470,48 +469,29 @@ class Context:
         from `position` on. `axes`, [n, 3]: time, row and column of each, from 0 on, where the model has them. `whole`:
         they see each other, so that all must go into one micro-batch.
 
-        Raise EngineError if that fails; the sequence is as it was.
+        Raise EngineError if that fails; the sequence is as it was, or empty where it cannot go back.
         """
         if whole and len(rows) > self.n_ubatch:
             raise EngineError(
                 f"the {len(rows):,} rows of this image see each other, and {self.n_ubatch:,} fit into a micro-batch",
                 Help.LARGER_MICRO_BATCH(tokens=len(rows)),
             )
-        before = self.length(sequence)
-        planes = position + (np.arange(len(rows))[None] if axes is None else axes.T)
-        if axes is not None:
-            planes = np.vstack([planes, 0 * planes[:1]])  # the fourth is of sound
-        try:
-            if whole:
-                llama.llama_set_causal_attn(self.handle, False)
-            for first in range(0, len(rows), self.n_ubatch):
-                part = slice(first, first + self.n_ubatch)
-                self._show(sequence, rows[part], planes[:, part])
-        except BaseException:
-            self.truncate(sequence, before)
-            raise
-        finally:
-            if whole:
-                llama.llama_set_causal_attn(self.handle, True)
-
-    def _show(self, sequence: int, rows: NDArray[np.float32], planes: NDArray[np.int64]) -> None:
-        """Decode embeddings at these positions, [planes, n], one after the other as llama.cpp has them."""
-        count = len(rows)
+        count, width = rows.shape
+        planes = position + (np.zeros((3, 1), int) + np.arange(count) if axes is None else axes.T)
         embeddings = np.ascontiguousarray(rows, np.float32)
         where = integers(planes.ravel(), "a position")
-        owner = (ctypes.c_int32 * 1)(sequence)
-        batch = llama.llama_batch()
-        batch.n_tokens = count
-        batch.embd = embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        batch.pos = int32(where)
-        batch.n_seq_id = (ctypes.c_int32 * count)(*[1] * count)
-        batch.seq_id = (ctypes.POINTER(ctypes.c_int32) * count)(*[ctypes.cast(owner, _INT32_P)] * count)
-        batch.logits = (ctypes.c_int8 * count)()
         with self._unwatched():
-            status = llama.llama_decode(self.handle, batch)
+            native.call(
+                "notes_show",
+                self.handle,
+                self._known(sequence),
+                embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+                count,
+                width,
+                int32(where),
+                whole,
+            )
         process.interrupts.raise_kept()
-        if status:
-            raise EngineError(f"llama.cpp cannot decode the rows of an image (status {status})")
 
     def rewrite(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at positions that already hold rows, ascending, scattered or not, in their place."""
@@ -669,9 +649,9 @@ class Context:
                 self.truncate(sequence, length)
 
     def clear(self) -> None:
-        """Drop all sequences and end every lease. The data of recurrent state is cleared, too: NaN in it would survive
-        them."""
-        llama.llama_memory_clear(self._memory, self.model.recurrent)
+        """Drop all sequences and end every lease. The data is cleared, too: NaN would survive them in a recurrent state
+        and in free cells, which are multiplied by 0 without flash attention."""
+        llama.llama_memory_clear(self._memory, True)
         self._damaged = False
         self._pool.clear()
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from notes_cli.errors import EngineError, UnsupportedError
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 
 OK, E_UNSUPPORTED, E_ABORTED, E_DAMAGED, E_READ = 0, -2, -7, -8, -9
@@ -185,6 +185,10 @@ _signatures: dict[str, list[Any]] = {
     ],
     "notes_rewrite": [ctypes.c_void_p, ctypes.c_int32, _int32_p, _int32_p, ctypes.c_int32, ctypes.c_int],
     "notes_append": [ctypes.c_void_p, _int32_p, _int32_p, _int32_p, ctypes.c_int32, _int32_p],
+    "notes_show": [
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_float), ctypes.c_int32, ctypes.c_int32),
+        *(_int32_p, ctypes.c_bool),
+    ],
     "notes_truncate": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32],
     "notes_share": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
     "notes_used": [ctypes.c_void_p],

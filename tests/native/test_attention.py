@@ -187,3 +187,22 @@ def test_a_row_that_is_not_seen_may_be_anything(number: float, threads: int) -> 
     assert not seeing[:5].any() and seeing[5:].any()
     assert np.abs(alone[:, ~seeing] - beside[:, ~seeing]).max() < 2e-3  # row by row sums are in f16
     assert np.isfinite(number) or not np.isfinite(beside[:, seeing]).any()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("queries", [1, 3, 70])
+@pytest.mark.parametrize("wrong", ["query", "keys", "overflow"])
+def test_a_score_that_is_no_number_is_told(wrong: str, queries: int, threads: int) -> None:
+    """Nothing that a row sees has a score, or each is -inf: the result is no number either, and not 0, which would pass
+    for one. Other heads are as they are."""
+    case = Case(queries=queries, rows=256, heads=1, mask="none", threads=threads)
+    q, k, v, mask, sinks = given(case)
+    if wrong == "query":
+        q[:, 0] = np.nan
+    elif wrong == "keys":
+        k[:, 0] = np.nan
+    else:
+        k[:, 0], q[:, 0] = np.inf, -1.0
+    found = computed(case, q, k, v, mask, sinks)
+    assert np.isnan(found[:, :, 0]).all()
+    assert np.isfinite(found[:, :, 1]).all()

@@ -1,0 +1,101 @@
+"""Let one allocation after the other of an operation fail, each in a process of its own: `failing.py WHAT MODEL SHIM`.
+
+Run by test_failures.py with a malloc that can be told to fail. After it the sequence has the rows that it had, and goes
+on as it would have, or it is empty. Exits 1 where it is neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from notes_cli.engine.context import Context
+from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
+
+random = np.random.default_rng(1)
+TEXT = random.integers(0, 128, 200).astype(np.int32)
+SKILL = random.integers(0, 128, 48).astype(np.int32)
+EACH = 7  # every so-manieth allocation: there are some hundreds
+
+
+def main(what: str, path: str, shim: str) -> int:
+    malloc = ctypes.CDLL(shim)
+    malloc.arm.argtypes, malloc.disarm.restype = [ctypes.c_long], ctypes.c_long
+    options = ContextOptions(
+        n_ctx=512,
+        n_batch=64,
+        n_ubatch=64,
+        n_threads=1,
+        type_k="f32",
+        type_v="f32",
+        flash_attention="off",
+        swa_full=what != "window",
+    )
+    model = Model(Path(path))
+    with Context(model, options) as other:
+        other.append({0: SKILL})
+        rows = other.read(0, 0, len(SKILL), base=0, dtype="f32")
+    context = Context(model, options)
+    if what != "restore":
+        context.append({0: TEXT})
+    length = context.length(0)
+
+    def act() -> None:
+        if what == "rewrite":
+            context.rewrite(0, list(range(90, 110)), TEXT[:20])
+        else:
+            context.splice(0, length, SKILL, rows, 0)
+
+    def looked_at() -> np.ndarray:
+        """What it computes from here on."""
+        context.append({0: TEXT[:5]})
+        return context.logits()
+
+    with Context(model, options) as fresh:
+        if length:
+            fresh.append({0: TEXT})
+        fresh.append({0: TEXT[:5]})
+        wanted = fresh.logits()
+        fresh.clear()
+        fresh.append({0: TEXT[:5]})
+        empty = fresh.logits()
+
+    failed = 0
+    for number in range(1, 100_000, EACH):
+        child = os.fork()
+        if not child:
+            malloc.arm(number)
+            try:
+                act()
+                error = False
+            except Exception:  # of numpy's, too
+                error = True
+            if not malloc.disarm():
+                os._exit(3)  # there are no more
+            if not error:
+                os._exit(0)
+            now = context.length(0)
+            expected = wanted if now == length else empty
+            sound = now in (0, length) and float(np.abs(looked_at() - expected).max()) < 1e-3
+            sound = sound and context.used in (0, now + 5)
+            if not sound:
+                os.write(1, f"allocation {number}: {now} of {length} rows, {context.used} cells\n".encode())
+            os._exit(0 if sound else 1)
+        status = os.waitpid(child, 0)[1]
+        if status == 3 << 8:
+            break
+        if status:
+            print(f"allocation {number} ends with status {status}")
+            return 1
+        failed += 1
+    print(f"{failed} failed, of {number}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

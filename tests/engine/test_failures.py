@@ -1,0 +1,156 @@
+"""A computation that fails half way: each sequence is as it was, or empty, and goes on from nothing but its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import nmse
+
+from notes_cli.engine import native
+from notes_cli.engine.context import Context
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
+from notes_cli.engine.options import ContextOptions
+from notes_cli.errors import EngineError
+
+LoadZoo = Callable[..., Model]
+random = np.random.default_rng(3)
+TEXTS = [random.integers(0, 128, 30).astype(np.int32) for _ in range(3)]
+QUESTION = random.integers(0, 128, 8).astype(np.int32)
+
+
+def context(model: Model, **options: object) -> Context:
+    settings = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
+    return Context(model, ContextOptions(**{**settings, "flash_attention": "off", **options}))  # type: ignore[arg-type]
+
+
+@contextmanager
+def stopping(ctx: Context) -> Iterator[None]:
+    """Whatever is computed stops at its first node."""
+    stop = llama.ggml_abort_callback(lambda _: True)
+    llama.llama_set_abort_callback(ctx.handle, stop, None)
+    try:
+        yield
+    finally:
+        llama.llama_set_abort_callback(ctx.handle, llama.ggml_abort_callback(), None)
+
+
+@pytest.mark.parametrize("name", ["granitehybrid-dense", "qwen35-dense", "mamba-dense"])
+def test_no_sequence_goes_on_from_the_state_of_another(load_zoo: LoadZoo, name: str) -> None:
+    """To decode 0 and 2 together llama.cpp moves the state of 1, and does not if that is stopped: each is as it was, or
+    empty."""
+    model = load_zoo(name)
+    with context(model, n_sequences=3, unified=True) as ctx, context(model) as fresh:
+        for sequence, text in enumerate(TEXTS):
+            ctx.append({sequence: text})
+        with stopping(ctx), pytest.raises(EngineError, match="stopped"):
+            ctx.append({0: QUESTION, 2: QUESTION})
+        for sequence, text in enumerate(TEXTS):
+            fresh.clear()
+            if ctx.length(sequence):
+                assert ctx.length(sequence) == len(text)
+                fresh.append({0: text})
+            ctx.append({sequence: QUESTION})
+            fresh.append({0: QUESTION})
+            assert nmse(ctx.logits(), fresh.logits()) < 1e-9
+
+
+def picture(model: Model, rows: int) -> np.ndarray:
+    return random.standard_normal((rows, llama.llama_model_n_embd_inp(model.handle))).astype(np.float32)
+
+
+def test_an_image_needs_what_its_window_shows(load_zoo: LoadZoo) -> None:
+    """A second sequence goes on where a small cache has dropped the window: as text is, an image is refused."""
+    model = load_zoo("gemma3-dense")
+    text = random.integers(0, 128, 640).astype(np.int32)
+    with context(model, n_ctx=1024, n_sequences=2, unified=True, swa_full=False) as ctx:
+        ctx.append({0: text})
+        with ctx.share(0, 200) as other:
+            with pytest.raises(EngineError, match="sliding-window layers no longer hold what position 200"):
+                ctx.show(other.id, 200, picture(model, 40))
+            assert ctx.used == 640
+
+
+@pytest.mark.parametrize("name", ["llama-dense", "granitehybrid-dense"])
+def test_an_image_without_room_says_so(load_zoo: LoadZoo, name: str) -> None:
+    """After some of its rows: they are gone, with the whole sequence where it cannot go back."""
+    model = load_zoo(name)
+    with context(model, n_ctx=256) as ctx:
+        ctx.append({0: TEXTS[0]})
+        with pytest.raises(EngineError, match="free cells"):
+            ctx.show(0, 30, picture(model, 400))
+        assert ctx.length(0) == ctx.used == (0 if model.recurrent else 30)
+
+
+def test_an_image_goes_after_what_is_there(load_zoo: LoadZoo) -> None:
+    """Not before it, and with as many numbers as the model takes."""
+    model = load_zoo("llama-dense")
+    with context(model) as ctx:
+        ctx.append({0: TEXTS[0]})
+        with pytest.raises(EngineError, match="after the last row"):
+            ctx.show(0, 29, picture(model, 4))
+        with pytest.raises(EngineError, match="the model takes"):
+            ctx.show(0, 30, picture(model, 4)[:, 1:])
+        assert ctx.length(0) == 30
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_numbers_that_are_none_do_not_stay(load_zoo: LoadZoo, flash: str) -> None:
+    """Rows of NaN whose sequence is gone: the next one to be leased computes as ever."""
+    model = load_zoo("llama-dense")
+    with context(model, n_sequences=2, unified=True, flash_attention=flash) as ctx:
+        with ctx.lease() as bad:
+            ctx.show(bad.id, 0, np.full_like(picture(model, 100), np.nan))
+            with pytest.raises(EngineError, match="not numbers"):
+                ctx.append({bad.id: QUESTION})
+                ctx.logits()
+        with ctx.lease() as good:
+            ctx.append({good.id: QUESTION})
+            assert np.isfinite(ctx.logits()).all()
+        ctx.show(0, 0, np.full_like(picture(model, 100), np.nan))
+        ctx.clear()
+        ctx.append({0: QUESTION})
+        assert np.isfinite(ctx.logits()).all()
+
+
+SHIM = """
+#include <stdatomic.h>
+#include <stddef.h>
+extern void * __libc_malloc(size_t);
+static atomic_long left;
+static atomic_long failed;
+void arm(long n) { failed = 0; left = n; }
+long disarm(void) { left = 0; return failed; }
+void * malloc(size_t n) {
+    if (left > 0 && atomic_fetch_sub(&left, 1) == 1) {
+        failed++;
+        return NULL;
+    }
+    return __libc_malloc(n);
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="replaces malloc of glibc")
+@pytest.mark.parametrize("what", ["rewrite", "splice", "window", "restore"])
+def test_memory_that_runs_out(load_zoo: LoadZoo, tmp_path: Path, what: str) -> None:
+    """Whichever allocation of a rewrite or a splice fails: the sequence has its rows, or none (failing.py)."""
+    name = {"window": "gemma3-dense", "restore": "granitehybrid-dense"}.get(what, "llama-dense")
+    with load_zoo(name) as model:
+        path = model.path
+    (tmp_path / "shim.c").write_text(SHIM)
+    library = tmp_path / "shim.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, tmp_path / "shim.c"], check=True)
+    script = [sys.executable, str(Path(__file__).with_name("failing.py")), what, str(path), str(library)]
+    env = {"LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"}
+    env |= {"NOTES_LIBRARY": str(native.LIBRARY_PATH.parent)}
+    done = subprocess.run(script, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " failed, " in done.stdout
