@@ -137,7 +137,7 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
     standing = desk.errata.all() if desk.errata and found else ()
     calling = any(one.role == "assistant" for one in messages[question:])
     result = len(messages) - 1 if calling else None
-    now = told(talk, found, standing, asked.notes.errata, question, settings.wording, result)
+    now = told(talk, found, named, standing, asked.notes.errata, question, settings.wording, result)
     messages = [_corrected(one, number, now, named) for number, one in enumerate(messages)]
     given: list[Part] = []
     for name in named:

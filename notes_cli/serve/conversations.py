@@ -1,9 +1,12 @@
 """Conversations that come again with every turn: what each has been told, and with which skills it began.
 
-A client sends all messages each time, and knows nothing of errata that others gave. So it is remembered which of them
-were said before which message: a later turn has them in the same place, and only what is new is said, right before the
-new question. What was read before stays as it is. The skills are remembered, too: a conversation goes on with those
+A client sends all messages each time, and knows nothing of errata that everybody is told. So it is remembered which of
+them were said before which message: a later turn has them in the same place, and only what is new is said, right before
+the new question. What was read before stays as it is. The skills are remembered, too: a conversation goes on with those
 that it has when others compile them again.
+
+Messages do not tell two clients apart. So nothing that one has corrected is said to whoever does not say it, too: what
+is remembered of a client's own errata is where they were said, never that they were.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from notes_cli.engine.segment import Segment
@@ -22,6 +25,7 @@ from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.messages import ImagePart, Message
 
 MOST = 4096  # conversations that are remembered, the latest
+ALIKE = 16  # of the same messages, that differ in answers or errata
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,9 @@ class Talk:
 
     skills: dict[str, Segment] = field(default_factory=dict)
     with_skill: dict[str, tuple[str, ...]] = field(default_factory=dict)  # said right after a skill, when it came
-    early: tuple[str, ...] = ()  # said after the skills of the first turn
+    early: tuple[str, ...] = ()  # said after the skills that the first turn names
     before: dict[int, tuple[str, ...]] = field(default_factory=dict)  # said before a message
-    own: frozenset[str] = frozenset()  # errata that the client gave: one that it gives once more is said again
+    own: frozenset[str] = frozenset()  # errata of the client that were said: each turn has to give them again
     values: dict[tuple[str, str], str] = field(default_factory=dict)  # of skills' fields, as they were said last
     heard: int = 0  # standing errata that were there
 
@@ -40,7 +44,7 @@ class Talk:
 @dataclass(slots=True)
 class _Turn:
     talk: Talk
-    answer: str | None = None  # of the model
+    answers: tuple[str, ...] = ()  # of the model, one for each choice
     last: bool = True  # none of its later turns has come yet
 
 
@@ -59,24 +63,22 @@ class Conversations:
         keys = _keys(asked)
         for number in range(len(keys) - 1, 0, -1):
             message = asked.messages[number]
-            turns = self._turns.get(keys[number - 1]) if message.role == "assistant" else None
-            if turns:
-                text = message.text.strip()
-                said = [one for one in turns if one.answer is not None and one.answer.strip() == text]
-                said = said or [one for one in turns if text and one.answer and one.answer.strip().startswith(text)]
-                own = frozenset(asked.notes.errata)
-                return max(reversed(said or turns), key=lambda one: (one.talk.own == own, not one.talk.own))
+            turns = self._turns.get(keys[number - 1], ()) if message.role == "assistant" else ()
+            own = frozenset(asked.notes.errata)
+            said = [one for one in turns if one.talk.own <= own and _is_answer(message, one.answers)]
+            if said:
+                return max(reversed(said), key=lambda one: len(one.talk.own))
         return None
 
-    def keep(self, asked: Asked, talk: Talk, answer: str | None) -> None:
-        """A turn was answered."""
+    def keep(self, asked: Asked, talk: Talk, answers: Sequence[str]) -> None:
+        """A turn was answered; of an answer that was stopped what the client has heard."""
         before = self._find(asked)
         if before:
             before.last = False
         key = _keys(asked)[-1]
         turns = self._turns.setdefault(key, [])
-        turns[:] = [one for one in turns if (one.answer, one.talk.own) != (answer, talk.own)][-3:]
-        turns.append(_Turn(talk, answer))
+        turns[:] = [one for one in turns if (one.answers, one.talk.own) != (tuple(answers), talk.own)][1 - ALIKE :]
+        turns.append(_Turn(talk, tuple(answers)))
         self._turns.move_to_end(key)
         while len(self._turns) > MOST:
             self._turns.popitem(last=False)
@@ -90,6 +92,15 @@ class Conversations:
                 if segment and one.talk.values.get((skill, name), value_of(segment, name)) != value:
                     count += 1
         return count
+
+
+def _is_answer(message: Message, answers: Sequence[str]) -> bool:
+    """Whether a client may have made this message of one of these answers: it may have cut it off, and sends calls of
+    tools in a form of its own."""
+    text = message.text.strip()
+    if message.tool_calls:
+        return True
+    return any(one.strip() == text or (text and one.strip().startswith(text)) for one in answers)
 
 
 def value_of(segment: Segment, name: str) -> str | None:
@@ -117,6 +128,7 @@ def _plain(message: Message) -> list[object]:
 def told(
     talk: Talk | None,
     skills: dict[str, Segment],
+    named: Collection[str],
     errata: Sequence[Standing],
     own: Sequence[str],
     question: int,
@@ -124,19 +136,24 @@ def told(
     result: int | None = None,
 ) -> Talk:
     """What a conversation is told at its next turn, of which `question` is the last message of the user: standing
-    errata that it has not heard, and the client's own. `result`: the question was answered by calls of tools already,
-    and this message is the last result. Then what everybody is told waits for the next question, unless the client
-    has something to say of its own, which comes after it, with the result.
+    errata that it has not heard, and the client's own, said again where a standing one has said another value since.
+
+    `named`: the skills that are in no message. What is about one of a message of this turn is said right after it: the
+    skill would overrule a sentence before it. `result`: the question was answered by calls of tools already, and this
+    message is the last result. Then what everybody is told waits for the next question, unless the client has something
+    to say of its own, which comes after it, with the result.
 
     Raise SkillError for one of a field that no skill has.
     """
     first, talk = talk is None, talk or Talk()
-    new = [text for text in own if text not in talk.own]
-    waits = result is not None and not first and not new
     segments = list(skills.values())
     known = known_fields(*segments)
+    fresh = [name for name in skills if name not in named and name not in talk.skills]  # they come with this turn
+    new = [text for text in own if text not in talk.own]
+    waits = result is not None and not first and not new
     values, with_skill = dict(talk.values), dict(talk.with_skill)
     said: list[str] = []
+    overruled: set[tuple[str, str]] = set()  # by a standing one that is said now
 
     def sentence(one: Standing) -> str:
         (reference,) = [found for found in known.find(f"{one.skill}.{one.field}") if found.skill == one.skill][:1]
@@ -155,12 +172,21 @@ def told(
                 values[name, one.field] = one.value
                 if there:
                     said.append(sentence(one))
+                    overruled.add((name, one.field))
                 else:
                     with_skill[name] = (*with_skill.get(name, ()), sentence(one))
-    for erratum in parse_errata(new, segments):
-        said.append(word(erratum, wording))
-        for found in known.find(erratum.key) if erratum.field and erratum.value else ():
-            values[found.skill, found.field] = erratum.value or ""
+    given = [(text, erratum) for text in own for erratum in parse_errata([text], segments)]
+    for text, erratum in given:
+        of = known.find(erratum.key) if erratum.field and erratum.value else ()
+        if text not in new and not any((its.skill, its.field) in overruled for its in of):
+            continue
+        after = [name for name in fresh if not of or name in {its.skill for its in of}]
+        if after:
+            with_skill[after[-1]] = (*with_skill.get(after[-1], ()), word(erratum, wording))
+        else:
+            said.append(word(erratum, wording))
+        for its in of:
+            values[its.skill, its.field] = erratum.value or ""
     before = dict(talk.before)
     if said and not first:
         at = question if result is None else result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from notes_cli import output
@@ -31,14 +31,14 @@ IDLE = 32  # notebooks that are kept beside those that are being answered
 
 @dataclass(slots=True)
 class _Answer:
-    """The first answer to a request, as it is told."""
+    """The answers to a request, as they are told."""
 
     tell: Callable[[Told], object]
-    text: str = ""
+    texts: dict[int, str] = field(default_factory=dict)  # by the number of the choice
 
     def hear(self, words: Words) -> None:
-        if not words.index and not words.thought:
-            self.text += words.text
+        if not words.thought:
+            self.texts[words.index] = self.texts.get(words.index, "") + words.text
         self.tell(words)
 
 
@@ -89,8 +89,8 @@ class Turns:
             for book in books:
                 book.close()
             # Also of an answer that was stopped: its client goes on from what it has heard.
-            if arranged.talk and (heard.text or not failed):
-                self._desk.conversations.keep(arranged.asked, arranged.talk, heard.text)
+            if arranged.talk and (any(heard.texts.values()) or not failed):
+                self._desk.conversations.keep(arranged.asked, arranged.talk, [*heard.texts.values()] or [""])
             self._leave(held)
 
     def session(self, job: Job, session: Session, turn: Turn) -> Task[None]:

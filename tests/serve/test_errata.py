@@ -102,6 +102,54 @@ def test_a_client_corrects_its_own(own: Served) -> None:
     assert told(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused", "given again after another value"
 
 
+def test_nobody_hears_what_another_client_has_corrected(own: Served) -> None:
+    """Messages do not tell clients apart: the same ones, with the answer that the other was given or another one."""
+    one: list[Json] = []
+    assert told(turn(own, one, ASK, errata={"date": "2026-09-09"})) == "refused"
+    for answer in ("refused", "refused, I am afraid"):
+        talk = [ASK, {"role": "assistant", "content": answer}, ASK]
+        reply = own.chat(talk, notes=NOTES)
+        assert (told(reply), errata(reply)) == ("accepted", 0)
+    mine = [ASK, {"role": "assistant", "content": "refused"}, ASK]
+    reply = own.chat(mine, notes={**NOTES, "errata": {"date": "2026-09-09"}})
+    assert (told(reply), errata(reply)) == ("refused", 1)
+
+
+def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
+    """Also when there are more of them, with the same messages and answers, than are remembered."""
+    dates = [f"2026-{month:02}-{day:02}" for month in (7, 8) for day in range(1, 12)]
+    for date in dates:
+        assert told(own.chat([ASK], notes={**NOTES, "errata": {"date": date}})) == "refused"
+    talk = [ASK, {"role": "assistant", "content": "refused"}, {"role": "user", "content": f"{QUESTION} Think first."}]
+    for date in dates:
+        reply = own.chat(talk, notes={**NOTES, "errata": {"date": date}})
+        assert told(reply) == f"The date is {date}. So the return is refused."
+
+
+@pytest.mark.parametrize("before", [[], [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]])
+def test_a_client_corrects_a_text_that_it_sends_itself(own: Served, before: list[Json]) -> None:
+    """Its erratum comes after the text, wherever that is; a sentence before it would be overruled by it."""
+    text = own.http.get("/v1/notes/returns").json()["text"]
+    sent = [*before, {"role": "user", "content": f"{text}\n\n{QUESTION}"}]
+    notes = {"explain": True, "errata": {"date": "2026-07-01"}}
+    reply = own.chat(sent, notes=notes)
+    kinds = [kind for kind, _, _ in pieces(reply) if kind in ("splice", "erratum")]
+    assert (told(reply), kinds[-1], kinds.count("erratum")) == ("refused", "erratum", 1)
+    later = own.chat([*sent, {"role": "assistant", "content": "refused"}, ASK], notes=notes)
+    assert told(later) == "refused" and errata(later) == 1
+
+
+def test_a_clients_own_correction_is_said_again_after_that_of_everybody(own: Served) -> None:
+    """What a request says itself counts more than what everybody is told meanwhile."""
+    talk: list[Json] = []
+    late = {"date": "2026-07-01"}
+    assert told(turn(own, talk, ASK, errata=late)) == "refused"
+    own.http.post("/v1/notes/errata", json={"field": "date", "value": "2026-04-04"})
+    second = turn(own, talk, ASK, errata=late)
+    assert told(second) == "refused" and errata(second) == 3
+    assert errata(turn(own, talk, ASK, errata=late)) == 3, "once"
+
+
 def test_sessions_are_told_too(
     own: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,8 +227,8 @@ def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_a_stopped_answer_has_been_told(own: Served) -> None:
-    """An erratum that came once, with a turn whose answer the client stopped, was said all the same: the conversation
-    goes on from the part of the answer that it has heard, and from its rows."""
+    """An erratum that came with a turn whose answer the client stopped was said all the same: the conversation goes on
+    from the part of the answer that it has heard, and from its rows."""
     talk: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
     talk.append({"role": "user", "content": f"{QUESTION} Think first."})
@@ -195,7 +243,7 @@ def test_a_stopped_answer_has_been_told(own: Served) -> None:
                 break
     wait(lambda: own.scheduler.load == 0)
     talk.append({"role": "assistant", "content": heard})
-    reply = turn(own, talk, ASK)
+    reply = turn(own, talk, ASK, errata={"date": "2026-07-01"})
     assert told(reply) == "refused" and [one[:2] for one in pieces(reply)].count(("erratum", "live")) == 1
 
 

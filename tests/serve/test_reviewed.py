@@ -114,8 +114,8 @@ def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
     notes: dict[str, Any] = {"splice": ["returns"]}
     mine = {**notes, "errata": {"date": "2026-07-01"}}
     first, other = (parse_chat({"messages": HELLO, "notes": one}) for one in (mine, notes))
-    conversations.keep(first, Talk(early=("mine",), own=frozenset(first.notes.errata)), "Hi!")
-    conversations.keep(other, Talk(), "Hi!")
+    conversations.keep(first, Talk(early=("mine",), own=frozenset(first.notes.errata)), ["Hi!"])
+    conversations.keep(other, Talk(), ["Hi!"])
     for one, early in ((mine, ("mine",)), (notes, ())):
         talk = conversations.find(parse_chat({"messages": AGAIN, "notes": one}))
         assert talk is not None and talk.early == early
@@ -127,9 +127,9 @@ def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:
     segment: Segment = served.at_context(lambda: served.scheduler.shelf.segment("returns"))
     talk = Talk(skills={"returns": segment}, heard=0)
     errata = [Standing("returns", "date", was="2030-01-01", value="2026-07-01", time="2026-11-22T00:00:00Z")]
-    now = told(talk, {"returns": segment}, errata, (), 2, None)
+    now = told(talk, {"returns": segment}, ["returns"], errata, (), 2, None)
     assert "2026-07-01" in " ".join(now.before[2])
-    again = told(Talk(skills={"returns": segment}, heard=5), {"returns": segment}, errata, (), 2, None)
+    again = told(Talk(skills={"returns": segment}, heard=5), {"returns": segment}, ["returns"], errata, (), 2, None)
     assert again.before == now.before  # the file of errata was mended, and is shorter
 
 
