@@ -7,7 +7,7 @@
         print(model.ask("May I return this?", splice=[returns], errata=["date=2026-07-01"]))
 
 What goes wrong is a NotesError, with `what` happened and a `remedy`. Nothing is printed: notices, progress and texts go
-to a Listener. Use a model, and what it hands out, from one thread at a time.
+to a Listener. Threads may share a model and what it hands out: what one of them asks waits for what another has asked.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
+from notes_cli.runtime.alone import alone, alone_each
 from notes_cli.runtime.asking import (
     PARALLEL,
     SILENT,
@@ -164,6 +165,7 @@ class Model:
         self.workspace = workspace
         self._held = ExitStack()
 
+    @alone
     def close(self) -> None:
         """Close the sessions that are open, and the model."""
         try:
@@ -184,6 +186,7 @@ class Model:
 
     # Skills.
 
+    @alone
     def compile(
         self,
         source: str | os.PathLike[str] | Skill,
@@ -216,6 +219,7 @@ class Model:
         that it has by itself."""
         return self.workspace.compiling()
 
+    @alone
     def bring_up_to_date(
         self,
         source: str | os.PathLike[str] | Skill,
@@ -261,6 +265,7 @@ class Model:
             )
         return replace(compiled, warnings=warnings)
 
+    @alone
     def import_segment(
         self,
         source: str | os.PathLike[str],
@@ -286,6 +291,7 @@ class Model:
                 say=listener.notice,
             )
 
+    @alone
     def segment(self, name: str) -> Segment:
         """A compiled skill by its name, or a segment file. Raise SegmentError if it is not there, or does not fit this
         model."""
@@ -294,6 +300,7 @@ class Model:
 
     # Questions.
 
+    @alone
     def ask(
         self,
         question: str | Request,
@@ -306,6 +313,7 @@ class Model:
         prefers. Raise NotesError where that cannot be."""
         return ask(self.workspace, _request(question, method, how), listener)
 
+    @alone_each
     def stream(
         self,
         question: str | Request,
@@ -318,6 +326,7 @@ class Model:
         before the first text is asked for; closing the generator ends the answer."""
         return ask_stream(self.workspace, _request(question, method, how), listener)
 
+    @alone_each
     def ask_many(
         self,
         questions: Iterable[str | Request | NotesError],
@@ -338,6 +347,7 @@ class Model:
         for _, outcome in ask_many(self.workspace, requests, parallel, listener):
             yield outcome
 
+    @alone
     def explain(
         self,
         question: str | Request,
@@ -358,6 +368,7 @@ class Model:
 
         return Sessions(self.workspace.paths.sessions)
 
+    @alone
     def session(self, name: str, *, new: bool = True, reading: bool = False) -> Session:
         """Begin a session of this name or go on with it. It is held until it, or the model, is closed.
 
@@ -375,6 +386,7 @@ class Model:
 
     # Measuring.
 
+    @alone
     def verify(
         self,
         splice: Sequence[Wanted] | Examination,
@@ -389,6 +401,7 @@ class Model:
         wanted = splice if isinstance(splice, Examination) else Examination(splice=splice, **_said(how))
         return examine_splice(self.workspace, wanted, listener)
 
+    @alone
     def verify_edits(
         self,
         splice: Sequence[Wanted] | Examination,
@@ -406,6 +419,7 @@ class Model:
             splice = Examination(splice=splice, values=values or {}, methods=methods, **_said(how))
         return examine_edits(self.workspace, splice, listener)
 
+    @alone
     def calibrate(
         self,
         cases: Sequence[Case] | None = None,
@@ -424,12 +438,14 @@ class Model:
             pairs = drawn() if cases is None else ()
         return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, listener, pairs)
 
+    @alone
     def probe(self, wanted: Probing, *, listener: Listener = SILENT) -> Probe:
         """Measure on which tokens of a skill a decision rests. Raise NotesError where that cannot be."""
         from notes_cli.measure.probing import probe_skill
 
         return probe_skill(self.workspace, wanted, listener)
 
+    @alone
     def bench(self, wanted: Benching | None = None, *, listener: Listener = SILENT) -> Speed:
         """Measure how fast a splice is here, beside a memcpy of its bytes, the question after it and a prefill of its
         tokens. Raise UnsupportedError for a model whose rows cannot be moved, EngineError where none of the lengths
@@ -444,8 +460,9 @@ class Session:
 
     def __init__(self, held: Held, stack: ExitStack) -> None:
         """`stack` gives it up when it is closed. `Model.session` makes both."""
-        self._session, self._stack = held, stack
+        self._held, self._stack = held, stack
 
+    @alone
     def close(self) -> None:
         """Give it up, and the forks that were made of it. All complete turns are on disk."""
         self._stack.close()
@@ -457,8 +474,19 @@ class Session:
         self.close()
 
     @property
+    def workspace(self) -> Workspace:
+        """That of its model."""
+        return self._held.workspace
+
+    @property
+    def _session(self) -> Held:
+        """Raise SessionError once it is closed: another process may have gone on with it."""
+        self._held.stored.check_held()
+        return self._held
+
+    @property
     def name(self) -> str:
-        return self._session.stored.name
+        return self._held.stored.name
 
     @property
     def empty(self) -> bool:
@@ -485,6 +513,7 @@ class Session:
         """What it is made of, in order: pieces of prompts, answers and edits."""
         return tuple(self._session.state.entries)
 
+    @alone
     def ask(
         self,
         question: str | Request,
@@ -497,6 +526,7 @@ class Session:
         what belongs to its first turn: `values`, `recompute`, `place` and `system`."""
         return self._session.ask(_request(question, method, how), listener)
 
+    @alone_each
     def stream(
         self,
         question: str | Request,
@@ -509,6 +539,7 @@ class Session:
         complete, and not if the generator is closed before."""
         return self._session.stream(_request(question, method, how), listener)
 
+    @alone
     def edit(
         self, field: str, value: str, method: Method | str | None = None, *, listener: Listener = SILENT
     ) -> list[Edited]:
@@ -516,6 +547,7 @@ class Session:
         measured to be best. Raise NotesError where that cannot be; then nothing is changed."""
         return list(self.edits({field: value}, method, listener=listener))
 
+    @alone_each
     def edits(
         self, values: Mapping[str, str], method: Method | str | None = None, *, listener: Listener = SILENT
     ) -> Iterator[Edited]:
@@ -523,15 +555,18 @@ class Session:
         one of them cannot be."""
         return self._session.edits(values, _method(method), listener)
 
+    @alone
     def undo(self) -> Line:
         """Go back to before the last turn, edit, compaction or cut, which is returned. Raise SessionError if there is
         none."""
         return self._session.undo()
 
+    @alone
     def compact(self) -> Compacted:
         """Take out the errata that later ones of the same field supersede."""
         return self._session.compact()
 
+    @alone
     def forget(self, *parts: str, method: str = "cut", dry: bool = False) -> Forgotten:
         """Take out parts: a turn (`3`), turns (`3-5`), a chain of thought (`thought:3`), results of tools (`tool:3`).
 
@@ -541,6 +576,7 @@ class Session:
         """
         return self._session.forget(parts, method, dry=dry)
 
+    @alone
     def fork(self, name: str) -> Session:
         """A second session that goes on from here. It is closed with this one, or before. Raise SessionError if there
         is one of that name, or nothing to fork yet."""
@@ -549,6 +585,7 @@ class Session:
         self._stack.callback(fork.close)
         return fork
 
+    @alone
     def verify(
         self,
         questions: Sequence[str] | Examination = (),
@@ -574,10 +611,14 @@ def _request(question: str | Request, method: Method | str | None, how: Asking) 
 
 
 def _said(how: Asking | Examining) -> dict[str, Any]:
-    """The same, with errata as they are written on a command line."""
+    """The same, with errata as they are written on a command line. Raise NotesError for a field that is none."""
     errata = how.get("errata")
-    texts = {"errata": [f"{name}={value}" for name, value in errata.items()]} if isinstance(errata, Mapping) else {}
-    return {**how, **texts}
+    if not isinstance(errata, Mapping):
+        return {**how}
+    for name in errata:
+        if "=" in name:
+            raise NotesError(f"an erratum is of {name!r}, and no field has = in its name")
+    return {**how, "errata": [f"{name}={value}" for name, value in errata.items()]}
 
 
 def _method(given: Method | str | None) -> Method | None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -38,6 +39,67 @@ def model(make_model: MakeModel, home: Path) -> Iterator[notes.Model]:
     """Random weights, and the folders of NOTES_HOME."""
     with notes.open(make_model(), notes.ContextOptions(n_ctx=1024, n_threads=1)) as opened:
         yield opened
+
+
+def test_a_closed_session_is_not_used(model: notes.Model, skill: Skill) -> None:
+    """Another process may have gone on with it: nothing is answered, written or read from what it was."""
+    segment = model.compile(skill)
+    with model.session("mine") as old:
+        old.ask(QUESTION, splice=[segment], limit=2)
+        going = old.stream("And then?", limit=8)
+        next(going)
+    with model.session("mine") as now:
+        now.ask("And now?", limit=2)
+        turns = now.turns
+    uses = [
+        lambda: old.ask("Again?"),
+        lambda: next(old.stream("Again?")),
+        lambda: old.edit("date", "2026-07-01"),
+        old.undo,
+        old.compact,
+        lambda: old.forget("1"),
+        lambda: old.fork("other"),
+        lambda: old.turns,
+    ]
+    for use in uses:
+        with pytest.raises(SessionError, match="session mine is closed"):
+            use()  # type: ignore[no-untyped-call]
+    with pytest.raises(NotesError):
+        list(going)
+    assert old.name == "mine"
+    with model.session("mine") as now:
+        assert now.turns == turns == 2
+
+
+def test_threads_wait_for_each_other(home: Path) -> None:
+    """Each gets its own answer, asked or streamed; texts of one come between those of another."""
+    with notes.open() as model:
+        segment = model.compile(resource("skills") / "returns")
+        dates = {"2026-07-01": "refused", "2026-05-02": "accepted", "2026-08-01": "refused"}
+
+        def ask(date: str) -> list[str]:
+            how: api.Asking = {"splice": [segment], "errata": {"date": date}}
+            said = [str(model.ask(QUESTION, **how)), "".join(model.stream(f"{QUESTION} Think first.", **how))]
+            with model.session(date) as session:
+                return [*said, str(session.ask(QUESTION, **how))]
+
+        with ThreadPoolExecutor(3) as pool:
+            for date, (one, thought, kept) in zip(dates, pool.map(ask, dates), strict=True):
+                assert (one, kept) == (dates[date], dates[date])
+                assert thought == f"The date is {date}. So the return is {dates[date]}."
+
+
+def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
+    """Results of tools without the session that has the calls, a field with = in its name, a value that is no text."""
+    segment = model.compile(skill)
+    with pytest.raises(SessionError, match="results of tools go with a session"):
+        model.ask("", results=[("get", "x")])
+    (found,) = model.ask_many([Request("", results=[("get", "x")])])
+    assert isinstance(found, SessionError)
+    with pytest.raises(NotesError, match="no field has = in its name"):
+        model.ask(QUESTION, splice=[segment], errata={"date=x": "2026-07-01"})
+    with pytest.raises(NotesError, match="value of date is 5, and no text"):
+        model.ask(QUESTION, splice=[segment], values={"date": 5}, method="suffix")  # type: ignore[dict-item]
 
 
 def test_importing_loads_nothing() -> None:

@@ -6,6 +6,7 @@ Whatever runs a model starts from it.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -91,6 +92,7 @@ class Workspace:
         trained for."""
         if projector is not None and not projector.is_file():  # said before an image is looked at
             raise ModelError(f"{projector}: no such projector", "Name the file that was published with the model")
+        self.alone = threading.RLock()  # held by the thread that computes (alone.py)
         self._options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self.paths = paths or default_paths()
         self.library: Store = library or own_library(self.paths)

@@ -51,6 +51,7 @@ class SessionFolder:
         self.lines: list[Line] = []
         self.state = State()
         self.end = 0  # bytes of the ledger that are whole lines
+        self.closed = False  # its lock was given back
         self._read()
 
     @property
@@ -77,8 +78,14 @@ class SessionFolder:
         names = (f"{number:04d}.gguf" for number in count(max(1, len(self.lines))))
         return self.folder / next(name for name in names if name not in taken)
 
+    def check_held(self) -> None:
+        """Raise SessionError once its lock was given back: somebody else may have gone on with it."""
+        if self.closed:
+            raise SessionError(f"session {self.name} is closed", "Open it again")
+
     def commit(self, line: Line, header: Header | None = None) -> None:
         """Append a line: with it, and not before, it has happened. `header` begins the session."""
+        self.check_held()
         data = as_bytes(line, header)
         try:
             if header is not None:
@@ -94,6 +101,7 @@ class SessionFolder:
     def rewrite(self, lines: Sequence[Line]) -> None:
         """Replace all lines after the first by these, the last of which is new: all of it, or nothing."""
         assert lines
+        self.check_held()
         images = self.lines[0]["format"] >= IMAGES or any(line.get("images") for line in lines)
         kept = [{**self.lines[0], "format": IMAGES if images else FORGOTTEN}, *lines[:-1]]
         try:
@@ -198,7 +206,11 @@ class Sessions:
         if not new:
             self.find(name)  # before anything is written
         with self._lock(name, reading):
-            yield SessionFolder(self.folder / name) if new else self.find(name)
+            stored = SessionFolder(self.folder / name) if new else self.find(name)
+            try:
+                yield stored
+            finally:
+                stored.closed = True
 
     @contextmanager
     def _lock(self, name: str, reading: bool = False) -> Iterator[None]:

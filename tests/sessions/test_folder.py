@@ -33,7 +33,7 @@ def begun(sessions: Sessions) -> SessionFolder:
         stored.folder.mkdir(parents=True)
         stored.next_rows.write_bytes(b"rows")
         stored.commit(turn(1, 2, 3), HEADER)
-    return stored
+    return sessions.find("mine")
 
 
 @pytest.mark.parametrize("change", [{"model": 3}, {"model": None}, {"cache": []}, {"identity": {"rope": 1}}], ids=str)
