@@ -17,6 +17,7 @@ from notes_cli.runtime.asking import (
     Request,
     Wanted,
     check_lists,
+    corrected,
     opened,
     prompt_of,
     settle,
@@ -108,6 +109,7 @@ def _settled(workspace: Workspace, wanted: Examination, listener: Listener) -> _
         system = "" if fixed else verify_system()
     request = Request("", errata=wanted.errata, system=system, seam=wanted.seam, wording=wanted.wording)
     settings = settle(workspace, request, segments, listener)
-    tell_meant(replace(request, values=wanted.values), segments, listener)
+    request = corrected(workspace, replace(request, values=wanted.values), segments, listener)
+    tell_meant(request, segments, listener)
     prompt = prompt_of(request, settings, segments)
     return _Settled(prompt, wanted.questions or field_questions(segments), settings.seam)

@@ -21,7 +21,7 @@ from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import GrammarError, NotesError, Notice, SkillError
+from notes_cli.errors import GrammarError, NotesError, Notice, SessionError, SkillError
 from notes_cli.library.files import ERRATA
 from notes_cli.library.store import Library
 from notes_cli.runtime.assembling import (
@@ -101,6 +101,9 @@ class Request:
         check_lists(
             splice=self.splice, images=self.images, errata=self.errata, decode=self.decode, choices=self.choices
         )
+        for name, value in self.values.items():
+            if not isinstance(value, str):
+                raise NotesError(f"the value of {name} is {value!r}, and no text")
         for name, count in (("max_think", self.max_think), ("limit", self.limit), ("seam", self.seam or 0)):
             if count < 0:
                 raise NotesError(f"{name} is {count}, and no number of tokens")
@@ -259,6 +262,7 @@ class Draft:
 
 def settled(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Draft:
     """Open the skills and settle what holds."""
+    check_no_results(request)
     grammar = held_to(workspace, request)
     skills = opened(workspace, request.splice, listener, dry=dry)
     segments = named_apart([*skills, *opened(workspace, request.images, listener, image=True, dry=dry)])
@@ -267,6 +271,12 @@ def settled(workspace: Workspace, request: Request, listener: Listener, *, dry: 
     settings = settle(workspace, request, segments, listener)
     tell_meant(request, segments, listener)
     return Draft(prompt_of(request, settings, segments), settings, at, grammar)
+
+
+def check_no_results(request: Request) -> None:
+    """Raise SessionError for results of tools: the calls that they answer are in a session."""
+    if request.results:
+        raise SessionError("results of tools go with a session, whose last answer has called them")
 
 
 def corrected(

@@ -29,6 +29,7 @@ from notes_cli.runtime.asking import (
     Settings,
     Wanted,
     answering,
+    check_no_results,
     corrected,
     held_to,
     named_apart,
@@ -293,6 +294,7 @@ class _Batch:
 
     def _stem(self, request: Request) -> _Stem:
         """What the request has in common with others. Raise NotesError where a skill or a field is not there."""
+        check_no_results(request)
         key = _key(request)
         if key in self._stems:
             self._stems[key] = self._stems.pop(key)

@@ -50,9 +50,11 @@ from notes_cli.sessions.results import Result, as_question, results_turn
 from notes_cli.sessions.skills import from_segment
 from notes_cli.sessions.state import SkillText, State
 from notes_cli.text.erratum import Erratum, read_errata, word
+from notes_cli.text.keys import listed
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
 from notes_cli.text.references import Known
+from notes_cli.text.tools import calls_in, form_of
 
 
 class Session:
@@ -255,14 +257,22 @@ class Session:
                 raise SessionError(f"{one.name} is an image whose rows are in no grid, which a session cannot keep")
 
     def _check_results(self, request: Request) -> None:
-        """Raise SessionError where the last answer called no such tool, or something belongs to a question."""
-        name = self.stored.name
+        """Raise SessionError where the last answer did not call these tools, each once and in this order, or something
+        belongs to a question."""
+        name, given = self.stored.name, [tool for tool, _ in request.results]
         if request.question or request.splice or request.images or request.errata:
             raise SessionError("a question, skills, images and errata do not go with the results of tools")
         said = "".join(one.text for one in self.state.entries if one.turn == self.state.turns and one.kind == "answer")
-        for tool, _ in request.results:
+        form = form_of(self.workspace.model.chat_template or "")
+        for tool in given:
             if tool not in said:
                 raise SessionError(f"the last answer of session {name} does not call a tool {tool!r}")
+        calls = calls_in(said, form, [{"name": tool} for tool in given]).calls
+        if form is not None and [call.name for call in calls] != given:  # else nobody knows how this model calls
+            raise SessionError(
+                f"the last answer of session {name} does not call {listed(given)} and nothing else: there is a result "
+                "for each of its calls, in their order"
+            )
 
     def _waiting(self, known: Known, wording: str | None) -> dict[str, str]:
         """The errata that are still to be said, by the key of their field. One whose field other skills of this turn

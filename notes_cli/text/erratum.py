@@ -16,13 +16,14 @@ from notes_cli.config import resource
 from notes_cli.errors import NotesError, SkillError
 from notes_cli.expressions import expression
 from notes_cli.shipped import read_shipped
-from notes_cli.text import names
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name, is_name, known
-from notes_cli.text.references import ALL, Known
+from notes_cli.text.references import Known
 
 OF = "{field} of {skill}"  # a field that several skills have
 COLON = expression("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
+# As a name is written, a reference to a skill's field, or a placeholder: "1=2" is none.
+LIKE_NAME = expression(r"\*\.|[\w.*{}-]*[^\W\d_][\w.*{}-]*")
 SLOT = expression(r"\{(field|value|text|skill)\}")
 
 
@@ -56,8 +57,8 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     those of all spliced skills.
 
     Raise SkillError for an empty erratum, for a value that is empty or has several lines, for a field's name alone, and
-    for what looks like `field=value` with a field that no skill has. Several words look like that only if they are
-    nearly a field's name.
+    for what looks like `field=value` with a field that no skill has: a word with nothing in it but what names of skills
+    and fields are written with, and several words if they are nearly a field's name.
     """
     text = text.strip()
     if not text:
@@ -69,21 +70,19 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     name = field_name(name)
     if equals and not name:
         raise SkillError(f"the erratum {text!r} names no field", "Write field=value")
-    if not (name in known_fields or (equals and (is_name(name) or _qualifies(name)))):
-        return Erratum(None, None, text)
     if name not in known_fields:
-        from difflib import get_close_matches
-
-        if " " in name and not get_close_matches(name, known_fields, n=1, cutoff=0.8):
+        if not equals or not (LIKE_NAME.fullmatch(name) or _nearly(name, known_fields)):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
         raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields))
     return Erratum(name, clean_value(name, value), text)
 
 
-def _qualifies(name: str) -> bool:
-    """Whether an unknown `a.b` is meant as the field `b` of the skill `a`, or of all with `*`."""
-    skill, dot, field = name.rpartition(".")
-    return bool(dot) and (skill == ALL or names.is_name(skill)) and is_name(field)
+def _nearly(name: str, known_fields: Collection[str]) -> bool:
+    """Whether several words are a field's name but for a few letters, or their case."""
+    from difflib import get_close_matches
+
+    fields = [field.casefold() for field in known_fields]
+    return is_name(name.rpartition(".")[2]) and bool(get_close_matches(name.casefold(), fields, n=1, cutoff=0.8))
 
 
 def read_errata(given: Iterable[str], known: Known) -> list[Erratum]:

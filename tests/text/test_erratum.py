@@ -114,6 +114,19 @@ def test_a_field_of_several_skills_is_not_guessed(text: str, says: str) -> None:
         read_errata([text], TWO)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("RETURNS.date=x", "Returns.tier=x", "returns.=x", "returns..date=x", ".date=x", "*.=x", "{{date}}=x"),
+        "DELIVERY TIME=5 days",
+    ],
+)
+def test_what_is_written_as_a_field_is_not_taken_for_words(text: str) -> None:
+    """With another case, an empty name or in braces: the old value would stay without a word."""
+    with pytest.raises(SkillError, match="has a field"):
+        parse_erratum(text, {"date", "tier", "returns.date", "Delivery time"})
+
+
 def test_dots_in_words() -> None:
     """A dot alone does not make a reference."""
     for text in ("see config.yaml=yes", "See a.b: x=1", "Version 1.2 = old"):
