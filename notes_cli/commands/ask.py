@@ -174,9 +174,9 @@ from notes_cli.explaining import plan_as_json, turn_as_json
 def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **given: Any) -> None:
     """Ask a question, with skills spliced in and errata appended.
 
-    The prompt is the piped text, then that of --file, then QUESTION. Skills are placed in the system message of the
-    model's chat template, errata after them. Settings that are not given come from the profile that `notes calibrate`
-    wrote for the model, if there is one.
+    The prompt is the piped text, then that of --file, then QUESTION; - as FILE or QUESTION is the piped text. Skills
+    are placed in the system message of the model's chat template, errata after them. Settings that are not given come
+    from the profile that `notes calibrate` wrote for the model, if there is one.
 
     In a loop that reads lines give it </dev/null: what is on standard input is part of the question.
 

@@ -119,25 +119,32 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _question(argument: str | None, prompt: str | None, file: Path | None) -> str:
-    """Piped text, then that of the file, then the argument. Raise UsageError if there is none of them."""
+    """Piped text, then that of the file, then the argument; "-" as one of these is the piped text. Raise UsageError if
+    there is none of them."""
     if argument is not None and prompt is not None:
         raise click.UsageError(f"there are two questions, {argument!r} and --prompt. Leave one out")
     argument = prompt if argument is None else argument
-    read = text_in(file) if file is not None and str(file) != "-" else ""  # "-" is standard input, which is read anyway
-    piped = ""
-    piping = sys.stdin is not None and not sys.stdin.isatty()  # None where a script has closed it
-    if file is not None and str(file) == "-" and sys.stdin is not None and not piping:
-        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
-        piping = True
+    named = None if file is None else str(file)
+    piping = _piping(wanted="-" in (argument, named))
+    argument = None if argument == "-" else argument
+    read = text_in(file) if file is not None and named != "-" else ""
     if argument is None and not piping and not read:
         raise click.UsageError('there is no question. Write: notes ask "QUESTION", or pipe it in')
-    if piping:
-        piped = piped_text()
+    piped = piped_text() if piping else ""
     asked = "\n\n".join(part for part in (piped, read, (argument or "").strip()) if part)
     if not asked:
         raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
     asked.encode()  # an argument that is not UTF-8 is wrong usage: UnicodeEncodeError (see cli.py)
     return asked
+
+
+def _piping(*, wanted: bool) -> bool:
+    """Whether standard input is a part of the question: a pipe always is, a terminal where it is `wanted`."""
+    if sys.stdin is None:  # a script has closed it, which is said where it is wanted
+        return wanted
+    if wanted and sys.stdin.isatty():
+        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
+    return wanted or not sys.stdin.isatty()
 
 
 def _results(given: Sequence[str]) -> list[tuple[str, str]]:

@@ -45,6 +45,16 @@ def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
     assert both["tokens"]["total"] > notes("ask", "Why?", "-n", 8, "--json").json["tokens"]["total"]
 
 
+@pytest.mark.parametrize("dash", [["-"], ["-p", "-"], ["-f", "-"], ["-f", "-", "-"]], ids=" ".join)
+def test_a_dash_is_standard_input(notes: Notes, dash: list[str]) -> None:
+    """Wherever the question may come from; it is no question of its own, and read once."""
+    plain = notes("ask", "-n", 2, "--json", stdin="Why?\n").json
+    dashed = notes("ask", *dash, "-n", 2, "--json", stdin="Why?\n").json
+    assert (dashed["answer"], dashed["tokens"]) == (plain["answer"], plain["tokens"])
+    empty = notes("ask", *dash, "-n", 2)
+    assert empty.code == 2 and "the question is empty" in empty.err
+
+
 def test_no_stream_prints_the_same_answer(notes: Notes) -> None:
     """Streamed or at once, the answer is the same."""
     assert notes("ask", "Why?", "-n", 20, "--no-stream").out.strip() == notes("ask", "Why?", "-n", 20).out.strip()

@@ -152,7 +152,8 @@ def test_control_characters_in_a_question(notes: Notes) -> None:
 def test_closed_standard_input(model: Path) -> None:
     """`<&-`: an argument is enough; without one it is wrong usage."""
     kept = ("session", "import", "-", "--name", "x")
-    asked = ((("ask", "Why?", "-n", "1"), 0), (("ask",), 2), (("compile", "-"), 1), (("rm", "x"), 1), (kept, 2))
+    wanted = ((("ask", "-"), 2), (("ask", "Why?", "-f", "-"), 2), (("compile", "-"), 1), (kept, 2))
+    asked = ((("ask", "Why?", "-n", "1"), 0), (("ask",), 2), (("rm", "x"), 1), *wanted)
     for arguments, code in asked:
         script = 'exec "$@" <&-'
         done = subprocess.run(["bash", "-c", script, "-", *command_line(*arguments)], capture_output=True, text=True)
