@@ -6,6 +6,7 @@ import io
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +239,20 @@ def test_what_tools_have_returned(make: Open) -> None:
             session.ask(request_with(("fly", "x")))
         session.forget(["tool:2"], "suffix")
         assert b"0 is worth" not in session.stored.ledger.read_bytes()
+
+
+def test_results_are_those_of_the_calls(make: Open) -> None:
+    """In their order, one for each, and of calls: a name that is somewhere in an answer was not called."""
+    calls = (f'<tool_call>\n{{"name": "{tool}", "arguments": {{}}}}\n</tool_call>' for tool in ("look_up", "get_date"))
+    with held(make()) as session:
+        say(session, "What, and when?", "\n".join(calls))
+        for wrong in (["get_date", "look_up"], ["look_up"], ["look_up"] * 2, ["look_up", "get_date", "look_up"]):
+            with pytest.raises(SessionError, match="a result for each of its calls, in their order"):
+                session.ask(request_with(*((tool, "x") for tool in wrong)))
+        session.ask(replace(request_with(("look_up", "x"), ("get_date", "y")), limit=1))
+        say(session, "And?", "I will not call get_date.")
+        with pytest.raises(SessionError, match="does not call get_date"):
+            session.ask(request_with(("get_date", "y")))
 
 
 def request_with(*results: tuple[str, str]):  # type: ignore[no-untyped-def]
