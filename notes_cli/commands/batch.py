@@ -32,7 +32,6 @@ _LISTS, _FLAGS = ("splice", "decode", "errata"), ("think", "strict", "no_splice"
 _TEXTS = ("method", "system", "place", "wording")
 _NUMBERS = ("max_think", "n", "temp", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "seam")
 _HELD = ("choices", "json_schema", "grammar")
-_NONE = (*_HELD, *_TEXTS, "seed", "seam")  # which may be null
 KEYS = ("question", "id", *_HELD, "fields", *_LISTS, *_TEXTS, *_FLAGS, *_NUMBERS)
 _ALONE = {
     "question": "QUESTION",
@@ -180,6 +179,8 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
         key = given_key.replace("-", "_")
         if key not in KEYS:
             raise NotesError(f"there is no key {given_key[:64]!r} in a line", f"The keys are {', '.join(KEYS)}")
+        if value is None and key != "question":  # as if it were not there
+            continue
         if key in own:
             raise NotesError(f"the key {key!r} is there twice")
         own[key] = value if key == "id" else _value(key, value)
@@ -188,11 +189,10 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
         raise NotesError("the line has no question", 'Give it one: {"question": "..."}')
     if own.get("method") and not (own.get("fields", given["fields"])):
         raise NotesError("the method says how new values of fields come in, and there are none", 'Give it "fields"')
-    choices = own.pop("choices") if "choices" in own else given["choices"]
     own.pop("id", None)
-    if any(line.get(key) is not None for key in _HELD):  # what the line is held to is its own
-        choices = choices if "choices" in line else None
-        own = {**dict.fromkeys(_HELD[1:]), **own}
+    if any(key in own for key in _HELD):  # what the line is held to is its own
+        own = {**dict.fromkeys(_HELD), **own}
+    choices = own.pop("choices", given["choices"])
     own = {_PARAMETERS.get(key, key): value for key, value in own.items()}
     try:
         return read_request(words_of(question, choices, {**given, **own}))
@@ -202,8 +202,6 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
 
 def _value(key: str, value: Any) -> Any:
     """A value as the option of that name would have it. Raise NotesError for another type, or out of its bounds."""
-    if value is None and key in _NONE:
-        return None
     texts = isinstance(value, list) and all(isinstance(one, str) for one in value)
     if key in _LISTS:
         return tuple(value) if texts else _wrong(key, value, "a list of strings")

@@ -85,7 +85,8 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
         '{"question": "Why?", "n": NaN}': "NaN is no number",
         '{"question": "Why?", "n": 0}': "n: 0 is not a whole number from 1 to",
         '{"question": "Why?", "n": "3"}': 'n must be a number, not "3"',
-        '{"question": "Why?", "n": null}': "n must be a number, not null",
+        '{"question": null}': "question must be a string, not null",
+        '{"question": "Why?", "questions": null}': "there is no key 'questions' in a line",
         '{"question": "Why?", "n": 1e400}': "n: inf is not a whole number",
         '{"question": "Why?", "temp": -1}': "temp: -1 is not a number from 0",
         '{"question": "Why?", "think": 1}': "think must be true or false, not 1",
@@ -117,6 +118,23 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
         assert told in line["error"]["message"] and line["error"]["status"] == 1
         assert line.keys() == {"version", "line", "id", "error"}
     assert same(got[0]) == same(got[-1])
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if key != "question"])
+def test_null_is_as_if_the_key_were_not_there(notes: Notes, compiled: Path, key: str) -> None:
+    """For every key, whatever the command says of it."""
+    ask = ("ask", "--splice", "returns", "-s", "Be kind.", "--seed", 5, "--field", "tier=basic", "--method", "field")
+    other = ("--choices", "yes,no", "--seam", 3, "--place", "late", "--wording", "line", "--decode", "returns")
+    plain, null = answers(notes(*ask, *other, "--batch", "-", stdin=lines('"Why?"', {"question": "Why?", key: None})))
+    assert "error" not in null and same(null) == same(plain)
+    settings = ("method", "place", "seam", "wording")
+    assert [null[one] for one in settings] == [plain[one] for one in settings]
+
+
+def test_what_a_line_is_held_to_is_its_own_by_any_spelling(notes: Notes) -> None:
+    """Also where its key has a dash."""
+    found = notes("ask", "--choices", "a,b", "--batch", "-", stdin=lines({"question": "Why?", "json-schema": True}))
+    assert "error" not in answers(found)[0] and answers(found)[0]["choice"] is None
 
 
 def test_bytes_that_are_no_text_and_lines_without_end(notes: Notes) -> None:
