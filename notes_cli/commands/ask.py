@@ -11,6 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.answering import Voices
+from notes_cli.commands.once import Once
 from notes_cli.commands.options import (
     AUTO,
     OFF,
@@ -29,9 +30,10 @@ from notes_cli.explaining import plan_as_json, turn_as_json
 
 @click.command()
 @click.argument("question", nargs=-1, metavar="[QUESTION]")
-@click.option(*("-p", "--prompt"), metavar="TEXT", help="The question, as llama.cpp takes it.")
+@click.option(*("-p", "--prompt"), cls=Once, metavar="TEXT", help="The question, as llama.cpp takes it.")
 @click.option(
     *("-f", "--file"),
+    cls=Once,
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
     help="A text that precedes QUESTION.",
@@ -74,8 +76,10 @@ from notes_cli.explaining import plan_as_json, turn_as_json
     help="How --field changes the cache: erratum, field+erratum, field, selective@K, blend@K, block, suffix, "
     "recompute, stale, or auto: the one that notes calibrate chose for this model.  [default: auto]",
 )
-@click.option("-s", "--system", metavar="TEXT", help="System text before the skills.")
-@click.option("--session", type=SessionName(), metavar="NAME", help="Start a session of that name, or continue it.")
+@click.option("-s", "--system", cls=Once, metavar="TEXT", help="System text before the skills.")
+@click.option(
+    "--session", cls=Once, type=SessionName(), metavar="NAME", help="Start a session of that name, or continue it."
+)
 @click.option(
     "--result",
     "results",
@@ -92,13 +96,19 @@ from notes_cli.explaining import plan_as_json, turn_as_json
     show_default=True,
     help="At most so many tokens of reasoning.",
 )
-@click.option("--choices", metavar="A,B,...", help="Decide among these answers.")
+@click.option("--choices", cls=Once, metavar="A,B,...", help="Decide among these answers.")
 @click.option(
     *("-j", "--json-schema", "json_schema"),
+    cls=Once,
     metavar="FILE",
     help="Answer with JSON that is valid by this schema: a file, or the schema itself.",
 )
-@click.option("--grammar", metavar="FILE", help="Hold the answer to a grammar (GBNF): a file, or the grammar itself.")
+@click.option(
+    "--grammar",
+    cls=Once,
+    metavar="FILE",
+    help="Hold the answer to a grammar (GBNF): a file, or the grammar itself.",
+)
 @click.option(
     *("-n", "--predict", "--n-predict", "limit"),
     type=Number(1, special=-1),
@@ -155,6 +165,7 @@ from notes_cli.explaining import plan_as_json, turn_as_json
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
 @click.option(
     "--batch",
+    cls=Once,
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
     help="Answer the questions of FILE (-: standard input), a JSON string or object a line, with JSON lines in their "

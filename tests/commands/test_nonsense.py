@@ -52,6 +52,20 @@ from .conftest import Notes, Outcome, command_line, run_apart, run_here
         (["ask", "x", "--splice"], "requires an argument. See: notes ask --help"),
         (["session", "import", "--name"], "requires an argument. See: notes session import --help"),
         (["ask", "May", "I", "return", "this?"], 'Write: notes ask "May I return this?". See: notes ask'),
+        (
+            ["ask", "-f", "a", "--file", "b"],
+            "there are two values of --file, 'a' and 'b'. Leave one out. See: notes ask",
+        ),
+        (["ask", "-p", "a", "-p", "b"], "two values of --prompt, 'a' and 'b'"),
+        (["ask", "x", "-s", "a", "-s", ""], "two values of --system, 'a' and ''"),
+        (["ask", "x", "--session", "a", "--session", "b"], "two values of --session"),
+        (["ask", "x", "--choices", "a,b", "--choices", "c,d"], "two values of --choices, 'a,b' and 'c,d'"),
+        (["ask", "x", "-j", "{}", "--json-schema", "true"], "two values of --json-schema"),
+        (
+            ["ask", "x", "--grammar", "a ::= " + "b" * 50, "--grammar", "b"],
+            f"two values of --grammar, 'a ::= {'b' * 34}' and",
+        ),
+        (["ask", "--batch", "-", "--batch", "x"], "two values of --batch"),
         (["export", "returns"], "name the FILE or FOLDER that returns is to be written to"),
     ],
 )
