@@ -54,7 +54,7 @@ _COMPILED = (
     *("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
 )
 SEQUENCES = 4  # that a context has to begin with
-MOST_SEQUENCES = 255  # of llama.cpp's 256 a rewrite parks old rows under one (native/notes_kv.cpp)
+MOST_SEQUENCES = 255  # of llama.cpp's 256 a rewrite parks old rows under one (native/notes_decode.cpp)
 
 
 class Workspace:

@@ -1,0 +1,408 @@
+// Whatever decodes, and the sequences that it decodes in: rewrite, append, show, truncate, share.
+#include "notes_kv.h"
+
+#include "notes_cells.h"
+
+#include "llama-batch.h"
+#include "llama-context.h"
+#include "llama-kv-cache.h"
+#include "llama-memory-recurrent.h"
+#include "llama-memory.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <climits>
+#include <set>
+#include <utility>
+
+// During a rewrite the old rows wait under this sequence id: cells keep a bit for it, no batch can name it.
+static constexpr llama_seq_id PARKED = LLAMA_MAX_SEQ - 1;
+
+// To have the states of a batch side by side, llama.cpp gives the cell of a sequence that is not in it to one that is. The
+// books say so at once, the data moves as the graph runs: if that fails, such a sequence would go on from another's state. It is emptied.
+static void decode(llama_context & ctx, const notes_memory & parts, const llama_batch_ext & batch) {
+    std::vector<int32_t> tails;
+    for (uint32_t seq = 0; parts.recurrent && seq < ctx.n_seq_max(); ++seq) {
+        tails.push_back(parts.recurrent->cells[seq].tail);
+    }
+    const auto empty_moved = [&] {
+        for (size_t seq = 0; seq < tails.size(); ++seq) {
+            if (parts.recurrent->cells[seq].tail != tails[seq]) {
+                ctx.get_memory()->seq_rm(seq, -1, -1);
+            }
+        }
+    };
+    int status = 0;
+    try {
+        status = ctx.decode(batch);
+    } catch (...) {
+        empty_moved();
+        throw;
+    }
+    if (status != 0) {
+        empty_moved();
+    }
+    switch (status) {
+        case 0: return;
+        case 1: throw notes_failure(NOTES_E_ROOM, "no " + std::to_string(batch.tokens.size()) + " free cells in the K/V cache");
+        case 2: throw notes_failure(NOTES_E_ABORTED, "the computation was stopped");
+        default: throw notes_failure(NOTES_E_DECODE, "llama_decode failed with status " + std::to_string(status));
+    }
+}
+
+static void add(llama_batch_ext & batch, llama_seq_id seq, llama_pos pos, llama_token token, bool output) {
+    llama_batch_ext::token t;
+    t.id     = token;
+    t.output = output;
+    t.pos.fill(pos); // text: the same on every axis
+    t.seq_ids.insert(seq);
+    batch.tokens.push_back(std::move(t));
+}
+
+void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output) {
+    check_seq(ctx, seq);
+
+    const int32_t n_batch = ctx.n_batch();
+    if (n <= 0 || (output == NOTES_OUTPUT_ALL && n > n_batch)) {
+        throw notes_failure(NOTES_E_ARGUMENT, "cannot rewrite " + std::to_string(n) + " tokens (logits of all of them: at most " + std::to_string(n_batch) + ")");
+    }
+    check_tokens(ctx, tokens, n);
+    check_range(positions[0], 1);
+    check_range(positions[n - 1], 1);
+    for (int32_t i = 1; i < n; ++i) {
+        if (positions[i] <= positions[i - 1]) {
+            throw notes_failure(NOTES_E_ARGUMENT, "positions must ascend: " + std::to_string(positions[i]) + " comes after " + std::to_string(positions[i - 1]));
+        }
+    }
+
+    // the rows as they are, in every cache: one cell a position, or none before others
+    std::vector<std::vector<uint32_t>> old;
+    const auto cells_of = [&](size_t c) -> llama_kv_cells & {
+        auto & kv = *memory.caches[c].kv;
+        return kv.v_cells[kv.get_stream(seq)];
+    };
+    for (size_t c = 0; c < memory.caches.size(); ++c) {
+        const auto & kv    = *memory.caches[c].kv;
+        const auto & cells = cells_of(c);
+
+        // A token is recomputed from all that its window shows. A small cache has dropped what later tokens do not see.
+        if (!whole_window(c) && !keeps(memory, c, seq, sees_from(kv, positions[0]))) {
+            throw notes_failure(NOTES_E_POSITION, "position " + std::to_string(positions[0]) + " lies deeper than the sliding window: its layers keep the rows from position " +
+                    std::to_string(cells.seq_pos_min(seq)) + " on only (swa_full keeps them all)");
+        }
+
+        old.emplace_back();
+        for (int32_t i = 0; i < n; ++i) {
+            const auto here = cells_between(cells, seq, positions[i], (int64_t) positions[i] + 1);
+            const bool before = positions[i] < cells.seq_pos_max(seq);
+            if (here.size() > 1 || (here.empty() && !before)) { // several: an image, or rows of two origins
+                throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(seq) + (here.empty() ? " has no row" : " has several rows") + " at position " + std::to_string(positions[i]));
+            }
+            old[c].insert(old[c].end(), here.begin(), here.end());
+        }
+        if (!whole_window(c) && cells.size() - cells.get_used() < (uint32_t) n) { // what no token looks at any more makes room
+            memory.caches[c].kv->seq_rm(seq, 0, sees_from(kv, positions[0]));
+        }
+        if (cells.size() - cells.get_used() < (uint32_t) n) {
+            throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " +
+                    std::to_string(cells.size() - cells.get_used()));
+        }
+    }
+
+    // Out of the sequence's sight, but not free: the old rows survive until the new ones are there. Meanwhile no cell is free
+    // for lying outside of a window: the parked ones and what the next token to be rewritten looks at would seem to.
+    std::vector<bool> keeps;
+    for (const auto & cache : memory.caches) {
+        keeps.push_back(cache.kv->keep_masked);
+    }
+    bool parked = false; // all of them: new rows can be where the old ones were
+    const auto finish = [&](bool done) {
+        for (size_t c = 0; c < memory.caches.size(); ++c) {
+            memory.caches[c].kv->keep_masked = keeps[c];
+        }
+        for (size_t c = 0; c < memory.caches.size(); ++c) {
+            auto & cells = cells_of(c);
+            for (uint32_t cell = 0; !done && parked && cell < cells.size(); ++cell) { // not by position: a set may lack what a cell has
+                if (cells.seq_has(cell, seq) && std::binary_search(positions, positions + n, cells.pos_get(cell))) {
+                    cells.seq_rm(cell, seq);
+                }
+            }
+            for (const uint32_t cell : old[c]) {
+                if (!done && !cells.seq_has(cell, seq)) {
+                    cells.seq_add(cell, seq);
+                }
+                if (cells.seq_has(cell, PARKED)) {
+                    cells.seq_rm(cell, PARKED);
+                }
+            }
+            if (!done) {
+                sweep(cells);
+            }
+        }
+    };
+
+    try {
+        for (size_t c = 0; c < memory.caches.size(); ++c) {
+            memory.caches[c].kv->keep_masked = true;
+            for (const uint32_t cell : old[c]) {
+                cells_of(c).seq_add(cell, PARKED);
+                cells_of(c).seq_rm (cell, seq);
+            }
+        }
+        parked = true;
+        for (int32_t i0 = 0; i0 < n; i0 += n_batch) {
+            llama_batch_ext batch(&ctx);
+            batch.pos_any = true;
+            for (int32_t i = i0; i < std::min(n, i0 + n_batch); ++i) {
+                add(batch, seq, positions[i], tokens[i], output == NOTES_OUTPUT_ALL || (output == NOTES_OUTPUT_LAST && i == n - 1));
+            }
+            decode(ctx, memory, batch);
+        }
+    } catch (...) {
+        try {
+            finish(false);
+        } catch (...) { // no memory for the books of the rows as they were
+            ctx.get_memory()->seq_rm(seq, -1, -1);
+            finish(true);
+        }
+        throw;
+    }
+    finish(true);
+}
+
+// Where positions are looked up in a table, llama.cpp aborts beyond its end.
+static void check_last(const llama_context & ctx, int64_t last) {
+    const ggml_tensor * learned = ctx.get_model().pos_embd;
+    if (learned && last >= learned->ne[1]) {
+        throw notes_failure(NOTES_E_ROOM, "this model learned " + std::to_string(learned->ne[1]) + " positions, there is no position " + std::to_string(last));
+    }
+}
+
+// The position after the last row. That of an image is as far on as the image is high or wide.
+static llama_pos next_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
+    llama_pos last = ctx.get_memory()->seq_pos_max(seq);
+    for (const auto & cache : memory.caches) {
+        last = std::max(last, cache.kv->seq_pos_max(seq)); // with a sliding window the memory tells of its layers alone
+    }
+    llama_pos res = last + 1;
+    if (last >= 0 && ctx.get_model().hparams.n_pos_per_embd() > 1) {
+        for (const auto & cache : memory.caches) {
+            const auto & cells = cache.kv->get_cells(seq);
+            for (const uint32_t cell : cells_between(cells, seq, last, (int64_t) last + 1)) {
+                const auto & ext = cells.ext_get(cell);
+                res = std::max({ res, ext.x + 1, ext.y + 1 });
+            }
+        }
+    }
+    return res;
+}
+
+void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens) {
+    const std::string why = refusal(ctx, NOTES_APPEND);
+    if (!why.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, why);
+    }
+    const notes_memory parts(ctx);
+
+    struct item { llama_seq_id seq; llama_pos pos; llama_token token; bool last; bool output; };
+    std::vector<item> items;
+    std::vector<std::pair<llama_seq_id, llama_pos>> starts;
+    std::set<llama_seq_id> seen;
+    bool all = false; // logits of every token of a sequence are wanted
+
+    for (int32_t s = 0; s < n_seqs; ++s) {
+        if (seqs[s] < 0 || (uint32_t) seqs[s] >= ctx.n_seq_max() || !seen.insert(seqs[s]).second || n_tokens[s] <= 0) {
+            throw notes_failure(NOTES_E_ARGUMENT, "cannot append " + std::to_string(n_tokens[s]) + " tokens to sequence " + std::to_string(seqs[s]));
+        }
+        const llama_pos p0 = next_position(ctx, parts, seqs[s]);
+        if ((int64_t) p0 + n_tokens[s] > ctx.n_ctx_seq()) {
+            throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n_tokens[s]) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
+        }
+        check_last(ctx, (int64_t) p0 + n_tokens[s] - 1);
+        if (lacks_window(parts, seqs[s], p0)) {
+            throw notes_failure(NOTES_E_POSITION, "the sliding-window layers no longer hold what position " + std::to_string(p0) +
+                    " of sequence " + std::to_string(seqs[s]) + " looks at (swa_full keeps all rows)");
+        }
+        check_tokens(ctx, tokens, n_tokens[s]);
+        starts.push_back({ seqs[s], p0 });
+        all |= outputs[s] == NOTES_OUTPUT_ALL;
+        for (int32_t i = 0; i < n_tokens[s]; ++i, ++tokens) {
+            const bool last = i == n_tokens[s] - 1;
+            items.push_back({ seqs[s], p0 + i, *tokens, last, outputs[s] == NOTES_OUTPUT_ALL || (outputs[s] == NOTES_OUTPUT_LAST && last) });
+        }
+    }
+
+    const size_t n_batch = ctx.n_batch();
+    if (items.empty() || (all && items.size() > n_batch) || (size_t) n_seqs > n_batch) {
+        throw notes_failure(NOTES_E_ARGUMENT, "cannot append " + std::to_string(items.size()) + " tokens (logits of all of them: at most " + std::to_string(n_batch) + ")");
+    }
+    if (items.size() > n_batch) {
+        // the last token of every sequence goes into the last batch, so that its logits are there together
+        std::stable_partition(items.begin(), items.end(), [](const item & it) { return !it.last; });
+    }
+
+    try {
+        const size_t n_tail = items.size() > n_batch ? n_seqs : items.size();
+        for (size_t i0 = 0; i0 < items.size(); ) {
+            const size_t body = items.size() - n_tail;
+            const size_t i1   = i0 < body ? std::min(body, i0 + n_batch) : items.size();
+
+            llama_batch_ext batch(&ctx);
+            for (size_t i = i0; i < i1; ++i) {
+                add(batch, items[i].seq, items[i].pos, items[i].token, items[i].output);
+            }
+            decode(ctx, parts, batch);
+            i0 = i1;
+        }
+    } catch (...) {
+        for (const auto & [seq, p0] : starts) {
+            go_back(ctx, parts, seq, p0);
+        }
+        throw;
+    }
+}
+
+// Without the rows from p0 on; empty where that is not possible: recurrent state cannot go back, and a small window has dropped what it
+// looked at before.
+void notes_kv::go_back(llama_context & ctx, const notes_memory & parts, llama_seq_id seq, llama_pos p0) {
+    auto & memory = *ctx.get_memory();
+    if (!memory.seq_rm(seq, p0, -1) || lacks_window(parts, seq, p0)) {
+        memory.seq_rm(seq, -1, -1);
+    }
+    for (const auto & cache : parts.caches) {
+        sweep(cache.kv->v_cells[cache.kv->get_stream(seq)]);
+    }
+}
+
+void notes_kv::show(llama_context & ctx, llama_seq_id seq, const float * rows, int32_t n, int32_t width, const llama_pos * positions, bool whole) {
+    const std::string why = refusal(ctx, NOTES_APPEND);
+    if (!why.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, why);
+    }
+    check_seq(ctx, seq);
+    const int32_t n_ubatch = ctx.n_ubatch();
+    if (n <= 0 || (whole && n > n_ubatch)) {
+        throw notes_failure(NOTES_E_ARGUMENT, "cannot show " + std::to_string(n) + " rows (that see each other: at most " + std::to_string(n_ubatch) + ")");
+    }
+    const int32_t n_pos = ctx.get_model().hparams.n_pos_per_embd();
+    const notes_memory parts(ctx);
+    llama_pos before = 0; // rows of an image share positions: those after the last one that there is are new
+    for (const auto & cache : parts.caches) {
+        before = std::max(before, cache.kv->seq_pos_max(seq) + 1);
+    }
+    before = std::max(before, ctx.get_memory()->seq_pos_max(seq) + 1);
+    if (*std::min_element(positions, positions + n) < before) {
+        throw notes_failure(NOTES_E_POSITION, "an image goes after the last row of sequence " + std::to_string(seq) + ", from position " + std::to_string(before) + " on");
+    }
+    check_last(ctx, *std::max_element(positions, positions + n));
+    if (lacks_window(parts, seq, positions[0])) {
+        throw notes_failure(NOTES_E_POSITION, "the sliding-window layers no longer hold what position " + std::to_string(positions[0]) +
+                " of sequence " + std::to_string(seq) + " looks at (swa_full keeps all rows)");
+    }
+
+    const bool causal = ctx.get_causal_attn();
+    try {
+        ctx.set_causal_attn(causal && !whole);
+        for (int32_t i0 = 0; i0 < n; i0 += n_ubatch) {
+            llama_batch_ext batch(&ctx);
+            if ((size_t) width != batch.n_embd_inp) {
+                throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(width) + " numbers given, the model takes " + std::to_string(batch.n_embd_inp));
+            }
+            const int32_t i1 = std::min(n, i0 + n_ubatch);
+            batch.n_embd = width;
+            batch.embd.assign(rows + (int64_t) i0*width, rows + (int64_t) i1*width);
+            for (int32_t i = i0; i < i1; ++i) {
+                llama_batch_ext::token t;
+                t.has_embd = true;
+                t.embd_off = (size_t) (i - i0)*width;
+                for (int32_t axis = 0; axis < n_pos; ++axis) {
+                    t.pos[axis] = axis < 3 ? positions[(int64_t) axis*n + i] : 0; // the fourth is of sound
+                }
+                t.seq_ids.insert(seq);
+                batch.tokens.push_back(std::move(t));
+            }
+            decode(ctx, parts, batch);
+        }
+    } catch (...) {
+        ctx.set_causal_attn(causal);
+        go_back(ctx, parts, seq, before);
+        throw;
+    }
+    ctx.set_causal_attn(causal);
+}
+
+void notes_kv::truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0) {
+    const std::string why = refusal(ctx, NOTES_APPEND);
+    if (!why.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, why);
+    }
+    check_seq(ctx, seq);
+    if (p0 < 0) {
+        throw notes_failure(NOTES_E_ARGUMENT, "there is no position " + std::to_string(p0));
+    }
+    const notes_memory parts(ctx);
+    const bool after = std::any_of(parts.caches.begin(), parts.caches.end(), [&](const auto & cache) { return cache.kv->seq_pos_max(seq) >= p0; });
+    if (after && lacks_window(parts, seq, p0)) {
+        throw notes_failure(NOTES_E_POSITION, "the sliding-window layers no longer hold what position " + std::to_string(p0) + " looks at (swa_full keeps all rows)");
+    }
+    if (!ctx.get_memory()->seq_rm(seq, p0, -1)) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, "this model's memory cannot go back to position " + std::to_string(p0) + " (recurrent state)");
+    }
+}
+
+void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, int32_t n) {
+    const std::string why = refusal(ctx, NOTES_APPEND);
+    if (!why.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, why);
+    }
+    check_seq(ctx, from);
+    check_seq(ctx, to);
+    const notes_memory parts(ctx);
+    for (const auto & cache : parts.caches) {
+        if (cache.kv->get_stream(from) != cache.kv->get_stream(to)) {
+            throw notes_failure(NOTES_E_UNSUPPORTED, "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)");
+        }
+        if (cache.kv->seq_pos_max(to) >= 0) {
+            throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds rows");
+        }
+    }
+    auto & memory = *ctx.get_memory();
+    if (memory.seq_pos_max(to) >= 0) {
+        throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds a state");
+    }
+    const llama_pos length = next_position(ctx, parts, from);
+    if (n < 0 || n > length || (parts.recurrent && n != length)) {
+        throw notes_failure(NOTES_E_POSITION, "cannot share " + std::to_string(n) + " of the " + std::to_string(length) + " positions of sequence " +
+                std::to_string(from) + (parts.recurrent ? ": recurrent state belongs to the last one" : ""));
+    }
+    if (n > 0) {
+        memory.seq_cp(from, to, 0, parts.recurrent ? -1 : n);
+    }
+}
+
+int32_t notes_kv::used(const llama_context & ctx) {
+    const notes_memory parts(ctx);
+    int32_t res = 0;
+    for (size_t c = 0; c < std::min<size_t>(parts.caches.size(), 1); ++c) {
+        for (const auto & cells : parts.caches[c].kv->v_cells) {
+            res += cells.get_used();
+        }
+    }
+    return res;
+}
+
+std::vector<uint32_t> notes_kv::cells(const llama_context & ctx, llama_seq_id seq) {
+    check_seq(ctx, seq);
+    const notes_memory parts(ctx);
+    if (parts.caches.empty()) {
+        return {};
+    }
+    const auto & kv = *parts.caches[0].kv;
+    const auto found = cells_between(kv.get_cells(seq), seq, 0, LLONG_MAX);
+    const uint32_t first = kv.get_stream(seq)*kv.get_size(); // the cells of a stream are its own
+    std::vector<uint32_t> res;
+    for (const uint32_t cell : found) {
+        res.push_back(first + cell);
+    }
+    return res;
+}
