@@ -293,7 +293,7 @@ def _interrupted() -> int:
     stops.claim()
     if stops.received:
         stops.ignore()
-    return output.fail(stops.word(), stops.INTERRUPTED)
+    return output.fail(stops.word(), stops.status())
 
 
 def _typed_path(arguments: list[str]) -> str:

@@ -91,6 +91,11 @@ def word() -> str:
     return next((text for name, text in _WORDS.items() if received == getattr(signal, name, -1)), "interrupted")
 
 
+def status() -> int:
+    """The exit status that a shell sees of the end: 130 after Ctrl-C, else 128 and the number of the signal."""
+    return 128 + received if received else INTERRUPTED
+
+
 def end(number: int = 0, *, say: bool = True) -> NoReturn:
     """End the process now: with 130 after Ctrl-C, else by the signal that was received, or by this one. `say`: tell
     people."""

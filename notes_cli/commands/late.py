@@ -25,7 +25,7 @@ def _end(number: int) -> None:
         return
     stops.received = stops.received or number
     output.clear()
-    output.fail(stops.word(), stops.INTERRUPTED)
+    output.fail(stops.word(), stops.status())
     if stops.received == signal.SIGINT:
         os._exit(stops.INTERRUPTED)
     interrupts.end_by(stops.received)

@@ -219,7 +219,7 @@ def test_a_computation_that_does_not_stop(model: Path, number: signal.Signals) -
         number
     ]
     assert done.returncode == (130 if number == signal.SIGINT else -number) and done.stderr == f"notes: {word}\n"
-    assert json.loads(done.stdout) == {"version": 1, "error": {"message": word, "status": 130}}
+    assert json.loads(done.stdout) == {"version": 1, "error": {"message": word, "status": 128 + number}}
 
 
 def test_a_computation_that_does_not_stop_on_a_terminal(model: Path, skill: Path) -> None:
@@ -260,16 +260,18 @@ def test_nohup_and_background_jobs_go_on(model: Path) -> None:
     assert process.communicate()[0].strip() and process.returncode == 0
 
 
-def test_an_interrupt_under_json_is_json(model: Path) -> None:
-    """A script that reads stdout is told, too."""
-    code = """
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_under_json_is_json(model: Path, number: signal.Signals) -> None:
+    """A script that reads stdout is told, too, with the status that a shell sees."""
+    code = f"""
 import os, signal
 import notes_cli.engine.notebook as notebook
-notebook.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.SIGINT)
+notebook.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.{number.name})
 """
     done = told(code, "ask", "Why?", "--json")
-    assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
-    assert json.loads(done.stdout) == {"version": 1, "error": {"message": "interrupted", "status": 130}}
+    word = done.stderr.removeprefix("notes: ").rstrip("\n")
+    assert done.returncode in (128 + number, -number)
+    assert json.loads(done.stdout) == {"version": 1, "error": {"message": word, "status": 128 + number}}
 
 
 def commands(skill: Path, folder: Path) -> list[list[object]]:
