@@ -197,15 +197,16 @@ class Sessions:
 
     @contextmanager
     def locked(self, name: str, *, new: bool = False, reading: bool = False) -> Iterator[SessionFolder]:
-        """Hold a session for this process; `new`: it may not have been begun yet. `reading`: nothing will be written,
-        so that a folder that is read-only will do.
+        """Hold a session for this process; `new`: it may not have been begun yet, and of one that is not begun now
+        either, as its first turn could not be written, nothing is left. `reading`: nothing will be written, so that a
+        folder that is read-only will do.
 
         Raise SessionError if there is none of that name, or another process holds it.
         """
         name = names.typed(name)
         if not new:
             self.find(name)  # before anything is written
-        with self._lock(name, reading):
+        with self._lock(name, reading), _leaving_nothing(self.folder / name):
             stored = SessionFolder(self.folder / name) if new else self.find(name)
             try:
                 yield stored
@@ -298,6 +299,19 @@ def clear(folder: Path) -> None:
         path.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()
+
+
+@contextmanager
+def _leaving_nothing(folder: Path) -> Iterator[None]:
+    """A folder that is new after this and has no ledger goes again. One that was there may be what is left of a session
+    whose ledger was lost: it stays."""
+    there = folder.exists()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if not there and LEDGER not in [path.name for path in folder.iterdir()]:
+                clear(folder)
 
 
 def _own(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import pytest
 from notes_cli.config import paths
 from notes_cli.sessions.folder import Sessions
 
+from ..limits import small_files
 from .conftest import Notes, command_line, snapshot
 
 BEGIN = ("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 3)
@@ -88,6 +89,17 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
     outcome = notes("session", "undo", "mine")
     assert (outcome.code, outcome.err) == (1, "notes: there is nothing to undo in session mine\n")
     assert notes(*BEGIN).code == 0 and snapshot(begun)["0009.gguf"][-4096:] == ledger[0][-4096:]
+
+
+def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Path) -> None:
+    """As its message says: fsck finds nothing to mend, and with space the session begins."""
+    ask = ("ask", "Why?", "--splice", "returns", "--session", "new", "-n", 1)
+    with small_files(10 << 10):
+        outcome = notes(*ask)
+    assert outcome.code == 1 and "File too large. Nothing was changed" in outcome.err
+    checked = notes("fsck")
+    assert checked.code == 0, checked
+    assert notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
 
 
 @pytest.mark.parametrize(

@@ -368,5 +368,19 @@ def test_a_full_disk_leaves_what_was_there(begun: SessionFolder, sessions: Sessi
         pytest.raises(SessionError, match=r"cannot write .*: File too large\. Nothing was"),
     ):
         stored.commit(turn(1, rows=""), HEADER)
-    assert sessions.names() == ["mine"] and not (sessions.folder / "other").exists()
+    assert sessions.names() == ["mine"]
+    assert sorted(path.name for path in sessions.folder.iterdir()) == [".locks", "mine"]
     assert not list(sessions.folder.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_session_that_was_not_begun_leaves_no_folder(sessions: Sessions, there: bool) -> None:
+    """Rows that were written before the first turn failed go; those of a session whose ledger was lost do not."""
+    folder = sessions.folder / "new"
+    if there:
+        folder.mkdir(parents=True, mode=0o700)
+    with pytest.raises(KeyboardInterrupt), sessions.locked("new", new=True) as stored:
+        folder.mkdir(parents=True, exist_ok=True)
+        stored.next_rows.write_bytes(b"rows")
+        raise KeyboardInterrupt
+    assert folder.exists() == there
