@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
 from notes_cli.engine import interrupts, limits, native, process
 from notes_cli.engine.arguments import carried, check, empty, int32, integers, places, pointers
 from notes_cli.engine.identity import Identity
@@ -69,7 +67,7 @@ class Context:
             reason = lines[-1].split(": ", 1)[-1].strip() if lines else "no reason given"
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
         self._handle, self.options, self._sequences = handle, options, int(params.n_seq_max)
-        self._unified = bool(params.kv_unified) or self._sequences == 1
+        self.unified = bool(params.kv_unified) or self._sequences == 1  # all sequences in one cache
         self.cells = int(llama.llama_n_ctx_seq(handle))  # tokens that all sequences, or each of them, can have
         self.n_batch = int(llama.llama_n_batch(handle))  # tokens of one call, of which all logits can be had
         self.n_ubatch = int(llama.llama_n_ubatch(handle))
@@ -219,7 +217,7 @@ class Context:
 
         Raise UnsupportedError where sequences have caches of their own.
         """
-        if not self._unified:
+        if not self.unified:
             raise UnsupportedError(
                 "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)"
             )
@@ -251,7 +249,7 @@ class Context:
         """How many tokens this sequence can still take at its end; without one, a new sequence. `vacant`: so many
         positions before its end still need a cell."""
         left = self.n_ctx - (0 if sequence is None else self.length(sequence))
-        return min(left, self.cells - self.used - vacant) if self._unified else left
+        return min(left, self.cells - self.used - vacant) if self.unified else left
 
     def _empty(self, number: int) -> None:
         """Drop all rows of a sequence. The data of recurrent state goes with the last one: see `clear`."""
@@ -276,8 +274,10 @@ class Context:
         if not unified and sequences > 1:
             size = max(n_ctx, self.cells) * sequences
         new = replace(old, n_ctx=size, n_sequences=sequences, unified=unified)
-        saved = self._saved()
-        same = bool(saved) or (rotated_alike and self.supports("read") is None)
+        from notes_cli.engine.growing import restore, saved  # most contexts stay as they are
+
+        kept = saved(self, self._pool)
+        same = bool(kept) or (rotated_alike and self.supports("read") is None)
         rotation = self._rotation if same else ""
         try:
             self._reopen(new)
@@ -286,10 +286,10 @@ class Context:
                     f"{self.model.name} rotates its keys differently in a context of {new.n_ctx:,} tokens than in one "
                     f"of {old.n_ctx:,}, so the rows of its sequences cannot be kept"
                 )
-            self._restore(saved)
+            restore(self, kept)
         except BaseException:  # an interrupt, too, must not lose them
             self._reopen(old)
-            self._restore(saved)
+            restore(self, kept)
             raise
 
     def _reopen(self, options: ContextOptions) -> None:
@@ -300,94 +300,21 @@ class Context:
         self._open(options)
         self.unmovable, self._pool.size = reason, self._sequences
 
-    def _saved(self) -> list[_Saved]:
-        """The rows of every sequence that has some, those that several share once."""
-        self._pool.collect()
-        saved: list[_Saved] = []
-        shared: dict[object, int] = {}  # what of a sequence others may have, too, and its number
-        for number in range(self._pool.size):
-            count = self.length(number)
-            if not count:
-                continue
-            cells = self._cells(number)
-            images = len(cells) > count  # rows that share positions (M-RoPE)
-            tokens = np.array(self._pool.tokens(number)[: max(count, len(cells))], np.int32)
-            reason = self.supports("read") or self.supports("restore")
-            if reason is None and len(tokens) < max(count, len(cells)):
-                reason = "it has rows of unknown tokens"
-            try:
-                if reason is None and not images:
-                    try:
-                        saved += self._read_runs(number, tokens[:count], shared)
-                    except EngineError:
-                        images = self._several_axes and len(cells) == count  # in one line: as many positions as rows
-                        if not images:
-                            raise
-                if reason is None and images:
-                    found, axes = self.read_axes(number, 0, len(cells), base=0, dtype=self.lossless_type)
-                    saved.append(_Saved(number, 0, tokens, found, axes))
-            except EngineError as error:
-                reason = error.what
-            if reason:
-                raise UnsupportedError(f"the context cannot be made larger while sequence {number} has rows: {reason}")
-        needed = sum(len(one.tokens) for one in saved if not isinstance(one.rows, int))
-        if (
-            self._unified and self.used and needed > self.cells
-        ):  # with a state, what goes on from one text needs its own
-            raise UnsupportedError(
-                f"the context cannot be made larger: its sequences share rows, without which they need {needed} cells, "
-                f"and it has {self.cells}"
-            )
-        return saved
-
-    @property
-    def _several_axes(self) -> bool:
-        """Whether positions have rows and columns (M-RoPE)."""
-        return any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in self.layers)
-
-    def _read_runs(self, number: int, tokens: Tokens, shared: dict[object, int]) -> list[_Saved]:
-        """The rows of a sequence, one a position, those that it shares with another by the number of that one."""
-        found = []
-        for first, last, other in self._runs(number, len(tokens), shared):
-            rows: tuple[LayerRows, ...] | int | None = other
-            if rows is None:
-                rows = self.read(number, first, last - first, base=first, dtype=self.lossless_type)
-            found.append(_Saved(number, first, tokens[first:last], rows))
-        return found
-
-    def _runs(self, number: int, count: int, shared: dict[object, int]) -> Iterator[tuple[int, int, int | None]]:
-        """Stretches of the positions of a sequence, and the sequence before it that has the same rows, if one has.
-        `shared`: of the sequences before; of this one, too, when all have been taken."""
-        cells = self._cells(number)
-        if (
-            len(cells) != count or self.model.recurrent
-        ):  # not one a position; or with a state, which belongs to them all
-            whole = tuple(cells)
-            yield 0, count, shared.get(whole) if cells else None
-            shared.setdefault(whole, number)
-            return
-        first = 0
-        for other, run in groupby(cells, shared.get):
-            last = first + len(list(run))
-            yield first, last, other
-            first = last
-        for cell in cells:
-            shared.setdefault(cell, number)
-
-    def _cells(self, number: int) -> list[int]:
+    def cells_of(self, number: int) -> list[int]:
         """The cell of each row of a sequence, in order of position; none where the model keeps no rows."""
         count = native.call("notes_cells", self.handle, number, None, 0)
         cells = np.zeros(count, np.int32)
         native.call("notes_cells", self.handle, number, int32(cells), count)
         return [int(cell) for cell in cells]
 
-    def _restore(self, saved: Iterable[_Saved]) -> None:
-        for one in saved:
-            if isinstance(one.rows, int):
-                last = -1 if self.model.recurrent else one.first + len(one.tokens)
-                llama.llama_memory_seq_cp(self._memory, one.rows, one.sequence, one.first, last)
-            else:
-                self.splice(one.sequence, one.first, one.tokens, one.rows, one.first, axes=one.axes)
+    @property
+    def several_axes(self) -> bool:
+        """Whether positions have rows and columns (M-RoPE)."""
+        return any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in self.layers)
+
+    def copy(self, source: int, sequence: int, first: int, last: int) -> None:
+        """Let a sequence have the rows [first, last) of another, in the same cells; -1: to the end."""
+        llama.llama_memory_seq_cp(self._memory, source, sequence, first, last)
 
     # Rows. `sequence` is a sequence id; positions count from 0.
 
@@ -674,15 +601,3 @@ class Context:
         if not 0 <= sequence < self._sequences:
             raise EngineError(f"sequence {sequence} does not exist; the context has {self._sequences}")
         return sequence
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """Rows of a sequence from position `first` on, one for each of the tokens: as they were read, or the number of the
-    sequence that it shares them with. Those of images are not shared again."""
-
-    sequence: int
-    first: int
-    tokens: Tokens
-    rows: tuple[LayerRows, ...] | int
-    axes: NDArray[np.int32] | None = None  # of all rows, where images share positions
