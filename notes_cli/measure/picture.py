@@ -20,12 +20,12 @@ def as_json(report: Probe) -> dict[str, Any]:
         "score": dict(zip(("stale", "fresh"), report.scores, strict=True)),
         "tokens": {
             "field": report.field_tokens,
-            "behind": report.after_tokens,
+            "after": report.after_tokens,
             "to_50": report.reach(0.5),
             "to_90": report.reach(0.9),
         },
         "field_only": report.field_only,
-        "behind_only": report.after_only,
+        "after_only": report.after_only,
         "check": {
             "field": report.by_field,
             "field_difference": _less(report.by_field, report.field_only),

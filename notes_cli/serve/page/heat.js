@@ -130,7 +130,7 @@ function draw(found, picture, text) {
 }
 
 function verdict(found) {
-  const [own, after] = [found.field_only >= 0.5, found.behind_only >= 0.5];
+  const [own, after] = [found.field_only >= 0.5, found.after_only >= 0.5];
   if (own && after) return "It rests on both: the field's own tokens or those after it would do.";
   if (own) return "It rests on the field's own tokens: the value is looked up when it is asked for.";
   if (after) return "It rests on tokens after the field: what was written there from the old value outweighs the new one.";
@@ -141,9 +141,9 @@ function numbers(found) {
   const best = found.best === null ? null : found.windows[found.best];
   const rows = [
     ["the field's own", found.tokens.field, found.field_only],
-    ["all after it", found.tokens.behind, found.behind_only],
+    ["all after it", found.tokens.after, found.after_only],
     ...(best ? [[`"${best.text.trim() || best.text.replace(/\n/g, "⏎")}" alone, after it`, best.tokens, best.alone]] : []),
-    ["everything from the field on", found.tokens.field + found.tokens.behind, found.windows[0]?.suffix ?? 1],
+    ["everything from the field on", found.tokens.field + found.tokens.after, found.windows[0]?.suffix ?? 1],
   ];
   return el("table", {},
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "rows of the new text"),
