@@ -12,7 +12,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.listening import listening
-from notes_cli.commands.options import KEPT_TYPES, SkillSource, library, model_options, open_model
+from notes_cli.commands.options import KEPT_TYPES, SkillSource, Target, library, model_options, open_model
 from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError
 
@@ -64,7 +64,7 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 )
 @click.option("--name", metavar="NAME", help="Name in the library.  [default: front matter, folder or file name]")
 @click.option(
-    "-o", "--output", "target", type=click.Path(path_type=Path), help="Write the segment here, not into the library."
+    "-o", "--output", "target", type=Target(path_type=Path), help="Write the segment here, not into the library."
 )
 @click.option(
     "-f",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SkillName, library
+from notes_cli.commands.options import SkillName, Target, library
 
 if TYPE_CHECKING:
     from notes_cli.library.store import Library
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("names", type=SkillName(), nargs=-1, metavar="NAME...")
-@click.argument("target", type=click.Path(), metavar="FILE|FOLDER")
+@click.argument("target", type=Target(), metavar="FILE|FOLDER")
 @click.option("-f", "--force", is_flag=True, help="Write over other files that are there.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 def command(names: tuple[str, ...], target: str, force: bool, json_: bool) -> None:

@@ -154,6 +154,20 @@ class SessionName(click.ParamType):  # type: ignore[type-arg]  # generic in newe
         return []
 
 
+class Target(click.Path):
+    """A file to write a segment into, or a folder. None goes to standard output, so `-` is refused: it is rarely meant
+    as the name of a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-":
+            self.fail(
+                "'-' is no file, and a segment is not for standard output. Name a file, ./- for one of that name",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
     """A field and its new value. A shell completes the fields of the skills that the line has, else those of the
     library; after the = the value that the text has, to be changed."""

@@ -120,6 +120,20 @@ def test_a_target_that_is_no_file(notes: Notes, skill: Path, compiled: Path, tmp
     assert pipe.is_fifo()
 
 
+def test_a_dash_is_no_file_to_write(
+    notes: Notes, skill: Path, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file of that name is made where standard output may have been meant; by its path it can be."""
+    monkeypatch.chdir(tmp_path)
+    for command in (("compile", skill, "-o"), ("export", "returns"), ("export", "-f", "returns")):
+        outcome = notes(*command, "-")
+        assert (outcome.code, outcome.out) == (2, "") and outcome.err.count("\n") == 1
+        assert "'-' is no file" in outcome.err and "Name a file, ./- for one of that name" in outcome.err
+        assert not Path("-").exists()
+        assert notes(*command, "./-").code == 0 and Path("-").is_file()
+        Path("-").unlink()
+
+
 def test_a_pipe_with_a_name(model: Path, tmp_path: Path) -> None:
     """What a shell makes of <(command) is read once, as standard input is, and called like that."""
     shell = 'notes() { "$PYTHON" -m notes_cli "$@"; }; '
