@@ -23,6 +23,8 @@ MAX_WAYS = 1000  # that a text can go on in at one place: llama.cpp keeps each, 
 
 _SHORT = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): "", (0, 0): "{0}"}
 _ESCAPE = r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[trn\\\"\[\]-])"
+_NUL = r"\\(?:x00|u0000|U00000000)"
+_HOLDS_NUL = re.compile(rf"(?:[^\\]|(?!{_NUL})\\.)*{_NUL}", re.S)  # a literal, as an escape
 _TOKENS = re.compile(
     r"(?P<blank>[ \t]+|\#[^\r\n]*)"
     r"|(?P<line>\r?\n|\r)"
@@ -51,7 +53,10 @@ def check_grammar(text: str) -> None:
         raise GrammarError(f"the grammar is longer than {MAX_TEXT:,} characters")
     if "\0" in text:
         raise GrammarError("the grammar holds a NUL character")
-    _Reader(text).read()
+    try:
+        _Reader(text).read()
+    except RecursionError:
+        raise GrammarError("the grammar is nested too deeply") from None
 
 
 def times(item: str, least: int, most: int | None) -> str:
@@ -95,6 +100,7 @@ class _Ways:
     def __init__(self, rules: Mapping[str, Sequence[Sequence[_Symbol]]]) -> None:
         self._rules = rules
         self._found: dict[str, tuple[int, bool]] = {}
+        self._groups: dict[int, tuple[int, bool]] = {}  # likewise, by the group's id: each is looked at once
 
     def check(self) -> None:
         """Raise GrammarError where there are too many."""
@@ -114,7 +120,10 @@ class _Ways:
     def _symbol(self, symbol: _Symbol, depth: int) -> tuple[int, bool]:
         """The ways to begin it, and whether it may be empty."""
         if symbol.group is not None:
-            ways, empty = self._alternatives(symbol.group, depth)
+            key = id(symbol.group)
+            if key not in self._groups:
+                self._groups[key] = self._alternatives(symbol.group, depth)
+            ways, empty = self._groups[key]
         elif symbol.name:
             ways, empty = self._rule(symbol.name, depth)
         else:
@@ -211,6 +220,8 @@ class _Reader:
                 found[-1] = _Symbol(group=[[found[-1]]], least=token.least, most=token.most)
                 size = 1
             elif token.kind in ("literal", "set"):
+                if token.kind == "literal" and _HOLDS_NUL.match(token.text):
+                    raise _wrong(token.line, f"{_shown(token)} holds a NUL character, which no text has")
                 size = len(token.text)
                 found.append(_Symbol(empty=token.text == '""'))
                 self._grow(0, size, token.line)

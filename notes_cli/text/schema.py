@@ -16,10 +16,15 @@ from typing import Any
 from urllib.parse import unquote
 
 from notes_cli.errors import GrammarError
-from notes_cli.text.grammar import ROOT, times
+from notes_cli.text.grammar import MAX_RULES, MAX_TEXT, ROOT, times
 from notes_cli.text.pattern import PLAIN, pattern_rule, set_rule, text_rule, without
 
 MAX_DEPTH = 64  # schemas in schemas, and $ref by $ref
+MAX_STEPS = 200_000  # schemas, values and names that are looked at: a few seconds of work
+MAX_PATTERN = 1000  # characters
+MAX_REF = 1000  # characters
+PLACE = 200  # characters of a place in the schema that are told
+LETTERS = 100  # of rules: so many are built in a step
 DIGITS = 15  # of a whole number, unless its bounds have more
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
@@ -99,13 +104,14 @@ class _Converter:
         self._rules: dict[str, str] = dict(_BASICS)
         self._named: dict[str, str] = {}  # rules by what they say
         self._referred: dict[str, str] = {}  # rules by $ref
-        self._resolving: list[str] = []
+        self._values: dict[int, tuple[Any, set[Any]]] = {}  # those that a schema lists, by the schema's id
+        self._steps = self._letters = 0
 
     def grammar(self) -> str:
         try:
             root = self._visit(self._schema, "", 0)
         except RecursionError:
-            raise GrammarError("the JSON schema is nested too deeply") from None
+            raise GrammarError("the JSON schema is nested too deeply, or has a number that is too long") from None
         needed = self._needed(root)
         rules = {name: rule for name, rule in self._rules.items() if name in needed}
         return "\n".join([f"{ROOT} ::= {root}", *(f"{name} ::= {rule}" for name, rule in rules.items())]) + "\n"
@@ -116,14 +122,27 @@ class _Converter:
         waiting = [root]
         while waiting:
             words = re.sub(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', " ", waiting.pop())
-            for name in set(re.findall(r"[A-Za-z][A-Za-z0-9-]*", words)) & self._rules.keys() - found:
-                found.add(name)
-                waiting.append(self._rules[name])
+            for name in re.findall(r"[A-Za-z][A-Za-z0-9-]*", words):
+                if name in self._rules and name not in found:
+                    found.add(name)
+                    waiting.append(self._rules[name])
         return found
 
+    def _spend(self, steps: int) -> None:
+        """Raise GrammarError where a stranger's schema takes more work than any that is meant."""
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise GrammarError(f"the JSON schema is too large: it takes more than {MAX_STEPS:,} steps to read")
+
     def _rule(self, body: str, at: str) -> str:
-        """The name of a rule that says this, called after its place in the schema."""
+        """The name of a rule that says this, called after its place in the schema. Raise GrammarError where there is
+        more already than a grammar may have."""
+        self._spend(len(body) // LETTERS)
         if body not in self._named:
+            self._letters += len(body)
+            if self._letters > MAX_TEXT or len(self._rules) > MAX_RULES:
+                most = f"{MAX_RULES:,} rules or {MAX_TEXT:,} characters"
+                raise GrammarError(f"the JSON schema is too large: its grammar has more than {most}")
             place = "-".join(re.findall(r"[A-Za-z0-9]+", at.replace("/properties/", "/")))[-40:].strip("-")
             self._named[body] = name = f"r{len(self._rules)}-{place}".rstrip("-")
             self._rules[name] = body
@@ -133,12 +152,15 @@ class _Converter:
         """A symbol for the values that a schema allows. `at`: where it is."""
         if depth > MAX_DEPTH:
             raise _wrong(at, f"is nested more than {MAX_DEPTH} levels deep")
+        at = at[-PLACE:]  # names of strangers may be long, and each level would have them all once more
+        self._spend(1)
         if schema is True or schema == {}:
             return "value"
         if not isinstance(schema, dict):
             raise _wrong(at, "allows no value" if schema is False else "is neither an object nor true")
         if at and "$id" in schema:
             raise _wrong(at, "uses '$id' below its head, which is not supported")
+        self._spend(len(schema) // 10)
         for keyword in schema:
             if keyword not in _KNOWN and not keyword.startswith("x-"):
                 raise _wrong(at, f"uses {keyword!r}, which is not supported")
@@ -203,6 +225,9 @@ class _Converter:
         """What a reference inside of the schema means."""
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             raise _wrong(at, f"refers to {ref!r}: only #/... is supported, a place in this schema")
+        if len(ref) > MAX_REF:
+            raise _wrong(at, f"refers to a place by more than {MAX_REF:,} characters")
+        self._spend(1 + ref.count("/") // 10)
         target = self._schema
         for part in ref.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -255,6 +280,7 @@ class _Converter:
         kept = ("type", "properties", "required")
         beside = {key: value for key, value in schema.items() if key != "allOf"}
         merged: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
+        seen: set[int] = set()  # by reference one may come again and again
         for number, part in enumerate([beside, *parts]):
             where = at if number == 0 else f"{at}/allOf/{number - 1}"
             part = self._followed(part, where)
@@ -263,11 +289,16 @@ class _Converter:
             for key in part:
                 if key not in kept and key not in _NOTES and not key.startswith("x-"):
                     raise _wrong(where, f"uses {key!r} in 'allOf', which is not supported")
-            for name, value in part.get("properties", {}).items():
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            properties, required = _properties(part, where), _required(part, where)
+            self._spend(len(properties) + len(required))
+            for name, value in properties.items():
                 if merged["properties"].get(name, value) != value:
                     raise _wrong(where, f"has another schema of {name!r} than the rest of 'allOf'")
                 merged["properties"][name] = value
-            merged["required"] += part.get("required", [])
+            merged["required"] += required
         return self._object(merged, at, depth)
 
     def _check_apart(self, parts: Sequence[Any], at: str) -> None:
@@ -279,6 +310,7 @@ class _Converter:
 
     def _apart(self, one: Any, other: Any) -> bool:
         """Whether it is plain that no value fits both."""
+        self._spend(1)
         if not isinstance(one, dict) or not isinstance(other, dict):
             return False
         kinds = [self._types(schema, "") for schema in (one, other)]
@@ -286,12 +318,26 @@ class _Converter:
             wide = [{"number" if kind == "integer" else kind for kind in types or ()} for types in kinds]
             if not wide[0] & wide[1]:
                 return True
-        values = [_constants(schema) for schema in (one, other)]
+        values = [self._listed(schema) for schema in (one, other)]
         if values[0] is not None and values[1] is not None:
-            return not any(_same(a, b) for a in values[0] for b in values[1])
-        shared = {*_list(one.get("required"))} & {*_list(other.get("required"))}
-        tags = [(one.get("properties", {}).get(key), other.get("properties", {}).get(key)) for key in shared]
+            self._spend(min(len(values[0]), len(values[1])) // 10)
+            return values[0].isdisjoint(values[1])
+        required = [_required(schema, "") for schema in (one, other)]
+        self._spend(sum(map(len, required)) // 10)
+        properties = [_properties(schema, "") for schema in (one, other)]
+        tags = [tuple(found.get(key) for found in properties) for key in {*required[0]} & {*required[1]}]
         return kinds[0] == kinds[1] == ["object"] and any(self._apart(a, b) for a, b in tags if a and b)
+
+    def _listed(self, schema: Mapping[str, Any]) -> set[Any] | None:
+        """What tells the values apart that a schema lists; None where it lists none. True is not 1, and 1.0 is."""
+        values = _constants(schema)
+        if values is None:
+            return None
+        if id(schema) not in self._values:
+            self._spend(len(values))
+            numbers = (one if _is_number(one) else json.dumps(one, sort_keys=True) for one in values)
+            self._values[id(schema)] = schema, set(numbers)  # with the schema, whose id would be another's soon
+        return self._values[id(schema)][1]
 
     # Values.
 
@@ -299,6 +345,7 @@ class _Converter:
         keyword = "const" if "const" in schema else "enum"
         self._alone(schema, keyword, at, ("type",))
         values = _constants(schema)
+        self._spend(len(values or ()))
         if not values:
             raise _wrong(at, f"allows no value: 'enum' is {schema.get('enum')!r}")
         fitting = [value for value in values if "type" not in schema or _kinds(value) & {*(types or ())}]
@@ -312,15 +359,11 @@ class _Converter:
         return self._rule(" | ".join(map(text_rule, dict.fromkeys(texts))), at)
 
     def _object(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        if not isinstance(properties, dict):
-            raise _wrong(at, "needs an object for 'properties'")
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise _wrong(at, "needs a list of names for 'required'")
+        properties, required = dict(_properties(schema, at)), dict.fromkeys(_required(schema, at))
+        self._spend(len(properties) + len(required))
         more = schema.get("additionalProperties")
         if more is None and not properties and not required:
             more = True
-        properties = dict(properties)
         for name in required:
             if name not in properties:
                 if more is False:
@@ -341,7 +384,9 @@ class _Converter:
         if more in (None, False):
             return ""
         value = self._visit(more, f"{at}/additionalProperties", depth + 1)
-        key = self._other_names(list(properties), at)
+        names = list(properties)
+        self._spend(sum(map(len, names)) // 10)  # each is taken apart, letter by letter
+        key = self._other_names(names, at)
         return self._rule(f'"\\"" {key} "\\":" ws {value}', f"{at}/more")
 
     def _other_names(self, names: Sequence[str], at: str) -> str:
@@ -351,7 +396,9 @@ class _Converter:
         for name in names:
             if name:
                 following.setdefault(name[0], []).append(name[1:])
+        self._spend(1 + len(names) // 10)
         ways = [f"{text_rule(first)} {self._other_names(rest, at)}" for first, rest in following.items()]
+        self._spend(sum(map(len, ways)) // LETTERS)
         rest = without(PLAIN, [(ord(first), ord(first)) for first in following])
         ways += [f"{set_rule(rest)} {plain}*", *([] if "" in names else ['""'])]
         return f"({' | '.join(ways)})"
@@ -422,12 +469,15 @@ class _Converter:
         if "pattern" in schema:
             if not isinstance(schema["pattern"], str):
                 raise _wrong(at, "needs a text for 'pattern'")
+            if len(schema["pattern"]) > MAX_PATTERN:
+                raise _wrong(at, f"has a pattern of more than {MAX_PATTERN:,} characters")
+            self._spend(len(schema["pattern"]) ** 2 // 100)  # a class is compared with itself
             try:
                 body = f"({pattern_rule(schema['pattern'])})"
             except GrammarError as error:
                 raise _wrong(at, f"has {error.what}") from error
         elif "format" in schema:
-            if schema["format"] not in FORMATS:
+            if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
                 known = ", ".join(FORMATS)
                 raise _wrong(at, f"uses the format {schema['format']!r}, which is not supported (known: {known})")
             body = FORMATS[schema["format"]]
@@ -477,9 +527,9 @@ _Bound = tuple[int, bool]  # a whole number, and whether it is excluded
 
 def _number(schema: Mapping[str, Any], keyword: str, at: str) -> int | float:
     value = schema[keyword]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not _is_number(value):
         raise _wrong(at, f"needs a number for {keyword!r}, not {value!r}")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def _tighter(
@@ -577,11 +627,34 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def _properties(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
+    """The schemas of an object's members, by their names."""
+    found = schema.get("properties", {})
+    if not isinstance(found, dict):
+        raise _wrong(at, "needs an object for 'properties'")
+    return found
+
+
+def _required(schema: Mapping[str, Any], at: str) -> list[str]:
+    """The names of those that must be there."""
+    found = schema.get("required", [])
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise _wrong(at, "needs a list of names for 'required'")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one, and not one beyond all that a computer counts with, which JSON can write (1e999)."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _same(one: Any, other: Any) -> bool:
     """Whether two JSON values are equal: true is not 1."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True) or (
-        one == other and not isinstance(one, bool) and not isinstance(other, bool) and isinstance(one, (int, float))
-    )
+    if _is_number(one) and _is_number(other):
+        return bool(one == other)
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _kinds(value: Any) -> set[str]:
@@ -589,13 +662,13 @@ def _kinds(value: Any) -> set[str]:
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, (int, float)):
-        return {"number", "integer"} if value == int(value) else {"number"}
+        return {"number", "integer"} if _is_whole(value) else {"number"}
     names: dict[type, str] = {str: "string", dict: "object", list: "array", type(None): "null"}
     return {names[type(value)]}
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
+    return _is_number(value) and value == int(value)
 
 
 def _quoted(name: str, at: str) -> str:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from notes_cli.errors import GrammarError
-from notes_cli.text.grammar import check_grammar, times
+from notes_cli.text.grammar import _Ways, check_grammar, times
 
 from .wild import WILD
 
@@ -50,6 +50,12 @@ def test_they_are_there() -> None:
         ("root ::= " + "x? " * 1001 + '"y"\nx ::= "a"', "rule root can go on in more than 1,000 ways"),
         ("\n".join(f"r{i} ::= r{i + 1}" for i in range(300)) + '\nr300 ::= "a"\nroot ::= r0', "begin with each other"),
         ('root ::= "a\0"', "NUL"),
+        (r'root ::= "a\x00b"', "line 1 of the grammar: .* holds a NUL character, which no text has"),
+        (r'root ::= [^\x00-\x1F] "\x41\\\u0000"', "holds a NUL character"),
+        (
+            "\n".join(f"r{i} ::= {'(' * 150}r{i + 1}{')' * 150}" for i in range(100)) + '\nr100 ::= "a"\nroot ::= r0',
+            "the grammar is nested too deeply",
+        ),
         ("#" * (2 << 20), "longer than"),
     ],
 )
@@ -58,6 +64,15 @@ def test_what_is_no_grammar(text: str, says: str) -> None:
     with pytest.raises(GrammarError, match=says) as caught:
         check_grammar(text)
     assert "\n" not in str(caught.value)
+
+
+def test_groups_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once more for each of those around them."""
+    counted: list[object] = []
+    alternatives = _Ways._alternatives
+    monkeypatch.setattr(_Ways, "_alternatives", lambda *given: counted.append(given) or alternatives(*given))
+    check_grammar(f"root ::= {'(' * 150}{chr(34) * 2} {')' * 150}")
+    assert len(counted) == 150
 
 
 @pytest.mark.parametrize(("least", "most"), [(0, 2001), (3, 4999), (0, 5000), (2500, None), (2001, 2001), (7, 7)])

@@ -47,3 +47,66 @@ def test_what_restricts_nothing() -> None:
     """Titles, descriptions and defaults change no grammar."""
     notes = {"title": "T", "description": "d", "default": 1, "examples": [1], "x-own": 1, "$schema": "s"}
     assert schema_grammar({"type": "integer", **notes}) == schema_grammar({"type": "integer"})
+
+
+_SMALL = {"type": "string"}
+_LONG = "x" * 200_000
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": list(range(250_000))},
+        {"anyOf": [{}] * 250_000},
+        {"oneOf": [{"const": number} for number in range(1000)]},
+        {"required": [f"a{number}" for number in range(30_000)]},
+        {
+            "$defs": {"p": {"properties": {str(n): _SMALL for n in range(999)}}},
+            "allOf": [{"$ref": "#/$defs/p"}] * 250_000,
+        },
+        {"properties": {_LONG: _SMALL, f"{_LONG}y": _SMALL, f"{_LONG}z": _SMALL}, "additionalProperties": _SMALL},
+        {"properties": {str(number): {"pattern": "[^" + "a" * 900 + "]"} for number in range(50)}},
+        {"properties": {_LONG + str(number): _SMALL for number in range(6)}},
+    ],
+    ids=["values", "schemas", "alternatives", "names", "references", "letters", "classes", "characters"],
+)
+def test_large_schemas(schema: Any) -> None:
+    """Refused by the work that they would be, which is counted: they come from strangers."""
+    with pytest.raises(GrammarError, match=r"the JSON schema is (too large: |nested too deeply)"):
+        schema_grammar(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"pattern": "a" * 1001}, "a pattern of more than 1,000 characters"),
+        ({"$ref": "#/" + "9" * 5000}, "by more than 1,000 characters"),
+        ({"maxLength": 1e999}, "needs a whole number for 'maxLength', not inf"),
+        ({"maximum": -1e999}, "needs a number for 'maximum'"),
+        ({"enum": [1e999]}, "has a value for 'enum' that is not JSON"),
+        ({"type": "string", "format": {}}, r"uses the format \{\}, which is not supported"),
+        ({"oneOf": [{"required": [{}], "type": "object"}] * 2}, "needs a list of names for 'required'"),
+        ({"oneOf": [{"type": "object", "properties": []}] * 2}, "needs an object for 'properties'"),
+        ({"allOf": [{"properties": []}, {}]}, "needs an object for 'properties'"),
+        ({"allOf": [{"required": 3}, {}]}, "needs a list of names for 'required'"),
+    ],
+)
+def test_what_no_schema_holds(schema: Any, says: str) -> None:
+    """A line, and no fault of ours."""
+    with pytest.raises(GrammarError, match=says):
+        schema_grammar(schema)
+
+
+def test_many_properties() -> None:
+    """As many as a grammar may have rules; each rule is looked up as often as it is named."""
+    names = [f"a{number}" for number in range(8000)]
+    grammar = schema_grammar({"properties": dict.fromkeys(names, _SMALL), "required": names})
+    check_grammar(grammar)
+    assert grammar.count("\n") > 8000
+
+
+def test_values_that_are_equal() -> None:
+    """1.0 is 1, and true is not, for alternatives of which one must fit."""
+    with pytest.raises(GrammarError, match="write 'anyOf'"):
+        schema_grammar({"oneOf": [{"enum": [1, "a"]}, {"const": 1.0}]})
+    assert "true" in schema_grammar({"oneOf": [{"const": 1}, {"const": True}]})
