@@ -6,6 +6,7 @@ tokens come from a segment. Another kind of part needs a class here and a case i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -203,14 +204,14 @@ def _check_role(number: int, message: Message) -> None:
 
 def _calls(number: int, message: Message) -> tuple[ToolCall, ...]:
     """Its calls. Raise NotesError for a name or an id that is not plain, and for an id that is there twice."""
-    ids = [call.id for call in message.tool_calls]
+    ids = Counter(call.id for call in message.tool_calls)
     for call in message.tool_calls:
         for what, name in (("id", call.id), ("name", call.name)):
             if not NAME.fullmatch(name):
                 raise NotesError(
                     f"message {number}: the {what} of a tool call must be letters, digits, _ - . : or /, not {name!r}"
                 )
-        if ids.count(call.id) > 1:
+        if ids[call.id] > 1:
             raise NotesError(f"message {number} has two tool calls of the id {call.id!r}")
         if not isinstance(call.arguments, Mapping):
             raise NotesError(f"message {number}: the arguments of {call.name} must be an object")

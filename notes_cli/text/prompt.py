@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from notes_cli.classes import dataclass
@@ -71,7 +72,7 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
     opened: dict[int, str] = {}
     rendered: ChatTemplate | None = None
     for number, turn in enumerate(turns):
-        own = earlier if turns[number + 1 :] else template
+        own = earlier if number + 1 < len(turns) else template
         if unusual and own is not rendered:  # first: a template that refuses it says why
             opened, rendered = {id(slot.message): slot.before for slot in cut(own, messages).slots}, own
         found = cut(own, turn, later=number > 0)
@@ -222,15 +223,11 @@ def _text(run: Run) -> list[Chunk]:
 def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:
     """The chunks with neighbouring texts joined: what no splice separates is tokenised together."""
     joined: list[Chunk] = []
-    for chunk in chunks:
-        if joined and chunk.kind == joined[-1].kind == "text":
-            runs = [*joined[-1].runs]
-            for run in chunk.runs:
-                if runs[-1].special == run.special:
-                    runs[-1] = Run(runs[-1].text + run.text, run.special)
-                else:
-                    runs.append(run)
-            joined[-1] = Chunk("text", tuple(runs))
+    for kind, group in groupby(chunks, key=lambda chunk: chunk.kind):
+        if kind == "text":
+            runs = groupby((run for chunk in group for run in chunk.runs), key=lambda run: run.special)
+            texts = tuple(Run("".join(run.text for run in alike), special) for special, alike in runs)
+            joined.append(Chunk("text", texts))
         else:
-            joined.append(chunk)
+            joined += group
     return joined

@@ -16,7 +16,7 @@ from notes_cli.classes import dataclass
 from notes_cli.errors import ModelError
 from notes_cli.text.messages import BETWEEN, ErratumPart, Message, TextPart, ToolCall
 from notes_cli.text.template import ChatTemplate, Rendered
-from notes_cli.text.untrusted import Way, as_given, between, marked, marker, without_marks
+from notes_cli.text.untrusted import Way, as_given, between, marked, marker, markers_in, without_marks
 
 _KEY = "notesKey"  # an argument's name
 
@@ -108,7 +108,8 @@ def _form(template: ChatTemplate, talk: Sequence[Message]) -> _Form:
         except ModelError as error:
             fault = fault or error
             continue
-        missing = [name for number, name in enumerate(calls) if marker(number, "call") not in shown]
+        there = markers_in(shown)
+        missing = [name for number, name in enumerate(calls) if marker(number, "call") not in there]
         if not missing and not any(mark in shown for mark in (f"'{_KEY}'", f'\\"{_KEY}')):  # Python's, or encoded twice
             return form
         hidden = hidden or missing or calls
@@ -158,8 +159,9 @@ def _content(number: int, message: Message, way: Way = marked) -> tuple[str, lis
 def _slots(template: ChatTemplate, talk: Sequence[Message], rendered: str) -> Slots:
     """The rendered text, cut at the contents. That of a message with calls may be missing: some templates drop it."""
     marks = [_content(number, message)[1] for number, message in enumerate(talk)]
+    there = markers_in(rendered)
     for number, message in enumerate(talk):
-        if message.tool_calls and not (message.text and marks[number][0] in rendered):
+        if message.tool_calls and not (message.text and marks[number][0] in there):
             marks[number] = []
     texts = iter(template.cut_text(rendered, [mark for found in marks for mark in found]))
     slots, before, calls = [], next(texts), False

@@ -24,6 +24,7 @@ from notes_cli.text.untrusted import (
     as_given,
     marked,
     marker,
+    markers_in,
     neutral,
     no_text,
     sealed,
@@ -210,16 +211,18 @@ class ChatTemplate:
     def cut_text(self, rendered: str, markers: Sequence[str]) -> list[str]:
         """As `cut`, for a text that is rendered already."""
         chunks: list[str] = []
-        rest = rendered
+        known, at = markers_in(rendered), 0
         for mark in markers:
-            if rendered.count(mark) != 1 or mark not in rest:
-                fault = {0: "drops or changes", 1: "reorders"}.get(rendered.count(mark), "repeats")
+            count = known[mark] or rendered.count(mark)  # most are known: there may be very many of them
+            place = rendered.find(mark, at) if count == 1 else -1
+            if place < 0:
+                fault = {0: "drops or changes", 1: "reorders"}.get(count, "repeats")
                 raise ModelError(
                     f"{self.name} {fault} the content of a message, so it, or a skill in it, cannot be there"
                 )
-            before, _, rest = rest.partition(mark)
-            chunks.append(before)
-        return [*chunks, rest]
+            chunks.append(rendered[at:place])
+            at = place + len(mark)
+        return [*chunks, rendered[at:]]
 
 
 @lru_cache(maxsize=32)

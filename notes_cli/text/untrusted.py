@@ -9,6 +9,7 @@ and they are tokenised together with the words around them, as the model was tra
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ MAX_DEPTH = 64
 _DOUBTFUL = expression(r"[^\w\s!-/:;=?@\\^_`~]")
 _MARKED = expression(f"({OPEN}|{CLOSE})")
 _AROUND = expression(rf"NOTES{_SECRET}(?:open|shut|(?:begin|end)\d+x)")
+_MARKER = expression(rf"NOTES{_SECRET}[a-z]+\d+x")
 _NO_TEXT = expression(rf"(?:NOTES{_SECRET}text\d+x|\s)*")
 _SEAL = "\ue000"  # what is kept in the place of the secret, in private use: nothing else may be that
 
@@ -31,6 +33,11 @@ _SEAL = "\ue000"  # what is kept in the place of the secret, in private use: not
 def marker(number: int, kind: str = "text") -> str:
     """What takes the place of a text, or of another kind of value, while a template renders."""
     return f"NOTES{_SECRET}{kind}{number:03d}x"
+
+
+def markers_in(text: str) -> Counter[str]:
+    """How often each marker is in a rendered text, which is looked through once."""
+    return Counter(_MARKER.findall(text))
 
 
 Way = Callable[[Any], Any]  # how a JSON value is passed to a template

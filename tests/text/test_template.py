@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,31 @@ def test_cut_gives_the_templates_own_words(templates: SimpleNamespace, source: s
     chunks = template.cut(messages, [marker(i) for i in range(4)])
     texts = [part for i, chunk in enumerate(chunks[:-1]) for part in (chunk, marker(i))]
     assert "".join([*texts, chunks[-1]]) == template.render(messages)
+
+
+class _Counted(str):
+    """A text that counts how often all of it is looked through."""
+
+    looked = 0
+
+    def count(self, *given: Any) -> int:
+        _Counted.looked += 1
+        return super().count(*given)
+
+
+def test_many_messages_are_cut_in_one_pass() -> None:
+    """A client sends as many as it likes: the text is not looked through for each of them."""
+    marks = [marker(number) for number in range(5000)]
+    whole = "".join(f"<{mark}>" for mark in marks)
+    assert ChatTemplate("").cut_text(_Counted(whole), marks) == ["<", *["><"] * 4999, ">"]
+    assert _Counted.looked == 0
+    for text, says in (
+        (whole.replace(marks[7], ""), "drops or changes"),
+        (whole + marks[7], "repeats"),
+        (marks[7] + whole.replace(marks[7], ""), "reorders"),
+    ):
+        with pytest.raises(ModelError, match=says):
+            ChatTemplate("").cut_text(text, marks)
 
 
 def test_the_same_is_rendered_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
