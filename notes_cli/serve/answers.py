@@ -84,13 +84,7 @@ async def answer(request: Request, scheduler: Scheduler, every: Sequence[Asked],
         finally:
             heard.close()
         return JSONResponse(joined(heard.replies))
-    stream = Stream(heard)
-    try:
-        await while_there(request.receive, stream.begin())
-    except BaseException:
-        stream.close()
-        raise
-    return stream
+    return await begun(request, Stream(heard))
 
 
 async def while_there(receive: Receive, work: Awaitable[T]) -> T:
@@ -136,6 +130,9 @@ class EventStream(Response):
                 await _put(send, data)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def begin(self) -> None:
+        """Wait for what comes first, not for ever: until then an error has a status of its own. Raise NotesError."""
+
     def events(self) -> AsyncGenerator[bytes, None]:
         """What is sent, as `event` has it, or PINGING."""
         raise NotImplementedError
@@ -143,6 +140,16 @@ class EventStream(Response):
     def close(self) -> None:
         """Give up what nobody hears any more."""
         raise NotImplementedError
+
+
+async def begun(request: Request, stream: EventStream) -> EventStream:
+    """A stream that has begun. Raise NotesError for what fails before, and ClientDisconnect."""
+    try:
+        await while_there(request.receive, stream.begin())
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 class Stream(EventStream):
@@ -154,7 +161,6 @@ class Stream(EventStream):
         self._first: asyncio.Future[Any] | None = None
 
     async def begin(self) -> None:
-        """Wait for the first words, not for ever: until then an error has a status of its own."""
         self._first = asyncio.ensure_future(self._heard.next())
         await asyncio.wait({self._first}, timeout=PING)
         if self._first.done():
@@ -215,13 +221,22 @@ class Events(EventStream):
         """`name`: the key that the result has."""
         super().__init__()
         self._told, self._result, self._name = told, result, name
+        self._first = asyncio.ensure_future(told.next())
+
+    async def begin(self) -> None:
+        both: set[asyncio.Future[Any]] = {self._first, self._result}
+        await asyncio.wait(both, timeout=PING, return_when=asyncio.FIRST_COMPLETED)
+        if self._result.done() and not self._first.done():
+            self._result.result()
 
     def close(self) -> None:
         self._told.gone = True
-        self._result.cancel()
+        self._first.cancel()
+        if not self._result.cancel() and not self._result.cancelled():
+            self._result.exception()  # which nobody is told any more
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        following = asyncio.ensure_future(self._told.next())
+        following = self._first
         try:
             while True:
                 both: set[asyncio.Future[Any]] = {following, self._result}

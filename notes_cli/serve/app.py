@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
 from starlette.applications import Starlette
@@ -18,8 +20,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from notes_cli.errors import NotesError
-from notes_cli.serve import errata, heat, library
-from notes_cli.serve.answers import Events, Told, answer, while_there
+from notes_cli.serve import bounds, errata, heat, library
+from notes_cli.serve.answers import Events, Told, answer, begun, while_there
 from notes_cli.serve.arranging import model_of
 from notes_cli.serve.metrics import KIND, exposed
 from notes_cli.serve.ownevents import OwnEvents
@@ -32,6 +34,9 @@ from notes_cli.serve.webpage import page_routes
 
 BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
+READERS = 4  # requests that are read at once: each has but its share of the one interpreter
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class Service:
     def __init__(self, scheduler: Scheduler, options: Options) -> None:
         self.scheduler, self.options = scheduler, options
         self.draining = False
+        self._readers = ThreadPoolExecutor(READERS, "reader")
+        self._letters = bounds.Letters()
         self.end: Callable[[], object] = lambda: None  # has the server end, from any thread
 
     @property
@@ -132,22 +139,23 @@ class Service:
 
     async def tokenize(self, request: Request) -> Response:
         given = Reader(await self._body(request))
-        content, special = given.text("content"), given.flag("parse_special")
+        content, special = given.needed("content"), given.flag("parse_special")
         given.ignore({"add_special", "with_pieces"})
         given.end()
+        await self._check_size(bounds.of_texts("content", content))
         tokens = await self._at_context(lambda: self.scheduler.workspace.model.tokenize(content, special=special))
         return JSONResponse({"tokens": [int(token) for token in tokens]})
 
     # Questions.
 
     async def chat(self, request: Request) -> Response:
-        asked = parse_chat(await self._body(request))
-        self._check_form(asked)
+        asked = await self._chat(request)
         return await answer(request, self.scheduler, [asked], asked.model or self.scheduler.names[0])
 
     async def completions(self, request: Request) -> Response:
-        every = parse_completion(await self._body(request))
-        self._check_form(*every)
+        data = await self._body(request)
+        await self._check_size(await self._aside(bounds.of_completion, data))
+        every = await self._aside(partial(parse_completion, forms=self.options.forms), data)
         return await answer(request, self.scheduler, every, every[0].model or self.scheduler.names[0])
 
     async def ask(self, request: Request) -> Response:
@@ -163,24 +171,26 @@ class Service:
         return JSONResponse(await self._at_context(lambda: way(self.scheduler, name)))
 
     async def compile(self, request: Request) -> Response:
-        data = await self._body(request)
-        told = Told()
-        work = library.compiling(self.scheduler, data, told.add)
-        return Events(told, asyncio.wrap_future(self.scheduler.call(work, long=True)))
+        data, told = await self._body(request), Told()
+        await self._check_size(await self._aside(library.sizes, data))
+        work = await self._aside(lambda data: library.compiling(self.scheduler, data, told.add), data)
+        return await begun(request, Events(told, asyncio.wrap_future(self.scheduler.call(work, long=True))))
 
     async def heat(self, request: Request) -> Response:
         wanted, stream = heat.parse(await self._body(request))
+        for param in ("question", "system", "value"):
+            await self._check_size(bounds.of_texts(param, getattr(wanted, param) or ""))
         told = Told()
         found = asyncio.wrap_future(self.scheduler.call(heat.probing(self.scheduler, wanted, told.add), long=True))
         if stream:
-            return Events(told, found, "heat")
+            return await begun(request, Events(told, found, "heat"))
         try:
             return JSONResponse(await while_there(request.receive, found))
         finally:
             told.gone = True
 
     async def explain(self, request: Request) -> Response:
-        asked = parse_chat(await self._body(request))
+        asked = await self._chat(request)
         return JSONResponse(await self._at_context(lambda: self.scheduler.turns.explain(asked)))
 
     async def errata(self, request: Request) -> Response:
@@ -195,10 +205,27 @@ class Service:
 
     # What they share.
 
-    def _check_form(self, *every: Asked) -> None:
-        """Raise Refused for a form that this server takes from nobody: one step of it may take minutes."""
-        if not self.options.forms and any(asked.writing.grammar is not None for asked in every):
-            raise Refused(400, "this server holds answers to no grammar and no schema", code="no_forms")
+    async def _chat(self, request: Request) -> Asked:
+        """What messages ask for."""
+        data = await self._body(request)
+        await self._check_size(await self._aside(bounds.of_chat, data))
+        return await self._aside(partial(parse_chat, forms=self.options.forms), data)
+
+    async def _aside(self, read: Callable[[Any], T], data: Any) -> T:
+        """What is read of a request, beside everything else: a stranger's may take seconds, and others are answered."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read, data)
+
+    async def _check_size(self, sizes: Sequence[bounds.Size]) -> None:
+        """Raise Refused for what no context of this model holds, before it costs more than that."""
+        self._check()
+        most = self.scheduler.longest
+        for size in sizes:
+            if most is not None and bounds.needs_letters(size, most):
+                if not self._letters.known:
+                    parts = self._letters.learning(self.scheduler.workspace.model)
+                    while await self._at_context(partial(next, parts, True)) is None:
+                        pass
+                await self._aside(partial(self._letters.check, most=most), size)
 
     def _check(self) -> None:
         """Raise Refused while nobody can be answered."""
@@ -228,14 +255,18 @@ class Service:
         except TimeoutError:
             raise Refused(408, "the body did not come in time") from None
         self._check()  # it may have taken its time
-        try:
-            found = json.loads(data, parse_constant=_no_number)
-            json.dumps(found, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:  # half a character, too
-            raise Refused(
-                400, f"the body is not JSON: {' '.join(str(error).split())[:200]}", code="invalid_json"
-            ) from None
-        return found
+        return await self._aside(_json, data)
+
+
+def _json(data: bytearray) -> Any:
+    """What a body says. Raise Refused for what is no JSON."""
+    try:
+        found = json.loads(data, parse_constant=_no_number)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # half a character, too
+        what = f"the body is not JSON: {' '.join(str(error).split())[:200]}"
+        raise Refused(400, what, code="invalid_json") from None
+    return found
 
 
 def _no_number(text: str) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from notes_cli.engine.segment import KEPT
-from notes_cli.errors import CompilingError, Help, Progress, SegmentError
+from notes_cli.errors import CompilingError, Help, NotesError, Progress, SegmentError, TakenError
 from notes_cli.explaining import entry_as_json
 from notes_cli.library.standing import holding
-from notes_cli.library.store import Library
+from notes_cli.library.store import Entry, Library, source_text
 from notes_cli.runtime.compiling import block_warnings
 from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.serve.bounds import Size, of_texts
 from notes_cli.serve.parsing import Reader
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.text.blocks import Blocks
-from notes_cli.text.skill import parse_skill
+from notes_cli.text.skill import FRONT_MATTER, parse_skill
+
+_PLACE = re.compile(r"\{\{[^{}]*\}\}")  # a value takes its place, which may be shorter
 
 
 def listed(scheduler: Scheduler) -> list[Json]:
@@ -73,6 +77,16 @@ def _unknown(name: str) -> SegmentError:
     return SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
 
 
+def sizes(data: Any) -> list[Size]:
+    """What of a text to be compiled is in the skill for certain: all but what stands for values, and the head."""
+    text = data.get("text") if isinstance(data, dict) else None
+    if not isinstance(text, str):
+        return []
+    text = text.replace("\r\n", "\n").lstrip("\n")
+    head = FRONT_MATTER.match(text)
+    return of_texts("text", "".join(_PLACE.sub("", text[head.end() if head else 0 :]).split()))
+
+
 def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -> Callable[[], Json]:
     """What compiles a text, telling how far it has come; other requests go on meanwhile. Raise Refused, SkillError."""
     given = Reader(data)
@@ -88,7 +102,10 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
         raise given.wrong("blocks", "a whole number, or headings", blocks)
     if kv not in (None, *KEPT):
         raise given.wrong("kv", f"one of {', '.join(KEPT)}", kv)
-    skill = parse_skill(text, source="-", default=name, name=name, where=f"the skill {name[:80]!r}")
+    try:
+        skill = parse_skill(text, source="-", default=name, name=name, where=f"the skill {name[:80]!r}")
+    except NotesError as error:
+        raise _of_text(error) from error
     wanted: Blocks = blocks or 1
 
     def work() -> Json:
@@ -119,7 +136,27 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
             except CompilingError:  # then it need not be done again
                 step("waiting for another process")(0, 1)
                 scheduler.rest()
+            except TakenError:
+                there = " or ".join({_origin(one) for one in workspace.library.entries(skill.name)})
+                what = f"the library has another skill {skill.name} already, {there}: force writes over it"
+                raise Refused(409, what, param="name", code="name_taken") from None
+            except NotesError as error:
+                raise _of_text(error) from error
             else:
                 return {**shown(scheduler, skill.name), "reasons": list(made.reasons), "notices": notices}
 
     return work
+
+
+def _origin(entry: Entry) -> str:
+    """Where the text of a skill came from, for people."""
+    source = entry.info.source if entry.info else ""
+    return "from no file (it was sent to a server, or piped in)" if source == "-" else f"from {source_text(source)}"
+
+
+def _of_text(error: NotesError) -> Refused:
+    """What is wrong with a text that was sent."""
+    found = refused(error)
+    if found.status == 400:
+        found.param = "text"
+    return found

@@ -12,7 +12,7 @@ from notes_cli.serve import wire
 from notes_cli.serve.answers import PING, PINGING, EventStream, event
 from notes_cli.serve.jobs import Told
 from notes_cli.serve.own import Own
-from notes_cli.serve.parsing import Asked
+from notes_cli.serve.parsing import Asked, no_forms
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
@@ -28,7 +28,7 @@ class OwnEvents(EventStream):
         self._queue: asyncio.Queue[Json | None] = asyncio.Queue()
         own = Own(data, self._hear)
         if own.formed and not forms:
-            raise Refused(400, "this server holds answers to no grammar and no schema", code="no_forms")
+            raise no_forms()
         self._job = scheduler.submit(Asked(""), self._ended, own)
 
     def _hear(self, told: Json | None) -> None:

@@ -129,6 +129,12 @@ class Reader:
     def text(self, key: str, default: str = "") -> str:
         return self.take(key, "a string", lambda value: isinstance(value, str), default)
 
+    def needed(self, key: str) -> str:
+        """A text that must be there, though it may be empty."""
+        if self._data.get(key) is None:
+            raise Refused(400, f"{self.name(key)} is missing", param=self.name(key), code="invalid_value")
+        return self.text(key)
+
     def whole(self, key: str, low: int, high: int, default: int | None = None) -> int | None:
         def right(value: Any) -> bool:
             return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
@@ -167,23 +173,23 @@ class Reader:
             raise Refused(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
 
 
-def parse_chat(data: Any) -> Asked:
-    """A request of /v1/chat/completions. Raise Refused."""
+def parse_chat(data: Any, *, forms: bool = True) -> Asked:
+    """A request of /v1/chat/completions. `forms`: its answer may be held to one. Raise Refused."""
     given = Reader(data)
     model, stream, usage = given.text("model"), given.flag("stream"), _usage(given)
     messages = _messages(given.any("messages"))
-    tools, forced = _tools(given)
+    tools, forced = _tools(given, forms)
     writing = _writing(given, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(given))
     notes = _notes(given.any("notes"))
-    grammar = _grammar(given)
+    grammar = _grammar(given, forms)
     writing = replace(writing, grammar=forced or grammar, must_call=forced is not None)
     given.ignore(IGNORED)
     given.end()
     return Asked(model, messages, tools, writing=writing, notes=notes, stream=stream, usage=usage)
 
 
-def parse_completion(data: Any) -> list[Asked]:
-    """A request of /v1/completions: one for each of its prompts. Raise Refused."""
+def parse_completion(data: Any, *, forms: bool = True) -> list[Asked]:
+    """A request of /v1/completions: one for each of its prompts. `forms`: as above. Raise Refused."""
     given = Reader(data)
     model, stream, usage, echo = given.text("model"), given.flag("stream"), _usage(given), given.flag("echo")
     prompts = _prompts(given.any("prompt"))
@@ -193,7 +199,7 @@ def parse_completion(data: Any) -> list[Asked]:
         raise given.wrong("best_of", "as many as n", best)
     if given.any("suffix"):
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
-    writing = replace(writing, grammar=_grammar(given))
+    writing = replace(writing, grammar=_grammar(given, forms))
     notes = _notes(given.any("notes"))
     if notes.splice or notes.errata or notes.session:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
@@ -281,7 +287,7 @@ def _positive(given: Reader, key: str, default: float) -> float:
     return number
 
 
-def _grammar(given: Reader) -> str | None:
+def _grammar(given: Reader, forms: bool) -> str | None:
     """What `response_format` or `grammar` hold the answer to. Raise Refused."""
     wanted, grammar = given.any("response_format"), given.text("grammar") or None
     schema = given.any("json_schema")
@@ -300,7 +306,14 @@ def _grammar(given: Reader) -> str | None:
         form.end()
     if schema is not None and grammar is not None:
         raise Refused(400, "an answer can be held to a JSON schema or to a grammar, not to both", param="grammar")
+    if not forms and (schema is not None or grammar is not None):
+        raise no_forms()
     return _read("grammar", lambda: grammar or "") if schema is None and grammar else _held(schema)
+
+
+def no_forms() -> Refused:
+    """A server can be told to take none: to read one, and a token of its answer, may take a while."""
+    return Refused(400, "this server holds answers to no grammar and no schema", code="no_forms")
 
 
 def _schema(given: Reader, key: str, default: Any = None) -> Any:
@@ -346,7 +359,7 @@ def _notes(data: Any) -> Noted:
     return found
 
 
-def _tools(given: Reader) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
     """The tools by their names, so that their order costs nothing, and the grammar of a call that must be made."""
     none: list[Any] = []
     listed = given.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
@@ -356,6 +369,8 @@ def _tools(given: Reader) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
         return (), None
     if choice in (None, "auto"):
         return tools, None
+    if not forms:
+        raise no_forms()
     name = ""
     if choice != "required":
         named = Reader(choice if isinstance(choice, dict) else {"type": choice}, "tool_choice")
@@ -402,8 +417,10 @@ def _messages(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
         raise Refused(400, "messages must be a list of one message or more", param="messages", code="invalid_value")
     found = [_message(one, f"messages[{number}]") for number, one in enumerate(given)]
-    while len(found) > 1 and found[0].role == found[1].role == "system":  # some clients give several
-        found[:2] = [Message("system", (*found[0].parts, *found[1].parts))]
+    found = [one for one in found if one.role != "system" or not one.empty] or found[:1]  # nothing comes of blank ones
+    first = next((number for number, one in enumerate(found) if one.role != "system"), len(found))
+    if first > 1:  # some clients give several
+        found[:first] = [Message("system", tuple(part for one in found[:first] for part in one.parts))]
     return tuple(found)
 
 
@@ -421,6 +438,14 @@ def _message(data: Any, where: str) -> Message:
     given.end()
     if not parts and not calls and role != "assistant":
         raise Refused(400, f"{where} has no content", param=f"{where}.content", code="invalid_value")
+    if role == "assistant":  # whose parts are one text
+        parts = (TextPart("".join(part.text for part in parts if isinstance(part, TextPart))),) if parts else ()
+    elif role != "tool":  # blank ones come to nothing, but for the last, which is the question
+        last = len(parts) - 1
+        full = (not isinstance(part, TextPart) or part.text.strip() for part in parts)
+        parts = tuple(
+            part for number, (part, kept) in enumerate(zip(parts, full, strict=True)) if kept or number == last
+        )
     return Message(_ROLES[role], parts, calls, call)
 
 
@@ -441,7 +466,7 @@ def _parts(content: Any, where: str, images: bool = False) -> tuple[TextPart | I
             continue
         if kind not in ("text", "refusal"):
             raise Refused(400, f"{where}[{number}] is {kind[:40] or 'of no type'}: only text is supported", param=where)
-        found.append(TextPart(given.text(kind)))
+        found.append(TextPart(given.needed(kind)))
         given.ignore({"cache_control"})
         given.end()
     return tuple(found)

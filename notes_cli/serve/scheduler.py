@@ -96,6 +96,13 @@ class Scheduler:
         return self._thread.is_alive() and not self.ready.done()
 
     @property
+    def longest(self) -> int | None:
+        """Tokens that a prompt and its answer may ever have, once the model is there; None for any number."""
+        workspace = self.workspace
+        given = None if workspace.grows else workspace.context.cells
+        return min((one for one in (workspace.longest, given) if one is not None), default=None)
+
+    @property
     def load(self) -> int:
         """Requests that wait or are being answered."""
         return self._count

@@ -40,8 +40,11 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
     assert {shown["text"][one["start"] : one["end"]] for one in shown["spans"]} == {"2026-05-01", "gold", "120"}
     assert told(own.ask(splice=["short"])) == "accepted"
     assert events(own, "/v1/notes/compile", {"name": "short", "text": TEXT})[-1]["skill"]["reasons"] == []
-    other = events(own, "/v1/notes/compile", {"name": "short", "text": TEXT.replace("gold", "basic")})[-1]
-    assert other["error"]["code"] == "name_taken"
+    other = {"name": "short", "text": TEXT.replace("gold", "basic")}
+    taken = own.http.post("/v1/notes/compile", json=other)
+    assert taken.status_code == 409 and taken.json()["error"]["code"] == "name_taken"
+    assert "another skill short already, from no file (it was sent" in taken.json()["error"]["message"]
+    assert events(own, "/v1/notes/compile", {**other, "force": True})[-1]["skill"]["fields"]["tier"] == "basic"
     assert own.http.delete("/v1/notes/short").json() == {"name": "short", "deleted": True}
     for gone in ("short", "nothing-near", "no name", "x" * 5000):
         reply = own.http.delete(f"/v1/notes/skills/{gone}")
@@ -49,6 +52,22 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
     assert (
         own.chat([{"role": "user", "content": QUESTION}], 404, notes={"splice": ["short"]})["code"] == "skill_not_found"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"name": "long", "text": "a b\n" * 4000}, "text"),  # only counting says how long it is
+        ({"name": "none", "text": "---\nname: x\n---\n"}, "text"),
+        ({"name": "", "text": TEXT}, "name"),
+    ],
+)
+def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: str) -> None:
+    """Nothing has been sent by then."""
+    reply = own.http.post("/v1/notes/compile", json=given)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+    probe = {"skill": "nothing", "field": "date", "stream": True}
+    assert own.http.post("/v1/notes/heat", json=probe).status_code == 404
 
 
 def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:
