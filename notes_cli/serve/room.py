@@ -137,15 +137,31 @@ class Room:
             grant.notebook.set_aside(length)
             grant.tokens, grant.aside = grant.notebook.rows, True
 
-    def resume(self, grants: Sequence[Grant]) -> bool:
-        """Let those go on that were set aside, if there is room for them now."""
-        wanted = [min(len(grant.notebook) + GRANT, grant.notebook.size) for grant in grants]
+    def could_resume(self, grants: Sequence[Grant]) -> bool:
+        """Whether those could go on that are set aside. Answers to one prompt have its rows in the same cells, and are
+        read again each with its own."""
+        return self.could(sum(len(grant.notebook) + 1 for grant in grants))
+
+    def resume(self, grants: Sequence[Grant], more: int = GRANT) -> bool:
+        """Let those go on that were set aside, if there is room for them and so many tokens more."""
+        wanted = [min(len(grant.notebook) + more, grant.notebook.size) for grant in grants]
         rows = sum(grant.notebook.rows for grant in grants)
         if not self.make(sum(wanted) - rows):
             return False
         for grant, tokens in zip(grants, wanted, strict=True):
             grant.tokens, grant.aside = tokens, False
         return True
+
+    def divide(self, grants: Sequence[Grant]) -> None:
+        """Give what is left to those that are used up. With nothing left each ends with the token that waits, for
+        which there is a cell."""
+        waiting = [grant for grant in grants if grant.used_up and grant.notebook.pending]
+        left = self.cells - self._workspace.context.used - self.promised
+        for grant in waiting:
+            if left >= len(waiting):
+                grant.tokens += left // len(waiting)
+            else:
+                grant.notebook.bound = len(grant.notebook)
 
     def held(self) -> list[Notebook]:
         """Notebooks that have to wait, as there is no room for another token of theirs; the others have it."""

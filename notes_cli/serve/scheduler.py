@@ -278,6 +278,8 @@ class Scheduler:
             if any(grant.aside for grant in job.grants) and not self.room.resume(job.grants):
                 if any(not any(grant.aside for grant in other.grants) for other in self._jobs):
                     return  # until those that go on have ended
+                if self.room.resume(job.grants, 1):
+                    continue
                 assert job.running is not None
                 job.running.fail(Refused(503, "there is no room for the rest of this answer", code="no_room", wait=1))
                 self._ended()
@@ -390,16 +392,17 @@ class Scheduler:
     def _held(self) -> list[Notebook]:
         """Notebooks that wait at this step, as there is no room for another token of theirs. If all do, the request
         that came last makes room for those before it: it is read again when they are done. Where none can, the one
-        that came first goes on, until the context ends."""
+        that came first goes on with what is left, each of its answers with its part; with nothing left they end."""
         while True:
             held = self.room.held()
             waiting = [look.notebook for one in self._loop.running for look in one.looks if look.pending]
             if not held or any(book not in held for book in waiting):
                 return held
             going = [job for job in self._jobs if any(not one.aside for one in job.grants)]
-            movable = [job for job in going if job.arranged]
+            movable = [job for job in going if job.arranged and self.room.could_resume(job.grants)]
             if len(going) < 2 or not movable:
                 first = min(going, key=lambda job: job.came).grants if going else []
+                self.room.divide(first)
                 return [book for book in held if not any(grant.notebook is book for grant in first)]
             last = max(movable, key=lambda job: job.came)
             assert last.arranged is not None and last.running is not None

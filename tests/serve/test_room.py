@@ -1,0 +1,50 @@
+"""Answers that fill a context of a given size end there, however many there are; none fails, and none is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
+
+from .conftest import QUESTION, Served, started
+
+CELLS = 512
+ENDLESS = {"max_tokens": 1000, "temperature": 1, "seed": 3}
+
+
+@pytest.fixture
+def small(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server with little room, whose answers never end by themselves."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    with started(library, context=ContextOptions(n_ctx=CELLS, n_threads=1), fixed_size=True) as found:
+        yield found
+
+
+def ask(served: Served, count: int, prompt: Any = QUESTION) -> tuple[int, list[str], int]:
+    """The status, why each of so many answers ends, and the tokens of the prompt and all of them."""
+    reply = served.http.post("/v1/completions", json={"prompt": prompt, "n": count, **ENDLESS})
+    found = reply.json()
+    assert reply.status_code == 200, found
+    return reply.status_code, [one["finish_reason"] for one in found["choices"]], found["usage"]["total_tokens"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 16])
+def test_several_answers_fill_the_context(small: Served, count: int) -> None:
+    """Each has its part of it."""
+    status, reasons, tokens = ask(small, count)
+    assert (status, reasons) == (200, ["length"] * count)
+    assert CELLS - count < tokens <= CELLS
+    assert small.at_context(small.scheduler.gauges)["cells_promised"] == 0
+
+
+def test_others_beside_them(small: Served) -> None:
+    """They wait for each other, and all come to their ends."""
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda count: ask(small, count, f"{count}? {QUESTION}"), (4, 1, 1, 2, 1, 3)))
+    assert [reasons for _, reasons, _ in found] == [["length"] * count for count in (4, 1, 1, 2, 1, 3)]
