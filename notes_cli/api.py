@@ -33,8 +33,8 @@ from notes_cli.runtime.asking import (
     Listener,
     Plan,
     Request,
+    SkillRef,
     Stream,
-    Wanted,
     ask,
     ask_stream,
     explain,
@@ -75,8 +75,8 @@ class Asking(TypedDict, total=False):
     Request (runtime/asking.py)."""
 
     results: Sequence[tuple[str, str]]  # in a session, for a question: each tool that was called, what it returned
-    splice: Sequence[Wanted]  # names of compiled skills, segment files or texts, or segments
-    images: Sequence[Wanted]  # shown with the question: files of images, names or segments
+    splice: Sequence[SkillRef]  # names of compiled skills, segment files or texts, or segments
+    images: Sequence[SkillRef]  # shown with the question: files of images, names or segments
     errata: Sequence[str] | Mapping[str, str]  # field=value, or free words; or fields and their values
     values: Mapping[str, str]  # new values of fields, brought in by `method`
     system: str | None  # text before the skills
@@ -389,7 +389,7 @@ class Model:
     @alone
     def verify(
         self,
-        splice: Sequence[Wanted] | Examination,
+        splice: Sequence[SkillRef] | Examination,
         *,
         listener: Listener = SILENT,
         **how: Unpack[Examining],
@@ -404,7 +404,7 @@ class Model:
     @alone
     def verify_edits(
         self,
-        splice: Sequence[Wanted] | Examination,
+        splice: Sequence[SkillRef] | Examination,
         values: Mapping[str, str] | None = None,
         methods: Sequence[str] = (AUTO,),
         *,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from notes_cli.errors import NotesError
 if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.runtime.keeping import Compiled
-    from notes_cli.runtime.wanted import Shape, Wanted, Words
+    from notes_cli.runtime.sources import Shape, Source, Sources
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
 
@@ -153,41 +154,22 @@ def command(
       notes compile --from returns -m other.gguf     its text, for another model
     """
     from notes_cli.runtime.freshness import again
-    from notes_cli.runtime.wanted import Shape, Wanted, Words
-    from notes_cli.text.skill import skill_sources
+    from notes_cli.runtime.sources import Shape, Source, Sources
 
     sweeps = [flag for flag, given in (("--all", all_), ("--stale", stale)) if given]
     if bool(sources) + bool(sweeps) + (segment is not None) != 1:
         raise click.UsageError("name a SOURCE to compile, or a compiled skill with --from, or give --all or --stale")
     if sweeps and (name or target):
         raise click.UsageError(f"--name and -o are for one skill, and {sweeps[0]} means all there are")
-    plus = "+" in sources
-    if plus and (len(sources) % 2 == 0 or any((word == "+") != (i % 2 == 1) for i, word in enumerate(sources))):
-        raise click.UsageError("a + goes between two SOURCEs that become one skill, as in: returns + support")
-    sources = tuple(source for source in sources if source != "+")
-    words = list(dict.fromkeys(word for source in sources for word in skill_sources(source)))
-    joins = plus or together is not None
-    if joins and (len(words) < 2 or (together is not None and name) or "-" in words):
-        raise click.UsageError("--together NAME joins two SOURCEs or more, no standard input, and is their --name")
-    if not joins and len(words) > 1 and (name or target or "-" in words):
-        raise click.UsageError(f"--name, -o and - are for one skill, and these are {len(words)}")
-    many = (len(words) > 1 and not joins) or bool(sweeps)
-    meant = Words(library(), (lambda text: None) if quiet or json_ or stale else output.say)
-    failed: dict[str, str] = {}  # why, by source
-
-    def fails(word: str, error: NotesError) -> None:
-        """The one skill that was asked for fails as any command does; of several the others go on."""
-        if not many:
-            raise error
-        why = failed[word] = worded(error)
-        output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
-
-    skills: list[Wanted] = []
+    words, joins = _words(sources, together, name, target)
+    meant = Sources(library(), (lambda text: None) if quiet or json_ or stale else output.say)
+    failures = _Failures(several=(len(words) > 1 and not joins) or bool(sweeps))
+    skills: list[Source] = []
     if segment is not None:
         info = library().latest(segment)
         blocks, kv = blocks or len(info.blocks) or None, kv or info.kv
-        skills.append(Wanted(segment, again(info, name)))
-    reads: list[tuple[str, Callable[[], Wanted]]] = [(word, partial(_read, meant, word, name)) for word in words]
+        skills.append(Source(segment, again(info, name)))
+    reads: list[tuple[str, Callable[[], Source]]] = [(word, partial(_read, meant, word, name)) for word in words]
     if joins:
         one = together or name
         reads = [(one or " + ".join(words), partial(_joined, meant, words, one))]
@@ -198,43 +180,76 @@ def command(
     if sweeps and not reads:
         output.say(_nothing(all_))
     for word, read in reads:
-        try:
+        with failures.of(word):
             skills.append(read())
-        except NotesError as error:
-            fails(word, error)
-            continue
-        for warning in skills[-1].warnings:
-            output.say(f"warning: {warning}")
+            for warning in skills[-1].warnings:
+                output.say(f"warning: {warning}")
     done: list[dict[str, Any]] = []
     if skills:
         with open_model(quiet=quiet or json_, **model) as opened, opened.compiling():
             for wanted in skills:
-                try:
+                with failures.of(wanted.word):
                     shape = shape_of(opened, meant, wanted, Shape(blocks, influence, kv))
                     done.append(
                         _compile(opened, wanted.skill, target, force, shape, quiet or json_, fresh_only=bool(stale))
                     )
-                except NotesError as error:
-                    fails(wanted.word, error)
-                    continue
-                if not json_ and not (stale and done[-1]["up_to_date"]):
-                    output.data(done[-1]["path"])
+                    if not json_ and not (stale and done[-1]["up_to_date"]):
+                        output.data(done[-1]["path"])
     if json_:
-        output.as_json({"version": 1, "compiled": done, "failed": failed})
+        output.as_json({"version": 1, "compiled": done, "failed": failures.why})
     elif stale and not quiet and (same := sum(one["up_to_date"] for one in done)):
         output.say(f"{same} of {len(done)} {'was' if same == 1 else 'were'} up to date")
-    return 1 if failed else 0
+    return 1 if failures.why else 0
 
 
-def _read(meant: Words, source: str, name: str | None) -> Wanted:
+def _words(
+    sources: Sequence[str], together: str | None, name: str | None, target: Path | None
+) -> tuple[list[str], bool]:
+    """The sources that are named, folders of skills as what they hold, and whether they become one skill. Raise
+    UsageError for what does not go together."""
+    from notes_cli.text.skill import skill_sources
+
+    plus = "+" in sources
+    if plus and (len(sources) % 2 == 0 or any((word == "+") != (i % 2 == 1) for i, word in enumerate(sources))):
+        raise click.UsageError("a + goes between two SOURCEs that become one skill, as in: returns + support")
+    named = [source for source in sources if source != "+"]
+    words = list(dict.fromkeys(word for source in named for word in skill_sources(source)))
+    joins = plus or together is not None
+    if joins and (len(words) < 2 or (together is not None and name) or "-" in words):
+        raise click.UsageError("--together NAME joins two SOURCEs or more, no standard input, and is their --name")
+    if not joins and len(words) > 1 and (name or target or "-" in words):
+        raise click.UsageError(f"--name, -o and - are for one skill, and these are {len(words)}")
+    return words, joins
+
+
+class _Failures:
+    """The one skill that was asked for fails as any command does; of `several` the others go on."""
+
+    def __init__(self, *, several: bool) -> None:
+        self.why: dict[str, str] = {}  # by source
+        self._several = several
+
+    @contextmanager
+    def of(self, word: str) -> Iterator[None]:
+        """Say what goes wrong with a source, and end the block."""
+        try:
+            yield
+        except NotesError as error:
+            if not self._several:
+                raise
+            why = self.why[word] = worded(error)
+            output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
+
+
+def _read(meant: Sources, source: str, name: str | None) -> Source:
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
         output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
     return meant.read(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
 
 
-def _joined(meant: Words, words: list[str], name: str | None) -> Wanted:
+def _joined(meant: Sources, words: list[str], name: str | None) -> Source:
     """One skill of several; without a name it has theirs, in their order."""
-    from notes_cli.runtime.wanted import Wanted
+    from notes_cli.runtime.sources import Source
     from notes_cli.text.names import name_of
     from notes_cli.text.skill import Skill, joined
 
@@ -243,15 +258,15 @@ def _joined(meant: Words, words: list[str], name: str | None) -> Wanted:
         if not isinstance(skill, Skill):
             raise click.UsageError(f"{word} is a set of tools, and --together joins texts")
     name = name or name_of("-".join(skill.name for skill in skills))
-    return Wanted(name, joined([skill for skill in skills if isinstance(skill, Skill)], name))
+    return Source(name, joined([skill for skill in skills if isinstance(skill, Skill)], name))
 
 
-def shape_of(model: Model, meant: Words, wanted: Wanted, given: Shape) -> Shape:
+def shape_of(model: Model, meant: Sources, wanted: Source, given: Shape) -> Shape:
     """How a skill is to be compiled: one of the library as it was, but for what is `given`."""
     from dataclasses import replace
 
     from notes_cli.library.profiles import Profiles
-    from notes_cli.runtime.wanted import shape
+    from notes_cli.runtime.sources import shape
 
     if wanted.latest is None:
         return replace(given, blocks=given.blocks or 1, kv=given.kv or "f16")
@@ -263,7 +278,7 @@ def shape_of(model: Model, meant: Words, wanted: Wanted, given: Shape) -> Shape:
 
 def _nothing(found: bool) -> str:
     """What to say where there is nothing to compile."""
-    from notes_cli.runtime.wanted import places
+    from notes_cli.runtime.sources import places
 
     if found:
         return f"no Agent Skills in {', '.join(places())}"

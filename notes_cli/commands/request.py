@@ -17,7 +17,7 @@ from notes_cli.commands.reading import piped_text, text_in
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
-    from notes_cli.runtime.requests import Words
+    from notes_cli.runtime.requests import RequestFields
 
 # What only the first turn of a session can say.
 _OPENING = ("fields", "system", "no_splice", "decoded", "place")
@@ -27,7 +27,7 @@ _OPENING = ("fields", "system", "no_splice", "decoded", "place")
 class Call:
     """One call of `notes ask`: what is asked, and how the answer is to be shown."""
 
-    words: Words
+    words: RequestFields
     typed: Sequence[str]  # of the skills to splice those of the command line: no setting of config.yaml
     opens: bool  # names what a session that has begun cannot take
     session: str | None
@@ -37,12 +37,12 @@ class Call:
     verbose: bool = False
 
     @property
-    def following(self) -> Words | None:
+    def following(self) -> RequestFields | None:
         """What is asked in a session that has begun: a setting of config.yaml is for where it fits. None for what only
         a session's first turn can have."""
         if self.opens:
             return None
-        later: Words = {**self.words, "splice": self.typed, "fields": (), "method": None}
+        later: RequestFields = {**self.words, "splice": self.typed, "fields": (), "method": None}
         return {**later, "system": None, "place": None, "recompute": False, "decode": ()}
 
     def begun(self) -> NotesError:
@@ -79,7 +79,7 @@ def read_call(question: str | None, prompt: str | None, file: Path | None, given
     )
 
 
-def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> Words:
+def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> RequestFields:
     """The request for a question, by the values of the options."""
     same = ("errata", "fields", "method", "system", "think", "max_think", "limit", "seam", "place", "wording", "strict")
     words = {name: given[name] for name in same}

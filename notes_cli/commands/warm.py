@@ -31,7 +31,7 @@ from notes_cli.serve.client import Declined, Lost, ask
 from notes_cli.serve.registry import LOCAL, Server, running
 
 if TYPE_CHECKING:
-    from notes_cli.runtime.requests import Words
+    from notes_cli.runtime.requests import RequestFields
 
 HERE = "Leave it to this process: --server off"
 
@@ -94,7 +94,7 @@ def _is_at(server: Server, url: str) -> bool:
         return False
 
 
-def _named(words: Words | None) -> Words | None:
+def _named(words: RequestFields | None) -> RequestFields | None:
     """The same, with skills of the library by their names. Raise Declined for a file: what is read
     here is not there."""
     if words is not None and words["results"]:
@@ -112,7 +112,7 @@ def _named(words: Words | None) -> Words | None:
     return {**words, "splice": [found[word] for word in words["splice"]], "decode": decode}
 
 
-def _sent(words: Words) -> list[dict[str, str]]:
+def _sent(words: RequestFields) -> list[dict[str, str]]:
     """The images of a question: those of the library by their names, others with their bytes. Raise Declined for what
     cannot be sent."""
     if not words["images"]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.runtime.asking import Listener
     from notes_cli.runtime.keeping import Compiled
-    from notes_cli.runtime.wanted import Wanted, Words
+    from notes_cli.runtime.sources import Source, Sources
     from notes_cli.runtime.watching import Look
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
@@ -55,7 +55,7 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
       notes watch skills/ notes.md
       notes watch --all --json
     """
-    from notes_cli.runtime.wanted import Words
+    from notes_cli.runtime.sources import Sources
     from notes_cli.runtime.watching import Files, Watched, look_at
 
     watched, files = Watched(), Files()
@@ -70,7 +70,7 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
             shown = _images(opened, path)
             files.shows(path, shown)
             skills = files.skills(path)
-            _compile(opened, Words(library()), skills, path, json_, first=first)
+            _compile(opened, Sources(library()), skills, path, json_, first=first)
             alone = {image: seen for image, seen in shown.items() if set(files.skills(image)) <= set(skills)}
             for one, seen in {**alone, path: look}.items():
                 watched.handled(one, seen)
@@ -95,11 +95,11 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
 def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
     """The files to watch, each with words that mean its skills: one file may be compiled under several names. Raise
     NotesError for what is no file."""
-    from notes_cli.runtime.wanted import Words
+    from notes_cli.runtime.sources import Sources
     from notes_cli.text.names import files_of
     from notes_cli.text.skill import skill_file, skill_sources
 
-    words = Words(library())
+    words = Sources(library())
     found: dict[Path, list[str]] = {}
     for source in sources:
         for word in skill_sources(source):
@@ -139,7 +139,7 @@ def _file(skill: Skill | ToolSet) -> Path:
 
 
 def _compile(
-    model: Model, words: Words, skills: Sequence[str], path: Path, json_: bool, *, first: bool = False
+    model: Model, words: Sources, skills: Sequence[str], path: Path, json_: bool, *, first: bool = False
 ) -> None:
     """Bring the skills that depend on a file up to date, and tell what was done. `first`: not that there was nothing
     to do."""
@@ -161,11 +161,11 @@ def _compile(
             _tell(json_, event=event, source=str(path), **facts)
 
 
-def _compiled(model: Model, words: Words, wanted: Wanted, listener: Listener) -> Compiled:
+def _compiled(model: Model, words: Sources, wanted: Source, listener: Listener) -> Compiled:
     """The skill, up to date, and kept as it was."""
     from notes_cli.commands.compile import shape_of
     from notes_cli.runtime.compiling import skill_of
-    from notes_cli.runtime.wanted import Shape
+    from notes_cli.runtime.sources import Shape
 
     kept = words.known(wanted.skill.name)
     shape = shape_of(model, words, kept or wanted, Shape(None, kv=None))

@@ -26,7 +26,7 @@ from notes_cli.engine.segment import LayerRows, Stored, Tokens, Transition
 from notes_cli.engine.sequences import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
-_MOST_SEQUENCES = 128  # that a context grows to by itself
+_GROWS_TO = 128  # that a context grows to by itself
 _STRIDE = 128  # tokens of a call that nothing stops
 _STOPS = 3  # times that signals whose handlers raise nothing may stop a call
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
@@ -200,8 +200,8 @@ class Context:
         if self._damaged and not self._pool.held and not self.used:
             self.clear()
         number = self._free()
-        if number is None and self._pool.size < _MOST_SEQUENCES:
-            self.resize(n_sequences=min(_MOST_SEQUENCES, 2 * self._pool.size))
+        if number is None and self._pool.size < _GROWS_TO:
+            self.resize(n_sequences=min(_GROWS_TO, 2 * self._pool.size))
             number = self._free()
         if number is None:
             raise EngineError(f"all {self._pool.size} sequences of the context are in use", "Close a notebook")

@@ -15,7 +15,7 @@ from notes_cli.runtime.asking import (
     SILENT,
     Listener,
     Request,
-    Wanted,
+    SkillRef,
     check_lists,
     corrected,
     opened,
@@ -41,7 +41,7 @@ class Examination:
     they can. `choices`: None to compare greedy answers.
     """
 
-    splice: Sequence[Wanted] = ()
+    splice: Sequence[SkillRef] = ()
     questions: Sequence[str] = ()
     errata: Sequence[str] = ()
     values: Mapping[str, str] = field(default_factory=dict)

@@ -51,7 +51,7 @@ ENDLESS = 2**31 - 1  # tokens: no limit but the context's
 ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer without a limit
 
 
-Wanted = str | os.PathLike[str] | Segment  # a name of a compiled skill, a segment file or a text, or a segment
+SkillRef = str | os.PathLike[str] | Segment  # a name of a compiled skill, a segment file or a text, or a segment
 
 
 def check_lists(**given: object) -> None:
@@ -76,7 +76,7 @@ class Request:
     """
 
     question: str
-    splice: Sequence[Wanted] = ()
+    splice: Sequence[SkillRef] = ()
     errata: Sequence[str] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     method: Method | None = None
@@ -95,7 +95,7 @@ class Request:
     json_schema: Any = None
     grammar: str | None = None
     results: Sequence[tuple[str, str]] = ()
-    images: Sequence[Wanted] = ()
+    images: Sequence[SkillRef] = ()
 
     def __post_init__(self) -> None:
         check_lists(
@@ -346,7 +346,7 @@ def check_usable(workspace: Workspace, grammar: str) -> None:
 
 
 def opened(
-    workspace: Workspace, wanted: Sequence[Wanted], listener: Listener, *, image: bool = False, dry: bool = False
+    workspace: Workspace, wanted: Sequence[SkillRef], listener: Listener, *, image: bool = False, dry: bool = False
 ) -> list[Segment]:
     """A segment for each, in order; texts are compiled now (`dry`: they are not), and those at hand checked. `image`:
     each must be an image. Raise SkillError for one that is none."""

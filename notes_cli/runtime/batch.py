@@ -27,7 +27,7 @@ from notes_cli.runtime.asking import (
     Plan,
     Request,
     Settings,
-    Wanted,
+    SkillRef,
     answering,
     check_no_results,
     corrected,
@@ -62,7 +62,7 @@ _OWN = {
 class _Stem:
     """What some requests have in common, and the notebook of it, once one of them is asked."""
 
-    wanted: Sequence[Wanted]  # skills and images, as they were called
+    wanted: Sequence[SkillRef]  # skills and images, as they were called
     segments: Sequence[Segment]
     settings: Settings
     prompt: Prompt  # of the first of them
@@ -315,7 +315,7 @@ class _Batch:
         self._segments = {word: found for word, found in self._segments.items() if word in words}
         return stem
 
-    def _opened(self, word: Wanted, *, image: bool = False) -> list[Segment]:
+    def _opened(self, word: SkillRef, *, image: bool = False) -> list[Segment]:
         """The segment, which another stem may have opened already."""
         if not isinstance(word, str):
             return opened(self._workspace, [word], self._listener, image=image)

@@ -13,7 +13,7 @@ from notes_cli.runtime.settings import AUTO
 from notes_cli.text.erratum import Erratum, word
 
 
-class Words(TypedDict):
+class RequestFields(TypedDict):
     """The fields of Request, where nothing has been looked up yet. All of it can be written as JSON."""
 
     question: str
@@ -39,7 +39,7 @@ class Words(TypedDict):
     grammar: str | None
 
 
-def read_request(words: Words) -> Request:
+def read_request(words: RequestFields) -> Request:
     """Raise NotesError for what cannot be meant."""
     values = parse_values(words["fields"])
     word(Erratum("", "", ""), words["wording"])  # raises for one that there is not, also where nothing is worded

@@ -30,7 +30,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TextDelta:
     """What comes of an answer at a time."""
 
     index: int  # of the answer
@@ -51,7 +51,7 @@ class Written:
     calls: tuple[ToolCall, ...] = ()
 
 
-Hear = Callable[[Words], object]
+Hear = Callable[[TextDelta], object]
 
 
 @dataclass(slots=True)
@@ -109,10 +109,10 @@ def _chat(
     def say(text: str) -> None:
         text = listening.feed(text) if listening else text
         if text:
-            hear(Words(index, text, tokens=told.take()))
+            hear(TextDelta(index, text, tokens=told.take()))
 
     def say_thought(text: str) -> None:
-        hear(Words(index, text, thought=True))
+        hear(TextDelta(index, text, thought=True))
 
     thought = None
     if arranged.think:
@@ -132,7 +132,7 @@ def _chat(
     if listening:
         rest, calls = listening.end()
         if rest:
-            hear(Words(index, rest, tokens=told.take()))
+            hear(TextDelta(index, rest, tokens=told.take()))
     reasoning = reply.thought.tokens if reply.thought else 0
     return Written(index, reply.stopped, len(notebook) - start, reasoning, told.take(), calls)
 
@@ -158,7 +158,7 @@ def _text(
 
     def say(text: str) -> None:
         if text:
-            hear(Words(index, text, tokens=told.take()))
+            hear(TextDelta(index, text, tokens=told.take()))
 
     grammar = None if wanted.grammar is None else Grammar(model, wanted.grammar)
     with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF), grammar) as sampler:

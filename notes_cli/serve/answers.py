@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from notes_cli.errors import NotesError
-from notes_cli.serve.answering import Words, Written
+from notes_cli.serve.answering import TextDelta, Written
 from notes_cli.serve.jobs import Begun, Job
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused, body, refused
@@ -22,7 +22,7 @@ from notes_cli.serve.replies import Json, Reply, joined
 from notes_cli.serve.scheduler import Scheduler
 
 T = TypeVar("T")
-Outcome = Begun | Words | Written | NotesError | None
+Outcome = Begun | TextDelta | Written | NotesError | None
 PING = 15.0  # seconds without a word after which a comment is sent, for those between us and the client
 PINGING = b": still there\n\n"
 STALLED = 60.0  # seconds that a client has to take what is sent to it
@@ -52,7 +52,7 @@ class Heard:
 
         return tell
 
-    async def next(self) -> tuple[Reply, Begun | Words | Written] | None:
+    async def next(self) -> tuple[Reply, Begun | TextDelta | Written] | None:
         """What is told next, and of which prompt; None when all is said. Raise Refused for what has failed."""
         while self._open:
             number, told = await self._told.get()
@@ -76,6 +76,9 @@ class Heard:
 
 async def answer(request: Request, scheduler: Scheduler, every: Sequence[Asked], model: str) -> Response:
     """Answer a request that has one prompt or several. Raise Refused, ClientDisconnect."""
+    if len(every) > scheduler.limits.requests:  # trying again would not help
+        what = f"{len(every):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
+        raise Refused(400, what, param="prompt", code="invalid_value")
     choices = every[0].writing.choices
     heard = Heard(scheduler, [Reply(asked, model, number * choices) for number, asked in enumerate(every)])
     if not every[0].stream:

@@ -126,6 +126,8 @@ class Service:
     async def model(self, request: Request) -> Response:
         self._check()
         name = request.path_params["name"]
+        if not name:
+            return await self.models(request)
 
         def found() -> None:
             for skill in model_of(name, self.scheduler.names):
@@ -195,6 +197,7 @@ class Service:
 
     async def errata(self, request: Request) -> Response:
         correction = errata.parse(await self._body(request))
+        await self._check_size(bounds.of_texts("value", *correction.values()))
         parts = errata.correcting_all(self.scheduler, correction)
         while (done := await self._at_context(lambda: next(parts))) is None:
             pass

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from notes_cli.errors import NotesError, SessionError
+from notes_cli.library.standing import StandingErrata, holding
+from notes_cli.runtime.workspace import DEFAULT_CONTEXT
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.sessions.everybody import correcting
 from notes_cli.sessions.folder import Sessions
+from notes_cli.text.references import Known
+
+PART, ALL = 16, 4  # of the tokens of a context: what one value may have, and all that are told of a skill
 
 
 def parse(data: Any) -> dict[str, str]:
@@ -31,6 +36,7 @@ def correcting_all(scheduler: Scheduler, values: dict[str, str]) -> Iterator[Jso
     desk = scheduler.desk
     if desk.errata is None:
         raise Refused(400, "this library keeps no errata")
+    _check_length(scheduler, desk.errata, values)
     going, done = correcting(scheduler.workspace, desk.errata, values), None
     while done is None:
         try:
@@ -41,6 +47,31 @@ def correcting_all(scheduler: Scheduler, values: dict[str, str]) -> Iterator[Jso
     errata = [{"skill": one.skill, "field": one.field, "was": one.was, "value": one.value} for one in done.errata]
     skipped = {name: str(error) for name, error in done.skipped.items()}
     yield {"errata": errata, "told": told, "sessions": list(done.edited), "skipped": skipped}
+
+
+def _check_length(scheduler: Scheduler, errata: StandingErrata, values: dict[str, str]) -> None:
+    """Raise Refused for what would leave others no room: every prompt that has the skill says it. SkillError for a
+    field that no skill has."""
+
+    def tokens(text: str) -> int:
+        return len(scheduler.workspace.model.tokenize(text))
+
+    infos = {one.name: one for one in scheduler.shelf.known()}
+    known = Known((one.name, [span.name for span in one.fields]) for one in infos.values())
+    longest = scheduler.longest or DEFAULT_CONTEXT
+    for key, value in values.items():
+        for one in known.resolve(key, "no compiled skill has"):
+            fields = {span.name: span.value for span in infos[one.skill].fields}
+            if value == fields[one.field]:  # it is taken back
+                continue
+            told = {**holding(errata.all(), one.skill, fields), one.field: value}
+            for what, count, most in (
+                ("value has", tokens(value), longest // PART),
+                (f"what is said of {one.skill} would have", sum(map(tokens, told.values())), longest // ALL),
+            ):
+                if count > most:
+                    why = f"{what} {count:,} tokens: {most:,} at most, as everybody is told"
+                    raise Refused(400, why, param="value", code="invalid_value")
 
 
 def sessions(scheduler: Scheduler) -> list[Json]:

@@ -12,7 +12,7 @@ from notes_cli.engine.loop import Running
 from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
 from notes_cli.runtime.asking import Counts, Request
-from notes_cli.serve.answering import Words, Written
+from notes_cli.serve.answering import TextDelta, Written
 from notes_cli.serve.arranging import Arranged
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.room import Grant
@@ -32,6 +32,11 @@ class Limits:
     queue: int = 128  # requests that wait
     tokens: int = 2048  # of an answer
     chunk: int = CHUNK
+
+    @property
+    def requests(self) -> int:
+        """Those that are answered and those that wait, at most; each prompt is one."""
+        return self.parallel + self.queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Turn:
     cells: int  # that it takes at most; the context has as many
 
 
-Told = Begun | Words | Written | NotesError | None  # None: all is said
+Told = Begun | TextDelta | Written | NotesError | None  # None: all is said
 
 
 @dataclass(slots=True, eq=False)

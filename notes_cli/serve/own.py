@@ -43,7 +43,7 @@ from notes_cli.runtime.assembling import (
     parts_of,
     tell_edited,
 )
-from notes_cli.runtime.requests import Words, read_request
+from notes_cli.runtime.requests import RequestFields, read_request
 from notes_cli.runtime.thinking import Thought
 from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 from notes_cli.serve import wire
@@ -140,8 +140,8 @@ class Own:
         or with their bytes; `session` and `explain`. Raise Refused for anything else. `hear` is told, in the
         scheduler's thread."""
         try:
-            self.words: Words = asked["words"]
-            self._following: Words | None = asked["following"]
+            self.words: RequestFields = asked["words"]
+            self._following: RequestFields | None = asked["following"]
             self._session: str | None = asked["session"]
             self._explain: bool = asked["explain"]
             self._sent = [_Sent.read(one) for one in asked.get("images", ())]
@@ -186,7 +186,7 @@ class Own:
                 self._accept()
             raise _told(error, desk.workspace) from error
 
-    def _read(self, at: _At, words: Words) -> Request:
+    def _read(self, at: _At, words: RequestFields) -> Request:
         """The request, with skills of the library. Raise Refused for another process's files, NotesError."""
         request = read_request({**words, "images": ()})
         self._known = True

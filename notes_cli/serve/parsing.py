@@ -6,21 +6,25 @@ An unknown key is refused, as OpenAI's API does; keys of that API which change n
 from __future__ import annotations
 
 import json
+import math
+import re
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from notes_cli.engine.sampler import SamplerOptions
-from notes_cli.errors import GrammarError, ImageError
+from notes_cli.errors import GrammarError, ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
 from notes_cli.text.grammar import check_grammar
-from notes_cli.text.messages import ImagePart, Message, TextPart, ToolCall
+from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall
 from notes_cli.text.schema import ANY_OBJECT, schema_grammar
 from notes_cli.text.tools import call_schema
 from notes_cli.text.toolset import in_order
+from notes_cli.text.untrusted import as_given
 
 T = TypeVar("T")
 
@@ -203,6 +207,9 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[Asked]:
     notes = _notes(given.any("notes"))
     if notes.splice or notes.errata or notes.session:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
+    if echo and likely is not None and writing.limit == 0:
+        what = "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
+        raise Refused(400, what, param="logprobs", code="unsupported_value")
     given.ignore(IGNORED)
     given.end()
     return [
@@ -343,9 +350,9 @@ def _notes(data: Any) -> Noted:
     given = Reader(data, "notes")
     errata = given.any("errata")
     if isinstance(errata, dict):
-        if not all(isinstance(value, (str, int, float)) for value in errata.values()):
-            raise given.wrong("errata", "an object of texts, or a list of field=value", errata)
-        errata = [f"{name}={value}" for name, value in errata.items()]
+        if not all(map(_is_value, errata.values())) or not all(name.strip() and "=" not in name for name in errata):
+            raise given.wrong("errata", "an object of fields and texts, or a list of field=value", errata)
+        errata = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in errata.items()]
     found = Noted(
         splice=given.texts("splice", 64),
         errata=Reader({"errata": errata}, "notes").texts("errata", 256),
@@ -359,11 +366,19 @@ def _notes(data: Any) -> Noted:
     return found
 
 
+def _is_value(value: Any) -> bool:
+    """Whether a field may have it: a text, or a number, true or false, which are then written as in JSON."""
+    return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+
+
 def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
     """The tools by their names, so that their order costs nothing, and the grammar of a call that must be made."""
     none: list[Any] = []
     listed = given.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
-    tools = in_order(listed)
+    with _told_of("tools"):
+        tools = in_order(listed)
+        for tool in tools:
+            as_given(tool)
     choice = given.any("tool_choice")
     if choice == "none":
         return (), None
@@ -378,7 +393,21 @@ def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], s
             wanted = "none, auto, required, or a function with its name"
             raise Refused(400, f"tool_choice must be {wanted}", param="tool_choice", code="invalid_value")
         name = Reader(named.any("function"), "tool_choice.function").text("name")
-    return tools, _read("tool_choice", lambda: schema_grammar(call_schema(tools, name)))
+    with _told_of("tool_choice"):
+        schema = call_schema(tools, name)
+    return tools, _read("tool_choice", lambda: schema_grammar(schema))
+
+
+@contextmanager
+def _told_of(param: str) -> Iterator[None]:
+    """Raise Refused for what is wrong with a parameter."""
+    try:
+        yield
+    except Refused:
+        raise
+    except NotesError as error:
+        what = re.sub(r"\bmessage (\d+)\b", lambda found: f"messages[{int(found[1]) - 1}]", str(error))
+        raise Refused(400, what, param=param, code="invalid_value") from error
 
 
 def _prompts(given: Any) -> list[str | tuple[int, ...]]:
@@ -417,11 +446,19 @@ def _messages(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
         raise Refused(400, "messages must be a list of one message or more", param="messages", code="invalid_value")
     found = [_message(one, f"messages[{number}]") for number, one in enumerate(given)]
+    with _told_of("messages"):  # as they were sent: later on skills are among them, and blank ones are not
+        Conversation(tuple(map(_in_words, found)))
     found = [one for one in found if one.role != "system" or not one.empty] or found[:1]  # nothing comes of blank ones
     first = next((number for number, one in enumerate(found) if one.role != "system"), len(found))
     if first > 1:  # some clients give several
         found[:first] = [Message("system", tuple(part for one in found[:first] for part in one.parts))]
     return tuple(found)
+
+
+def _in_words(message: Message) -> Message:
+    """A message with something said in the place of each image."""
+    shown = TextPart("image")
+    return replace(message, parts=tuple(part if isinstance(part, TextPart) else shown for part in message.parts))
 
 
 def _message(data: Any, where: str) -> Message:

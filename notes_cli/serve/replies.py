@@ -11,7 +11,7 @@ from typing import Any
 
 from notes_cli.engine.notebook import Stopped
 from notes_cli.explaining import explanation
-from notes_cli.serve.answering import Token, Words, Written
+from notes_cli.serve.answering import TextDelta, Token, Written
 from notes_cli.serve.jobs import Begun
 from notes_cli.serve.parsing import Asked
 
@@ -30,7 +30,7 @@ class Reply:
     created: int = field(default_factory=lambda: int(time.time()))
     begun: Begun | None = None
     written: dict[int, Written] = field(default_factory=dict)
-    _words: dict[int, list[Words]] = field(default_factory=dict)
+    _words: dict[int, list[TextDelta]] = field(default_factory=dict)
     _offsets: dict[int, int] = field(default_factory=dict)  # of texts, for the log-probabilities of completions
 
     @property
@@ -42,11 +42,11 @@ class Reply:
         prompt = self.asked.prompt
         return prompt if self.asked.echo and isinstance(prompt, str) else ""
 
-    def hear(self, told: Begun | Words | Written) -> None:
+    def hear(self, told: Begun | TextDelta | Written) -> None:
         """What was told by the scheduler."""
         if isinstance(told, Begun):
             self.begun = told
-        elif isinstance(told, Words):
+        elif isinstance(told, TextDelta):
             self._words.setdefault(told.index, []).append(told)
         else:
             self.written[told.index] = told
@@ -82,7 +82,7 @@ class Reply:
             elif self.echo:
                 yield self._chunk(index, self.echo)
 
-    def chunks(self, told: Begun | Words | Written) -> Iterable[Json]:
+    def chunks(self, told: Begun | TextDelta | Written) -> Iterable[Json]:
         """What comes of an answer at a time, and its end."""
         if isinstance(told, Written):
             if told.calls:
@@ -91,10 +91,10 @@ class Reply:
             last = self._chunk(told.index, {} if self.chat else "", told.rest, reason(told))
             whole = len(self.written) == self.asked.writing.choices and not self.asked.usage
             yield {**last, **self.explained()} if whole else last
-        elif isinstance(told, Words) and self.chat:
+        elif isinstance(told, TextDelta) and self.chat:
             key = "reasoning_content" if told.thought else "content"
             yield self._chunk(told.index, {key: told.text}, told.tokens)
-        elif isinstance(told, Words):
+        elif isinstance(told, TextDelta):
             yield self._chunk(told.index, told.text, told.tokens)
 
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:

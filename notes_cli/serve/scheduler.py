@@ -112,7 +112,7 @@ class Scheduler:
         if self.over.done():
             raise Refused(503, "the server has failed", code="failed")
         with self._lock:
-            if self._count >= self.limits.parallel + self.limits.queue:
+            if self._count >= self.limits.requests:
                 self.tally.outcomes["refused"] += 1
                 raise Refused(429, "too many requests are waiting: try again later", code="queue_full", wait=1)
             self._count += 1

@@ -69,7 +69,7 @@ class Guard:
         if origin is not None and origin not in self._origins and origin.partition("://")[2] != host:
             return Refused(403, f"pages of {origin[:80]} may not ask this server")
         keys = self._own.get(path, self._keys)
-        if not keys or path in OPEN or (path in self._pages and method == "GET") or method == "OPTIONS":
+        if not keys or path in OPEN or (path in self._pages and method in ("GET", "HEAD")) or method == "OPTIONS":
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
         right = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in keys]  # all, whichever is right

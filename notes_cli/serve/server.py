@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -18,12 +19,20 @@ DRAIN = 30.0  # seconds that answers have to come to their ends
 KEEP_ALIVE = 75  # seconds; balancers expect more than their own 60
 
 
+CUT_OFF = "ASGI callable returned without completing response"  # what uvicorn says of a client that takes nothing
+
+
 class _Server(uvicorn.Server):
     """Signals are ours: the first one has it drain."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether it is worth telling: a client that is cut off, as it takes nothing, is no fault of anybody here."""
+    return CUT_OFF not in record.getMessage()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -62,6 +71,7 @@ async def _serve(service: Service, listening: socket.socket, told: Callable[[], 
         h11_max_incomplete_event_size=64 << 10,
     )
     server = _Server(config)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     asked = asyncio.Event()
 
     def end() -> None:

@@ -17,7 +17,7 @@ from notes_cli.explaining import explanation
 from notes_cli.runtime.asking import Counts, Listener, Plan
 from notes_cli.runtime.assembling import assembling
 from notes_cli.runtime.prefixes import Kept, Layout
-from notes_cli.serve.answering import Probabilities, Words, Written, writing
+from notes_cli.serve.answering import Probabilities, TextDelta, Written, writing
 from notes_cli.serve.arranging import Arranged, Desk, arrange
 from notes_cli.serve.jobs import Begun, Job, Told, Turn
 from notes_cli.serve.parsing import DRAWN, Asked
@@ -36,7 +36,7 @@ class _Answer:
     tell: Callable[[Told], object]
     texts: dict[int, str] = field(default_factory=dict)  # by the number of the choice
 
-    def hear(self, words: Words) -> None:
+    def hear(self, words: TextDelta) -> None:
         if not words.thought:
             self.texts[words.index] = self.texts.get(words.index, "") + words.text
         self.tell(words)
@@ -103,13 +103,13 @@ class Turns:
             self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices)
 
         def thought(text: str) -> None:
-            job.tell(Words(0, text, thought=True))
+            job.tell(TextDelta(0, text, thought=True))
 
         notices: list[str] = []
         told = Probabilities(self._workspace.model, job.asked.writing.likely)
         listener = Listener(
             notice=lambda notice: notices.append(str(notice)),
-            answer=lambda text: job.tell(Words(0, text, tokens=told.take())),
+            answer=lambda text: job.tell(TextDelta(0, text, tokens=told.take())),
             chosen=told.chosen,
             thought=thought,
         )

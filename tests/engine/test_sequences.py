@@ -160,7 +160,7 @@ def test_a_cleared_context_is_nobodys(load: Load) -> None:
 
 def test_no_more_sequences_than_a_context_may_have(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows on demand up to there, then says so; one that is given back serves again."""
-    monkeypatch.setattr("notes_cli.engine.context._MOST_SEQUENCES", 4)
+    monkeypatch.setattr("notes_cli.engine.context._GROWS_TO", 4)
     context = load()
     books = [written(context, TEXT[: 3 + number]) for number in range(4)]
     assert sorted(book.sequence for book in books) == [0, 1, 2, 3]

@@ -30,7 +30,7 @@ Note = Callable[[str], object]  # is told where a skill was found
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Source:
     """A skill that a word means. `latest`: what the library has of it, if the word is its name there."""
 
     word: str
@@ -52,20 +52,20 @@ class Shape:
     kv: str | None = "f16"
 
 
-class Words:
-    """What words mean, with the folders read once."""
+class Sources:
+    """The sources that words mean, with the folders read once."""
 
     def __init__(self, library: Library, note: Note = lambda text: None) -> None:
         self.library = library
         self._note = note
         self._found: dict[str, Found] | None = None
 
-    def read(self, word: str, *, name: str | None = None, stdin: BinaryIO | None = None) -> Wanted:
+    def read(self, word: str, *, name: str | None = None, stdin: BinaryIO | None = None) -> Source:
         """The skill that a word means. Raise NotesError if it is nothing, or cannot be read."""
         if word.lower().endswith(SUFFIX) and os.path.lexists(word):
-            return Wanted(word, load_tools(word, name))
+            return Source(word, load_tools(word, name))
         if word == "-" or os.path.lexists(word):
-            return Wanted(word, load_skill(word, name=name, stdin=stdin))
+            return Source(word, load_skill(word, name=name, stdin=stdin))
         for typed in (names.typed(word), names.typed(word.lower())):
             if typed in self.library.names():
                 return self.kept(typed, name)
@@ -76,30 +76,30 @@ class Words:
         sample = config.sample_skill(typed)
         if sample is not None:
             self._note(f"{typed} is a sample that came with notes: {sample}")
-            return Wanted(typed, load_skill(sample, name=name))
+            return Source(typed, load_skill(sample, name=name))
         if names.is_name(typed):
             raise self._nothing(word)
-        return Wanted(word, load_skill(word, name=name))  # which says that there is no such file
+        return Source(word, load_skill(word, name=name))  # which says that there is no such file
 
-    def kept(self, name: str, other: str | None = None) -> Wanted:
+    def kept(self, name: str, other: str | None = None) -> Source:
         """A skill of the library, from its file if that is there, else from its segment; to be called `other`."""
         kept = from_library(self.library, name, other)
         self._note(f"{name}: its text is read from {kept.where}")
-        return Wanted(name, kept.skill, kept.latest)
+        return Source(name, kept.skill, kept.latest)
 
-    def known(self, name: str) -> Wanted | None:
+    def known(self, name: str) -> Source | None:
         """The skill of that name in the library, None without one that can be read, and for tools."""
         infos = [entry.info for entry in self.library.entries(name) if entry.info is not None]
         latest = max(infos, key=lambda info: info.created, default=None)
-        return Wanted(name, again(latest), latest) if latest and not latest.tools else None
+        return Source(name, again(latest), latest) if latest and not latest.tools else None
 
-    def agent_skill(self, found: Found, name: str | None = None) -> Wanted:
+    def agent_skill(self, found: Found, name: str | None = None) -> Source:
         """An Agent Skill that was found. Raise SkillError where the name means several, or it cannot be read."""
         if found.problem is not None:
             raise found.problem
         if found.hides:
             self._note(f"{found.name} is {found.path}, which hides {listed(list(map(str, found.hides)))}")
-        return Wanted(str(found.path), load_skill(found.path, name=name))
+        return Source(str(found.path), load_skill(found.path, name=name))
 
     def found(self) -> dict[str, Found]:
         """The Agent Skills of the project and the user, by name."""
@@ -120,7 +120,7 @@ def places() -> list[str]:
     return [str(folder) for level in config.skill_folders() for folder in level]
 
 
-def shape(wanted: Wanted, library: Library, identity: Identity, profiles: Profiles) -> Shape:
+def shape(wanted: Source, library: Library, identity: Identity, profiles: Profiles) -> Shape:
     """How a skill of the library was compiled, for this model if it was, and what its profile asks for."""
     if wanted.latest is None:
         return Shape()
