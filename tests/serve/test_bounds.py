@@ -171,7 +171,7 @@ def test_parts_of_a_message() -> None:
     one = [{"role": "system", "content": [text("A."), text("B.")]}, ASK]
     assert parse_chat({"messages": head}).messages == parse_chat({"messages": one}).messages
     answer = {"role": "assistant", "content": [text("a"), text("b")]}
-    (message,) = parse_chat({"messages": [answer]}).messages
+    message, _ = parse_chat({"messages": [answer, ASK]}).messages
     assert [part.text for part in message.parts if isinstance(part, TextPart)] == ["ab"]
 
 

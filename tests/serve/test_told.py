@@ -1,0 +1,133 @@
+"""What is wrong with a request is that request's own matter: a status that says what and where, and nobody suffers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.serve.app import Options
+from notes_cli.serve.jobs import Limits
+from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.server import CUT_OFF
+
+from .conftest import QUESTION, Json, Served, compile_into, started, told
+
+ASK: Json = {"role": "user", "content": QUESTION}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Served]:
+    """A server with a library of its own."""
+    compile_into(tmp_path, "returns")
+    with started(tmp_path) as found:
+        yield found
+
+
+def test_a_correction_that_would_leave_no_room(own: Served) -> None:
+    """Refused with the limit, before anybody is told: each prompt that has the skill would have it."""
+
+    def correct(field: str, value: str) -> Any:
+        return own.http.post("/v1/notes/errata", json={"field": field, "value": value})
+
+    for value, says in (("1" * 2000, "tokens: 256 at most"), ("1" * 100_000, "more than the 4,096 tokens")):
+        reply = correct("date", value)
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == "value"
+        assert says in reply.json()["error"]["message"]
+    assert told(own.ask(splice=["returns"])) == "accepted"
+    text = "".join(f"k{number}: v\n" for number in range(9)) + "\n- If the k1 is v then the fee is normal.\n"
+    assert own.http.post("/v1/notes/compile", json={"name": "many", "text": text}).status_code == 200
+    replies = [correct(f"k{number}", "~" * 200) for number in range(9)]
+    assert [one.status_code for one in replies][:2] == [200, 200] and replies[-1].status_code == 400, replies[0].text
+    assert "what is said of many would have" in replies[-1].json()["error"]["message"]
+    assert own.ask(splice=["many"])["choices"]
+    assert correct("k8", "v").status_code == 200, "what the text says is taken back, always"
+
+
+def test_more_prompts_than_ever_wait(library: Path) -> None:
+    """Nobody is told to try again what can never be."""
+    with started(library, Limits(parallel=2, queue=2)) as served:
+        reply = served.http.post("/v1/completions", json={"prompt": [QUESTION] * 5, "max_tokens": 1})
+        assert reply.status_code == 400 and "Retry-After" not in reply.headers
+        assert reply.json()["error"]["message"] == "5 prompts in one request: this server takes 4 at a time"
+        assert served.http.post("/v1/completions", json={"prompt": [QUESTION] * 4, "max_tokens": 1}).status_code == 200
+
+
+def test_a_grammar_that_no_text_fits(served: Served) -> None:
+    """The request's fault, and no fault of ours."""
+    error = served.chat([ASK], 400, grammar=r'root ::= "a\x00b"')
+    assert "holds a NUL character" in error["message"] and error["param"] == "grammar"
+
+
+def test_no_model(served: Served) -> None:
+    """The list, as without the slash."""
+    assert served.http.get("/v1/models/").json() == served.http.get("/v1/models").json()
+
+
+@pytest.mark.parametrize("errata", [{"date=x": "y"}, {"": "y"}, {"date": None}, {"date": []}, {"date": 1e999}])
+def test_errata_that_are_none(errata: Json) -> None:
+    """Not taken for those of another field."""
+    with pytest.raises(Exception, match=r"notes.errata must be an object of fields and texts"):
+        parse_chat({"messages": [ASK], "notes": {"errata": errata}})
+
+
+def test_errata_that_are_no_texts() -> None:
+    """Written as in JSON."""
+    errata = {"a": True, "b": 3, "c": 1.5, "d": "True"}
+    found = parse_chat({"messages": [ASK], "notes": {"errata": errata}}).notes.errata
+    assert found == ("a=true", "b=3", "c=1.5", "d=True")
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "param"),
+    [
+        ("/tokenize", {}, "content"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+        ),
+        ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 2, "max_tokens": 0}, "logprobs"),
+        ("/v1/chat/completions", {"messages": [ASK], "tools": [{"type": "function"}]}, "tools"),
+        ("/v1/chat/completions", {"messages": [ASK], "tools": [3]}, "tools"),
+        ("/v1/chat/completions", {"messages": [ASK], "tool_choice": "required"}, "tool_choice"),
+        ("/v1/chat/completions", {"messages": [ASK, {"role": "assistant", "content": "a"}]}, "messages"),
+    ],
+)
+def test_the_parameter_is_named(served: Served, path: str, given: Json, param: str) -> None:
+    reply = served.http.post(path, json=given)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([ASK, {"role": "tool", "content": "x", "tool_call_id": "c1"}], r"messages[1] is the result of a call 'c1'"),
+        ([ASK, {"role": "assistant", "tool_calls": [CALL]}, ASK], "has no result before messages[2]"),
+        ([ASK, {"role": "assistant", "tool_calls": [CALL, CALL]}], "messages[1] has two tool calls of the id 'c1'"),
+        ([{"role": "system", "content": ""}, ASK, {"role": "tool", "content": "x"}], "messages[2] is the result"),
+    ],
+)
+def test_messages_are_counted_as_they_were_sent(served: Served, messages: list[Json], says: str) -> None:
+    """From 0, and without those that skills are put into."""
+    error = served.chat(messages, 400, notes={"splice": ["returns"]})
+    assert says in error["message"] and error["param"] == "messages"
+
+
+def test_the_page_is_open_to_all_who_ask_whether_it_is_there(library: Path) -> None:
+    """HEAD is answered as GET is; nothing else is open."""
+    with started(library, options=Options(keys=("secret",))) as served:
+        assert served.http.head("/").status_code == served.http.get("/").status_code == 200
+        assert served.http.head("/v1/models").status_code == 401
+
+
+def test_a_client_that_is_cut_off_is_no_news(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn takes it for a fault of the application; what else it says is told."""
+    log = logging.getLogger("uvicorn.error")
+    log.error(f"{CUT_OFF}.")
+    log.error("something else")
+    assert [one.getMessage() for one in caplog.records if one.name == log.name] == ["something else"]
