@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from notes_cli.serve.arranging import model_of
 from notes_cli.serve.metrics import KIND, exposed
 from notes_cli.serve.ownevents import OwnEvents
 from notes_cli.serve.parsing import Asked, Reader, parse_chat, parse_completion
+from notes_cli.serve.reading import read_json
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.registry import ASK
 from notes_cli.serve.scheduler import Scheduler
@@ -182,6 +182,7 @@ class Service:
         wanted, stream = heat.parse(await self._body(request))
         for param in ("question", "system", "value"):
             await self._check_size(bounds.of_texts(param, getattr(wanted, param) or ""))
+        await self._check_size([size for one in wanted.choices or () for size in bounds.of_texts("choices", one)])
         told = Told()
         found = asyncio.wrap_future(self.scheduler.call(heat.probing(self.scheduler, wanted, told.add), long=True))
         if stream:
@@ -258,22 +259,7 @@ class Service:
         except TimeoutError:
             raise Refused(408, "the body did not come in time") from None
         self._check()  # it may have taken its time
-        return await self._aside(_json, data)
-
-
-def _json(data: bytearray) -> Any:
-    """What a body says. Raise Refused for what is no JSON."""
-    try:
-        found = json.loads(data, parse_constant=_no_number)
-        json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:  # half a character, too
-        what = f"the body is not JSON: {' '.join(str(error).split())[:200]}"
-        raise Refused(400, what, code="invalid_json") from None
-    return found
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+        return await self._aside(read_json, data)
 
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.model import Model
+from notes_cli.serve.parsing import PROMPTS
 from notes_cli.serve.refusals import Refused
 
 TOKENS = 4096  # of the vocabulary that are looked at in one go
@@ -32,6 +33,7 @@ class Size:
     messages: int = 0  # each with a token at least, of its words or of the template's around them
     parts: int = 0  # of messages, each with words of its own, and calls of tools
     tokens: int = 0  # that were given as such
+    tools: int = 0  # each with its name
 
 
 def of_chat(data: Any) -> list[Size]:
@@ -53,7 +55,8 @@ def of_chat(data: Any) -> list[Size]:
         parts += len(_list(message.get("tool_calls")))
     notes = given.get("notes")
     texts += _values(notes.get("errata") if isinstance(notes, dict) else None)
-    return [Size("messages", tuple(texts), messages, parts)]
+    tools = 0 if given.get("tool_choice") == "none" else len(_list(given.get("tools")))
+    return [Size("messages", tuple(texts), messages, parts), Size("tools", tools=tools)]
 
 
 def _words(parts: list[Any]) -> Iterator[str]:
@@ -75,6 +78,8 @@ def of_completion(data: Any) -> list[Size]:
     """Of each prompt of a request. Blanks do not count: control tokens in a raw prompt may swallow them."""
     prompt = data.get("prompt") if isinstance(data, dict) else None
     listed = _list(prompt)
+    if len(listed) > PROMPTS and not isinstance(listed[0], int):
+        return []  # more than are taken
     every = [prompt] if all(isinstance(one, int) for one in listed) else listed
     return [
         Size("prompt", ("".join(one.split()),)) if isinstance(one, str) else Size("prompt", tokens=len(_list(one)))
@@ -124,7 +129,12 @@ class Letters:
     def check(self, size: Size, most: int) -> None:
         """Raise Refused for what has more tokens than that, for certain."""
         parts = 0 if self._across else size.parts
-        for count, what in ((size.messages, "messages"), (parts, "parts"), (size.tokens, "tokens")):
+        for count, what in (
+            (size.messages, "messages"),
+            (parts, "parts"),
+            (size.tokens, "tokens"),
+            (size.tools, "tools"),
+        ):
             if count > most:
                 raise _too_long(f"{count:,} {what}", most, size.param)
         if (least := self.least(size.texts)) > most:
@@ -136,7 +146,7 @@ class Letters:
 def needs_letters(size: Size, most: int) -> bool:
     """Whether it could be too long at all: no token has less than a byte."""
     letters = sum(map(len, size.texts))
-    return max(4 * letters, size.messages, size.parts, size.tokens) > most
+    return max(4 * letters, size.messages, size.parts, size.tokens, size.tools) > most
 
 
 def _too_long(what: str, most: int, param: str) -> Refused:

@@ -43,6 +43,7 @@ EMPTY = {
 MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
+LONGEST_STOP = 1000  # characters: each is looked for as every token comes
 MOST_BIASES = 1024  # logit_bias
 MOST_LIKELY = 20  # top_logprobs
 
@@ -260,12 +261,20 @@ def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks
             _bias(given),
         ),
         limit=None if limit is None or limit < 0 else limit,
-        stops=given.texts("stop", MOST_STOPS),
+        stops=_stops(given),
         choices=given.whole("n", 1, MOST_CHOICES, 1) or 1,
         likely=likely,
         think=think,
         max_think=(given.whole("max_think", 0, 2**31 - 1, THINK) or 0) if thinks else 0,
     )
+
+
+def _stops(given: Reader) -> tuple[str, ...]:
+    found = given.texts("stop", MOST_STOPS)
+    if (longest := max(map(len, found), default=0)) > LONGEST_STOP:
+        what = f"stop has {longest:,} characters: {LONGEST_STOP:,} at most"
+        raise Refused(400, what, param="stop", code="invalid_value")
+    return found
 
 
 DRAWN = -1  # a seed that is drawn when the answer begins

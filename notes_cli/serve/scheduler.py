@@ -67,6 +67,7 @@ class Scheduler:
         self.names = tuple(names)
         self.started = int(time.time())
         self.tally = Tally()
+        self.longest: int | None = None  # tokens that a prompt and its answer may ever have; None: any number
         self._open = workspace
         self._arrivals: queue.SimpleQueue[Job | _Work | Callable[[], object] | None] = queue.SimpleQueue()
         self._works: deque[_Work] = deque()
@@ -94,13 +95,6 @@ class Scheduler:
     def loading(self) -> bool:
         """Whether the model is not there yet."""
         return self._thread.is_alive() and not self.ready.done()
-
-    @property
-    def longest(self) -> int | None:
-        """Tokens that a prompt and its answer may ever have, once the model is there; None for any number."""
-        workspace = self.workspace
-        given = None if workspace.grows else workspace.context.cells
-        return min((one for one in (workspace.longest, given) if one is not None), default=None)
 
     @property
     def load(self) -> int:
@@ -206,6 +200,8 @@ class Scheduler:
         beside = 2 if workspace.model.recurrent else IDLE  # each state takes memory
         with contextlib.suppress(EngineError):  # fewer at a time, then
             workspace.make_way(0, self.limits.parallel + beside)
+        given = None if workspace.grows else workspace.context.cells
+        self.longest = min((one for one in (workspace.longest, given) if one is not None), default=None)
 
     def _end(self) -> None:
         self._closing = True

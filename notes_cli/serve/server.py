@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from notes_cli.errors import NotesError
 from notes_cli.serve.app import Service
 
 DRAIN = 30.0  # seconds that answers have to come to their ends
+SWITCH = 0.0005  # seconds that a thread which reads a large request may keep the others from their next call
 KEEP_ALIVE = 75  # seconds; balancers expect more than their own 60
 
 
@@ -55,6 +57,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(service: Service, listening: socket.socket, told: Callable[[], object], drain: float = DRAIN) -> None:
     """Serve until a signal asks for the end, and those that were asked before it have their answers, or `drain`
     seconds have passed; a second signal ends it at once. `told`: the model is there. Raise what its loading raised."""
+    sys.setswitchinterval(SWITCH)
     asyncio.run(_serve(service, listening, told, drain))
 
 

@@ -128,7 +128,8 @@ class ChatTemplate:
             tool | {"function": tool["function"] | {"name": mark}} for tool, mark in zip(safe, named, strict=True)
         ]
         shown = self.with_options({"tools": probes})._render([{"role": "user", "content": marker(0)}], True)
-        left_out = [name for mark, name in named.items() if mark not in shown]
+        there = markers_in(shown)
+        left_out = [name for mark, name in named.items() if mark not in there]
         if left_out:
             raise ModelError(
                 f"{self.name} does not tell the model of tools (left out: {', '.join(left_out)})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from notes_cli.engine.options import ContextOptions
-from notes_cli.serve import parsing, scheduler
+from notes_cli.serve import parsing, reading, scheduler
 from notes_cli.serve.app import Options
 from notes_cli.serve.bounds import Letters, of_chat
 from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.reading import read_json
 from notes_cli.text.messages import TextPart
 from notes_cli.text.schema import schema_grammar
 
@@ -100,6 +102,8 @@ def test_forms_are_off_at_every_endpoint(library: Path) -> None:
         ("/v1/chat/completions", {"messages": [ASK], "notes": {"errata": {"date": "1" * 40_000}}}, "a text of 40,"),
         ("/v1/chat/completions", {"messages": [ASK], "notes": {"errata": ["a=" + "1" * 40_000]}}, "a text of 40,"),
         ("/v1/notes/explain", {"messages": [USER] * 5000}, "5,000 messages"),
+        ("/v1/chat/completions", {"messages": [ASK], "tools": [{}] * 5000}, "5,000 tools"),
+        ("/v1/notes/heat", {"skill": "returns", "field": "date", "choices": ["a", "~" * 20_000]}, "a text of 20,000"),
         ("/v1/completions", {"prompt": "the return " * 9000}, "a text of 81,000 characters"),
         ("/v1/completions", {"prompt": ["a", "the return " * 9000]}, "a text of 81,000 characters"),
         ("/v1/completions", {"prompt": [5] * 5000}, "5,000 tokens"),
@@ -173,6 +177,19 @@ def test_parts_of_a_message() -> None:
     answer = {"role": "assistant", "content": [text("a"), text("b")]}
     message, _ = parse_chat({"messages": [answer, ASK]}).messages
     assert [part.text for part in message.parts if isinstance(part, TextPart)] == ["ab"]
+
+
+def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all is as it was afterwards, also of what is no JSON."""
+    seen: list[bool] = []
+    loads = reading.json.loads
+    monkeypatch.setattr(
+        reading.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
+    )
+    assert read_json(b"[[], {}]") == [[], {}]
+    with pytest.raises(parsing.Refused, match="the body is not JSON"):
+        read_json(b"[")
+    assert seen == [False, False] and gc.isenabled()
 
 
 @pytest.mark.parametrize("given", [{"messages": 3}, {"messages": [3, {"content": 5}]}, {"notes": 4}, [], "x"])

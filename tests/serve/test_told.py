@@ -86,6 +86,7 @@ def test_errata_that_are_no_texts() -> None:
     ("path", "given", "param"),
     [
         ("/tokenize", {}, "content"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b", "a" * 1001]}, "stop"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
