@@ -16,7 +16,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.places import images_of
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, Notice, SessionError
+from notes_cli.errors import Help, Notice, SessionError, SkillError
 from notes_cli.runtime.asking import (
     SILENT,
     Answer,
@@ -361,11 +361,16 @@ class Session:
     ) -> Iterator[Edited]:
         """Give several fields other values, `*.field` that of each skill that has it; yield each edit when it is made.
 
-        Raise NotesError, before the first is made, where one of them cannot be.
+        Raise NotesError, before the first is made, where one of them cannot be, or a field is given two values.
         """
         for told in meant(values, self.state.known):
             listener.notice(Notice(told))
-        wanted = {key: value for field, value in values.items() for key in self.targets(field, value)}
+        wanted: dict[str, str] = {}
+        for name, value in values.items():
+            for key in self.targets(name, value):
+                if wanted.setdefault(key, value).strip() != value.strip():
+                    what = f"{key} is given two new values, {wanted[key]!r} and {value!r}"
+                    raise SkillError(what, Help.ONE_VALUE())
         for field, value in wanted.items():
             self.check(field, value, method)
         for field, value in wanted.items():

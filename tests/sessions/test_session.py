@@ -642,6 +642,8 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
         ):
             with pytest.raises(NotesError, match=message):
                 session.edit(name, value, Method.parse(method))
+        with pytest.raises(SkillError, match="tier is given two new values, 'a' and 'b'"):
+            list(session.edits({"date": "x", "tier": "a", "returns.tier": "b"}))
         assert session.stored.ledger.read_bytes() == ledger
         session.edit("tier", "basic", Method())
         with pytest.raises(NotesError, match="the text says tier=gold as it is"):
