@@ -163,13 +163,13 @@ class Model:
     def __init__(self, workspace: Workspace) -> None:
         """It takes the workspace over, and closes it. `open` makes both."""
         self.workspace = workspace
-        self._held = ExitStack()
+        self._sessions: list[Session] = []  # that are open
 
     @alone
     def close(self) -> None:
         """Close the sessions that are open, and the model."""
         try:
-            self._held.close()
+            _close(self._sessions)
         finally:
             self.workspace.close()
 
@@ -380,9 +380,7 @@ class Model:
 
         with ExitStack() as held:
             stored = held.enter_context(self.sessions.locked(name, new=new, reading=reading))
-            session = Session(held.enter_context(Held(self.workspace, stored)), held.pop_all())
-        self._held.callback(session.close)
-        return session
+            return Session(held.enter_context(Held(self.workspace, stored)), held.pop_all(), self._sessions)
 
     # Measuring.
 
@@ -458,14 +456,21 @@ class Model:
 class Session:
     """A conversation that is kept on disk, held by this process. Close it, or use it as a context manager."""
 
-    def __init__(self, held: Held, stack: ExitStack) -> None:
-        """`stack` gives it up when it is closed. `Model.session` makes both."""
-        self._held, self._stack = held, stack
+    def __init__(self, held: Held, stack: ExitStack, beside: list[Session]) -> None:
+        """`stack` gives it up when it is closed; `beside`: what is open with it. `Model.session` makes all of it."""
+        self._held, self._stack, self._beside = held, stack, beside
+        self._forks: list[Session] = []
+        beside.append(self)
 
     @alone
     def close(self) -> None:
         """Give it up, and the forks that were made of it. All complete turns are on disk."""
-        self._stack.close()
+        try:
+            _close(self._forks)
+        finally:
+            if self in self._beside:
+                self._beside.remove(self)
+            self._stack.close()
 
     def __enter__(self) -> Session:
         return self
@@ -581,9 +586,7 @@ class Session:
         """A second session that goes on from here. It is closed with this one, or before. Raise SessionError if there
         is one of that name, or nothing to fork yet."""
         stack = ExitStack()
-        fork = Session(stack.enter_context(self._session.fork(name)), stack)
-        self._stack.callback(fork.close)
-        return fork
+        return Session(stack.enter_context(self._session.fork(name)), stack, self._forks)
 
     @alone
     def verify(
@@ -602,6 +605,13 @@ class Session:
         if not isinstance(questions, Examination):
             questions = Examination(questions=questions, choices=choices, wording=wording)
         return examine_session(self._session, questions, listener)
+
+
+def _close(sessions: list[Session]) -> None:
+    """Close all of them, the latest first, whatever goes wrong with one."""
+    with ExitStack() as closing:
+        for session in sessions:
+            closing.callback(session.close)
 
 
 def _request(question: str | Request, method: Method | str | None, how: Asking) -> Request:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -89,6 +95,89 @@ def test_threads_wait_for_each_other(home: Path) -> None:
                 assert thought == f"The date is {date}. So the return is {dates[date]}."
 
 
+def test_blocks_of_compiles_are_counted(model: notes.Model, skill: Skill) -> None:
+    """Two that overlap, as those of two threads do: what they share is given back with the last."""
+    one, other = model.compiling(), model.compiling()
+    one.__enter__()
+    model.compile(skill)
+    other.__enter__()
+    model.compile(replace(skill, name="other"))
+    one.__exit__(None, None, None)
+    other.__exit__(None, None, None)
+    assert model.workspace.context.held == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_waits_for_no_thread_and_writes_into_no_session(model: notes.Model, skill: Skill) -> None:
+    """Threads that computed are not in it, nor is the lock of a session."""
+    segment = model.compile(skill)
+    computing, done = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        with model.workspace.alone:
+            computing.set()
+            done.wait(60)
+
+    with model.session("mine") as session:
+        session.ask(QUESTION, splice=[segment], limit=1)
+        thread = threading.Thread(target=compute)
+        thread.start()
+        computing.wait(60)
+        child = os.fork()
+        if not child:
+            try:
+                model.explain(QUESTION)
+                session.ask("And now?", limit=1)
+            except SessionError as error:
+                os._exit(0 if "held by the process" in str(error) else 2)
+            os._exit(3)
+        for _ in range(600):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.05)
+        else:
+            os.kill(child, signal.SIGKILL)
+        done.set()
+        thread.join()
+        assert ended and status == 0 and session.turns == 1
+
+
+def test_closed_sessions_are_not_kept(model: notes.Model, skill: Skill) -> None:
+    """A program that opens one for each request does not fill its memory with them; the others end with the model."""
+    segment = model.compile(skill)
+    with model.session("mine") as session:
+        session.ask(QUESTION, splice=[segment], limit=1)
+        session.fork("other").close()
+        assert not session._forks
+    gone = []
+    for _ in range(3):
+        with model.session("mine") as session:
+            gone.append(weakref.ref(session))
+    del session
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
+    last = model.session("mine")
+    fork = last.fork("third")
+    model.close()
+    for one in (last, fork):
+        with pytest.raises(SessionError, match="is closed"):
+            _ = one.turns
+
+
+def test_a_stream_whose_session_goes_on_says_so(model: notes.Model, skill: Skill) -> None:
+    """Its notebook is another one's by then; the turn is not kept."""
+    segment = model.compile(skill)
+    with model.session("mine") as session:
+        session.ask(QUESTION, splice=[segment], limit=1)
+        going = session.stream("And then?", limit=30)
+        next(going)
+        session.ask("And now?", limit=1)
+        with pytest.raises(SessionError, match="session mine went on while this was answered"):
+            list(going)
+        assert session.turns == 2
+
+
 def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
     """Results of tools without the session that has the calls, a field with = in its name, a value that is no text."""
     segment = model.compile(skill)
@@ -98,6 +187,9 @@ def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
     assert isinstance(found, SessionError)
     with pytest.raises(NotesError, match="no field has = in its name"):
         model.ask(QUESTION, splice=[segment], errata={"date=x": "2026-07-01"})
+    for wrong in ({"errata": [5]}, {"system": 5}):
+        with pytest.raises(NotesError, match="is 5, and no text"):
+            model.ask(QUESTION, splice=[segment], **wrong)  # type: ignore[arg-type]
     with pytest.raises(NotesError, match="value of date is 5, and no text"):
         model.ask(QUESTION, splice=[segment], values={"date": 5}, method="suffix")  # type: ignore[dict-item]
 

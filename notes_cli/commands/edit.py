@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
-def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: str, json_: bool, **model: Any) -> None:
+def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: str, json_: bool, **model: Any) -> int:
     """Give fields of the session NAME other values. Each is an edit of its own, which undo takes back.
 
     An erratum is said before the next question; the other methods change the cache now. Where field, selective or blend
@@ -62,8 +62,7 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
     if name is None:
         if named("method"):
             raise click.UsageError("--all says errata: --method is for one session")
-        _correct(values, json_, model)
-        return
+        return _correct(values, json_, model)
     edits = []
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
         for made in session.edits(values, method, listener=listening(json_)):
@@ -72,10 +71,11 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
                 output.result(_told(made))
     if json_:
         output.as_json({"version": 1, "session": name, "edits": [_as_json(edit) for edit in edits]})
+    return 0
 
 
-def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> None:
-    """Tell everybody."""
+def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> int:
+    """Tell everybody. 1 if a session could not be told."""
     from notes_cli.commands.remedies import worded
     from notes_cli.library.standing import StandingErrata
     from notes_cli.sessions.everybody import correct
@@ -86,12 +86,13 @@ def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -
     if json_:
         errata = [{"skill": one.skill, "field": one.field, "value": one.value} for one in done.errata]
         output.as_json({"version": 1, "errata": errata, "sessions": list(done.edited), "skipped": skipped})
-        return
+        return 1 if skipped else 0
     for one in done.errata:
         output.result(f"{one.skill}.{one.field}={one.value}: an erratum before the next question")
     output.result(f"{len(done.edited)} session{'s' * (len(done.edited) != 1)} edited")
     for name, why in skipped.items():
         output.say(f"warning: session {name} was not edited: {why}")
+    return 1 if skipped else 0
 
 
 def _as_json(edit: Edited) -> dict[str, Any]:

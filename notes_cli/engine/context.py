@@ -267,6 +267,8 @@ class Context:
 
         Raise EngineError or UnsupportedError where that is not possible; nothing has changed then.
         """
+        from notes_cli.engine.growing import restore, saved  # most contexts stay as they are
+
         old = self.options
         sequences = max(n_sequences, old.n_sequences)
         unified = old.unified or (sequences > 1 and old.n_sequences == 1)
@@ -274,23 +276,23 @@ class Context:
         if not unified and sequences > 1:
             size = max(n_ctx, self.cells) * sequences
         new = replace(old, n_ctx=size, n_sequences=sequences, unified=unified)
-        from notes_cli.engine.growing import restore, saved  # most contexts stay as they are
-
-        kept = saved(self, self._pool)
-        same = bool(kept) or (rotated_alike and self.supports("read") is None)
-        rotation = self._rotation if same else ""
-        try:
-            self._reopen(new)
-            if same and self._rotation != rotation:
-                raise UnsupportedError(
-                    f"{self.model.name} rotates its keys differently in a context of {new.n_ctx:,} tokens than in one "
-                    f"of {old.n_ctx:,}, so the rows of its sequences cannot be kept"
-                )
-            restore(self, kept)
-        except BaseException:  # an interrupt, too, must not lose them
-            self._reopen(old)
-            restore(self, kept)
-            raise
+        self._pool.collect()
+        with self._pool.waiting():
+            kept = saved(self, self._pool)
+            same = bool(kept) or (rotated_alike and self.supports("read") is None)
+            rotation = self._rotation if same else ""
+            try:
+                self._reopen(new)
+                if same and self._rotation != rotation:
+                    raise UnsupportedError(
+                        f"{self.model.name} rotates its keys differently in a context of {new.n_ctx:,} tokens than in "
+                        f"one of {old.n_ctx:,}, so the rows of its sequences cannot be kept"
+                    )
+                restore(self, kept)
+            except BaseException:  # an interrupt, too, must not lose them
+                self._reopen(old)
+                restore(self, kept)
+                raise
 
     def _reopen(self, options: ContextOptions) -> None:
         reason = self.unmovable

@@ -32,7 +32,6 @@ class Saved:
 
 def saved(context: Context, pool: Pool) -> list[Saved]:
     """The rows of every sequence that has some, those that several share once."""
-    pool.collect()
     kept: list[Saved] = []
     shared: dict[object, int] = {}  # what of a sequence others may have, too, and its number
     for number in range(pool.size):

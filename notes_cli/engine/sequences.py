@@ -6,7 +6,8 @@ one may go on from the same rows without copying them (Context.share).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 
 from notes_cli.errors import EngineError
@@ -57,6 +58,7 @@ class Pool:
         self._held: dict[int, int] = {}  # ticket of whoever holds it
         self._tokens: dict[int, list[int]] = {}
         self._dropped: list[tuple[int, int]] = []
+        self._waits = False  # what is given back is taken back later
 
     @property
     def held(self) -> list[int]:
@@ -85,8 +87,22 @@ class Pool:
         """Whether the sequence is held by this ticket."""
         return self._held.get(number) == ticket
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within the block nothing is taken back: rows are on their way, and a collected generator may close a lease
+        at any time."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+            self.collect()
+
     def give_back(self, number: int) -> None:
         """End its lease; its rows are gone."""
+        if self._waits:
+            self.drop(number, self._held[number])
+            return
         del self._held[number], self._tokens[number]
         self._empty(number)
 
@@ -101,7 +117,7 @@ class Pool:
 
     def collect(self) -> None:
         """Take back what was dropped."""
-        while self._dropped:
+        while self._dropped and not self._waits:
             number, ticket = self._dropped.pop()
             if self.holds(number, ticket):
                 self.give_back(number)

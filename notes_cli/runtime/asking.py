@@ -101,9 +101,14 @@ class Request:
         check_lists(
             splice=self.splice, images=self.images, errata=self.errata, decode=self.decode, choices=self.choices
         )
-        for name, value in self.values.items():
+        texts = [
+            ("question", self.question),
+            ("system", self.system or ""),
+            *(("an erratum", one) for one in self.errata),
+        ]
+        for name, value in [*texts, *((f"the value of {name}", value) for name, value in self.values.items())]:
             if not isinstance(value, str):
-                raise NotesError(f"the value of {name} is {value!r}, and no text")
+                raise NotesError(f"{name} is {value!r}, and no text")
         for name, count in (("max_think", self.max_think), ("limit", self.limit), ("seam", self.seam or 0)):
             if count < 0:
                 raise NotesError(f"{name} is {count}, and no number of tokens")

@@ -6,6 +6,7 @@ Whatever runs a model starts from it.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -92,7 +93,7 @@ class Workspace:
         trained for."""
         if projector is not None and not projector.is_file():  # said before an image is looked at
             raise ModelError(f"{projector}: no such projector", "Name the file that was published with the model")
-        self.alone = threading.RLock()  # held by the thread that computes (alone.py)
+        self._alone = os.getpid(), threading.RLock()
         self._options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self.paths = paths or default_paths()
         self.library: Store = library or own_library(self.paths)
@@ -101,7 +102,7 @@ class Workspace:
         self._log = log
         self._context: Context | None = None
         self._left: Notebook | None = None  # what compiles begin with, while several are made (`compiling`)
-        self._shares = False
+        self._sharing = 0  # blocks of `compiling` that are open
         self._weights: str | None = None
         self._projector, self._image_tokens = projector, image_tokens
         self._eye: Eye | None = None
@@ -127,6 +128,15 @@ class Workspace:
         except BaseException:
             self.model.close()
             raise
+
+    @property
+    def alone(self) -> threading.RLock:
+        """Held by the thread that computes (alone.py). A process that was forked has one of its own: threads that held
+        this one are not in it."""
+        process, lock = self._alone
+        if process != os.getpid():
+            self._alone = process, lock = os.getpid(), threading.RLock()
+        return lock
 
     def close(self) -> None:
         self._forget_left()
@@ -195,13 +205,15 @@ class Workspace:
     def compiling(self) -> Iterator[None]:
         """Within the block what compiles begin with is decoded once, and stays for the next one: rows are those of a
         compile by itself."""
-        before, self._shares = self._shares, True
+        with self.alone:
+            self._sharing += 1
         try:
             yield
         finally:
-            self._shares = before
-            if not before:
-                self._forget_left()
+            with self.alone:
+                self._sharing -= 1
+                if not self._sharing:
+                    self._forget_left()
 
     def _forget_left(self) -> None:
         left, self._left = self._left, None
@@ -213,7 +225,7 @@ class Workspace:
         """A scratch notebook that begins with these tokens, for `tokens` rows in all. Within `compiling` it shares them
         with others before and after it."""
         there = len(self._left) if self._left and np.array_equal(self._left.tokens, left) else 0
-        shares = self._shares and not self.model.recurrent and self.context.options.unified
+        shares = self._sharing and not self.model.recurrent and self.context.options.unified
         if not shares or not self._beside(tokens, there):
             self._forget_left()
             with self.scratch(tokens) as notebook:

@@ -52,6 +52,7 @@ class SessionFolder:
         self.state = State()
         self.end = 0  # bytes of the ledger that are whole lines
         self.closed = False  # its lock was given back
+        self._process = os.getpid()  # that may hold it: one that is forked has no lock
         self._read()
 
     @property
@@ -79,9 +80,11 @@ class SessionFolder:
         return self.folder / next(name for name in names if name not in taken)
 
     def check_held(self) -> None:
-        """Raise SessionError once its lock was given back: somebody else may have gone on with it."""
+        """Raise SessionError once its lock was given back, and in another process: somebody else may go on with it."""
         if self.closed:
             raise SessionError(f"session {self.name} is closed", "Open it again")
+        if self._process != os.getpid():
+            raise SessionError(f"session {self.name} is held by the process that has opened it", "Fork it there")
 
     def commit(self, line: Line, header: Header | None = None) -> None:
         """Append a line: with it, and not before, it has happened. `header` begins the session."""
@@ -262,7 +265,8 @@ class Sessions:
                 with suppress(OSError):
                     clear(fork.folder)
                 raise SessionError(f"cannot write {fork.folder}: {reason(error)}. Nothing was changed") from error
-            yield self.find(new)
+            fork._read()
+            yield fork
 
     def known(self, *wanted: str) -> list[str]:
         """These names as they are typed here, each once. Raise SessionError if there is no session of one of them."""

@@ -16,7 +16,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.places import images_of
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, Notice, SessionError, SkillError
+from notes_cli.errors import EngineError, Help, Notice, SessionError, SkillError
 from notes_cli.runtime.asking import (
     SILENT,
     Answer,
@@ -109,7 +109,9 @@ class Session:
         turn = self._since
         try:
             found = yield from stream(self.workspace, request, plan, listener)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, EngineError) and turn != self._live.changes:
+                raise self._gone_on() from error  # its notebook was closed
             if turn == self._since:  # else a later one is at hand
                 self._live.drop()
             raise
@@ -307,6 +309,10 @@ class Session:
             fork._live.hold(self.notebook.share())
             yield fork
 
+    def _gone_on(self) -> SessionError:
+        what = f"session {self.stored.name} went on while this was answered, and the answer is not kept"
+        return SessionError(what, "Ask again")
+
     def keep(self, answer: str = "", turn: int | None = None) -> None:
         """The turn at hand is complete: write it down. `answer`: one that was chosen, not written. `turn`: the one that
         is meant (`_since`), if there may be another by now.
@@ -315,8 +321,7 @@ class Session:
         """
         turn = self._since if turn is None else turn
         if not turn == self._since == self._live.changes:
-            what = f"session {self.stored.name} went on while this was answered, and the answer is not kept"
-            raise SessionError(what, "Ask again")
+            raise self._gone_on()
         notebook, start = self._live.held, len(self.state.tokens)
         if answer:
             notebook.append(self.workspace.model.tokenize(answer), "answer", reason=Reason.CHOSEN)

@@ -24,6 +24,7 @@ OF = "{field} of {skill}"  # a field that several skills have
 COLON = expression("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
 # As a name is written, a reference to a skill's field, or a placeholder: "1=2" is none.
 LIKE_NAME = expression(r"\*\.|[\w.*{}-]*[^\W\d_][\w.*{}-]*")
+ANOTHER = expression(r"[,;]([^,;=:]+)[=:]")  # in a value: what may be meant as a field and its value
 SLOT = expression(r"\{(field|value|text|skill)\}")
 
 
@@ -74,7 +75,12 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
         if not equals or not (LIKE_NAME.fullmatch(name) or _nearly(name, known_fields)):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
         raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields))
-    return Erratum(name, clean_value(name, value), text)
+    value = clean_value(name, value)
+    for other in ANOTHER.finditer(value):
+        if field_name(other[1]) in known_fields:
+            what = f"the erratum {text!r} gives {name!r} a value, and {field_name(other[1])!r} another one"
+            raise SkillError(what, "Write an erratum for each")
+    return Erratum(name, value, text)
 
 
 def _nearly(name: str, known_fields: Collection[str]) -> bool:

@@ -58,8 +58,10 @@ class Hole:
 
 
 def clean_value(name: str, value: str) -> str:
-    """The value without white space around it. Raise SkillError if it is empty or has several lines."""
+    """The value without white space around it. Raise SkillError if it is empty, has several lines or begins with =."""
     value = value.strip()
+    if value.startswith("="):
+        raise SkillError(f"the value of field {name!r} begins with =", f"Write {name}=VALUE")
     if not value:
         raise SkillError(f"field {name!r} has no value", f"Give it one: {name}=VALUE")
     if len(value.splitlines()) > 1:

@@ -280,6 +280,24 @@ def test_a_context_grows_under_its_notebooks(load: Load, kind: str, cache: str, 
             assert close(book.logits(), wanted.logits())
 
 
+def test_a_lease_that_is_closed_while_the_context_grows(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator that is collected just then gives its sequence back: after it, and it leaves no rows of nobody."""
+    context = load(n_sequences=2, unified=True)
+    gone, other = written(context), written(context, MORE)
+    reopen = Context._reopen
+
+    def collecting(self: Context, options: ContextOptions) -> None:
+        reopen(self, options)
+        gone.close()
+
+    monkeypatch.setattr(Context, "_reopen", collecting)
+    context.resize(n_ctx=1024)
+    monkeypatch.undo()
+    assert context.held == 1 and context.used == len(MORE) and len(other) == len(MORE)
+    context.resize(n_ctx=2048)
+    assert context.used == len(MORE) and other.intact
+
+
 def test_an_indexers_keys_come_along(load_zoo: LoadZoo) -> None:
     """A mixture of experts with a sparse attention: rows and keys of the indexer."""
     with (

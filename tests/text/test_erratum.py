@@ -127,6 +127,22 @@ def test_what_is_written_as_a_field_is_not_taken_for_words(text: str) -> None:
         parse_erratum(text, {"date", "tier", "returns.date", "Delivery time"})
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tier==silver", "begins with ="),
+        ("tier: =silver", "begins with ="),
+        ("date=2026-07-01, tier=silver", "Write an erratum for each"),
+        ("date: 2026-07-01; tier: silver", "Write an erratum for each"),
+    ],
+)
+def test_a_value_that_is_more_than_one(text: str, message: str) -> None:
+    """The second correction would be a part of the first one's value."""
+    with pytest.raises(SkillError, match=message):
+        parse_erratum(text, KNOWN)
+    assert parse_erratum("date=Monday, at 10:30; or later", KNOWN).value == "Monday, at 10:30; or later"
+
+
 def test_dots_in_words() -> None:
     """A dot alone does not make a reference."""
     for text in ("see config.yaml=yes", "See a.b: x=1", "Version 1.2 = old"):
