@@ -98,7 +98,7 @@ CHECKED  := -O1 -g1 -DNDEBUG -D_GLIBCXX_ASSERTIONS -fno-omit-frame-pointer -fsan
 sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and undefined-behaviour sanitizers (half an hour)
 	@echo "Building the library with sanitizers (about 6 minutes on two cores, once) ..."
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -Wno-dev -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null
-	@$(BIN)/cmake --build $(SANITIZE) --target llama >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
+	@$(BIN)/cmake --build $(SANITIZE) --target llama mtmd >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
 	@$(BIN)/python -m bench.sanitize --build $(SANITIZE) --models $(ZOO)/models
 
 page: $(READY) ## The page of `notes serve` in a real browser (2 minutes; Chromium must be there), with pictures (docs/page/)

@@ -3,10 +3,10 @@
     python -m bench.kept [--cases 216] [--tokens 1024] [--timed 4096] [--repeat 15] [--threads N] [--json FILE]
 
 One compile a skill, whose rows are written in each type, opened and spliced by turns. On the model that ships:
-decisions of training/world.py that it never saw, each skill moved by a system text. On a random model of the shape of
-Qwen3-0.6B (rows that it computed; what it says is noise): the logits after a question. Each against the splice of the
-f16 file; `recompute` is how far that one is from a full recompute of the same tokens. Times are medians of turns that
-alternate, over those of the f16 file, from opening the file to the last row, every byte checked.
+decisions of bench/protocol/texts.py in words of one token, each skill moved by a system text. On a random model of the
+shape of Qwen3-0.6B (rows that it computed; what it says is noise): the logits after a question. Each against the splice
+of the f16 file; `recompute` is how far that one is from a full recompute of the same tokens. Times are medians of turns
+that alternate, over those of the f16 file, from opening the file to the last row, every byte checked.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.experiments.cases import SYSTEM, THINK, WAYS, decided_in, held_out, segments_of
-from bench.experiments.frame import SEED, grid
+from bench.experiments.cases import SYSTEM, THINK, WAYS, decided_in, segments_of
+from bench.experiments.frame import grid
+from bench.protocol.texts import Next
 from bench.random_model import random_model
 from bench.speed import SPLICED_AT, make_segment, random_rows, seconds
 from notes_cli import config
@@ -67,7 +68,7 @@ def compared(kv: str, found: Logits, reference: Logits, **more: Any) -> Row:
 def decisions(cases: int, folder: Path) -> Iterator[Row]:
     """On the model that ships."""
     with Workspace(config.shipped_model(), paths=config.Paths.under(folder)) as workspace:
-        for number, case in held_out(cases, SEED):
+        for number, case in Next("bench.kept", "known").cases("decisions", cases):
             files = [written(folder, one, index) for index, one in enumerate(segments_of(workspace, case.skills))]
             for way in WAYS:
                 found: dict[str, tuple[str, Logits]] = {}

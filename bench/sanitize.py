@@ -41,7 +41,18 @@ SUPPRESSIONS: dict[str, str] = {}
 
 FINDING = re.compile(r"runtime error: .*|ERROR: AddressSanitizer.*")
 # Python never frees all it holds, models and contexts among it, so that only what our code allocated itself counts.
-LEAK = re.compile(r"^(?:Direct|Indirect) leak of .*\n(?:    #.*\n)*?    #.*/native/notes_.*", re.MULTILINE)
+LEAK = re.compile(
+    r"^(?:Direct|Indirect) leak of .*\n    #0 .*\n(?:    #\d+ .*/c\+\+/.*\n)*    #\d+ .*/native/notes_.*", re.MULTILINE
+)
+
+# Tests that say nothing of this build, and why.
+EXCEPT = {
+    "test_rpc": "compares bits with a server of another build, which has other kernels",
+    "test_rotation": "renders a template, in a process of bounded memory: a sanitizer takes terabytes of it",
+    "test_memory_that_runs_out": "has a malloc of its own",
+    "test_limits_that_no_image_meets_are_named": "renders a template",
+    "test_no_segment_fits_a_context_with_an_adapter": "renders a template",
+}
 
 
 def environment(build: Path) -> dict[str, str]:
@@ -90,7 +101,7 @@ def main() -> int:
     build = given.build.resolve()
     (build / "logs").mkdir(parents=True, exist_ok=True)
     tests = [sys.executable, "-m", "pytest", "tests/engine", "--ignore", "tests/engine/test_zoo.py"]
-    tests += ["tests/library/test_stored.py"]
+    tests += ["tests/library/test_stored.py", "-k", " and ".join(f"not {name}" for name in EXCEPT)]
     jobs = {"tests": [*tests, "-p", "no:cacheprovider"]}  # test_zoo is the zoo once more
     for name in MODELS:
         path = str(given.models / f"{name}.gguf")
