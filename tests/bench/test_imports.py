@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("torch", "tokenizers", "playwright", "diskcache")  # what trains, or compares: not for everybody who tests
+EXTRAS = ("torch", "tokenizers", "playwright", "diskcache", "pyte")  # not for everybody who tests
 NAMES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for folder in ("bench", "training")
