@@ -10,6 +10,7 @@ import numpy as np
 
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
+from notes_cli.library.container import SegmentInfo
 from notes_cli.library.standing import StandingErrata
 from notes_cli.runtime.asking import Request, check_usable, named_apart
 from notes_cli.runtime.assembling import Prompt, parts_of, with_tools
@@ -72,13 +73,12 @@ def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
         if named:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
         return _finished(desk, asked, desk.prefixes.raw(_raw(desk.workspace, asked.prompt)), False)
-    talk = desk.conversations.find(asked)
-    known = talk.skills if talk else {}
+    talk, known = desk.conversations.find(asked)
     skills: dict[str, Segment] = {}
     for name in (*named, *asked.notes.splice):
         segment = known.get(name) or desk.shelf.segment(name)
         skills.setdefault(segment.name, segment)
-    return _arranged(desk, asked, talk, skills, dry=dry)
+    return _arranged(desk, asked, talk, known, skills, dry=dry)
 
 
 def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
@@ -119,13 +119,16 @@ def _words(message: Message) -> str:
     return BETWEEN.join(part.text for part in message.parts if isinstance(part, TextPart))
 
 
-def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segment], *, dry: bool) -> Arranged:
-    """Arrange messages, with these skills in the system message and those that are matched where they are."""
+def _arranged(
+    desk: Desk, asked: Asked, talk: Talk | None, known: Mapping[str, Segment], named: dict[str, Segment], *, dry: bool
+) -> Arranged:
+    """Arrange messages, with these skills in the system message and those that are matched where they are. `known`:
+    those that the conversation has."""
     workspace, wanted = desk.workspace, asked.writing
     think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
     found, messages = dict(named), list(asked.messages)
     if not asked.notes.private:
-        texts = [*(talk.skills.values() if talk else ()), *desk.shelf.known()]
+        texts: list[Segment | SegmentInfo] = [*known.values(), *desk.shelf.known()]
         opened = desk.shelf.opened
         messages = [
             replace(one, parts=matched(one.parts, found, texts, opened)) if one.role in MATCHED else one
@@ -153,7 +156,7 @@ def _arranged(desk: Desk, asked: Asked, talk: Talk | None, named: dict[str, Segm
         if len(found) == len(named):
             raise
         # A template that encodes results of tools has no place for a skill there: the text goes as it is.
-        return _arranged(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, named, dry=dry)
+        return _arranged(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, known, named, dry=dry)
     layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
     return replace(_finished(desk, asked, layout, think), talk=now)
 

@@ -68,10 +68,10 @@ def _words(parts: list[Any]) -> Iterator[str]:
 def _values(errata: Any) -> Iterator[str]:
     """Of corrections what is said in any wording. One that is there twice may be said once."""
     if isinstance(errata, dict):
-        yield from (one for one in errata.values() if isinstance(one, str))
+        yield from (one.strip() for one in errata.values() if isinstance(one, str))
         return
     listed = [one for one in _list([errata] if isinstance(errata, str) else errata) if isinstance(one, str)]
-    yield from (one.partition("=")[2] for one in dict.fromkeys(listed))
+    yield from (one.partition("=")[2].strip() for one in dict.fromkeys(listed))
 
 
 def of_completion(data: Any) -> list[Size]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from notes_cli.engine.segment import Segment
@@ -36,7 +36,7 @@ class Talk:
     with_skill: dict[str, tuple[str, ...]] = field(default_factory=dict)  # said right after a skill, when it came
     early: tuple[str, ...] = ()  # said after the skills that the first turn names
     before: dict[int, tuple[str, ...]] = field(default_factory=dict)  # said before a message
-    own: frozenset[str] = frozenset()  # errata of the client that were said: each turn has to give them again
+    own: tuple[str, ...] = ()  # errata of the client that were said, in order: each turn has to give them again
     values: dict[tuple[str, str], str] = field(default_factory=dict)  # of skills' fields, as they were said last
     heard: int = 0  # standing errata that were there
 
@@ -54,27 +54,35 @@ class Conversations:
     def __init__(self) -> None:
         self._turns: OrderedDict[bytes, list[_Turn]] = OrderedDict()
 
-    def find(self, asked: Asked) -> Talk | None:
-        """What is remembered of the conversation that this goes on with; None for a new one."""
-        turn = self._find(asked)
-        return turn.talk if turn else None
+    def find(self, asked: Asked) -> tuple[Talk | None, dict[str, Segment]]:
+        """What is remembered of the conversation that this goes on with, and the skills that it has. None for a new
+        one, and for one that was told what the client does not say: of that it has the skills."""
+        own = asked.notes.errata
+        skills: dict[str, Segment] = {}
+        for turns in self._before(asked):
+            skills = skills or turns[-1].talk.skills
+            same = [one for one in turns if own[: len(one.talk.own)] == one.talk.own]
+            if same:
+                turn = max(reversed(same), key=lambda one: len(one.talk.own))
+                return turn.talk, {**turn.talk.skills, **skills}
+        return None, skills
 
-    def _find(self, asked: Asked) -> _Turn | None:
+    def _before(self, asked: Asked) -> Iterator[list[_Turn]]:
+        """The turns that ended as this conversation has it, those of its latest answer first."""
         keys = _keys(asked)
         for number in range(len(keys) - 1, 0, -1):
             message = asked.messages[number]
             turns = self._turns.get(keys[number - 1], ()) if message.role == "assistant" else ()
-            own = frozenset(asked.notes.errata)
-            said = [one for one in turns if one.talk.own <= own and _is_answer(message, one.answers)]
-            if said:
-                return max(reversed(said), key=lambda one: len(one.talk.own))
-        return None
+            if said := [one for one in turns if _is_answer(message, one.answers)]:
+                yield said
 
     def keep(self, asked: Asked, talk: Talk, answers: Sequence[str]) -> None:
         """A turn was answered; of an answer that was stopped what the client has heard."""
-        before = self._find(asked)
-        if before:
-            before.last = False
+        for turns in self._before(asked):
+            for one in turns:
+                if talk.own[: len(one.talk.own)] == one.talk.own:
+                    one.last = False
+            break
         key = _keys(asked)[-1]
         turns = self._turns.setdefault(key, [])
         turns[:] = [one for one in turns if (one.answers, one.talk.own) != (tuple(answers), talk.own)][1 - ALIKE :]
@@ -136,7 +144,8 @@ def told(
     result: int | None = None,
 ) -> Talk:
     """What a conversation is told at its next turn, of which `question` is the last message of the user: standing
-    errata that it has not heard, and the client's own, said again where a standing one has said another value since.
+    errata that it has not heard, and the client's own, said again where a standing one has said another value since, or
+    a skill comes that they are of, too.
 
     `named`: the skills that are in no message. What is about one of a message of this turn is said right after it: the
     skill would overrule a sentence before it. `result`: the question was answered by calls of tools already, and this
@@ -149,7 +158,7 @@ def told(
     segments = list(skills.values())
     known = known_fields(*segments)
     fresh = [name for name in skills if name not in named and name not in talk.skills]  # they come with this turn
-    new = [text for text in own if text not in talk.own]
+    new = own[len(talk.own) :]
     waits = result is not None and not first and not new
     values, with_skill = dict(talk.values), dict(talk.with_skill)
     said: list[str] = []
@@ -175,10 +184,11 @@ def told(
                     overruled.add((name, one.field))
                 else:
                     with_skill[name] = (*with_skill.get(name, ()), sentence(one))
-    given = [(text, erratum) for text in own for erratum in parse_errata([text], segments)]
-    for text, erratum in given:
+    given = [(at, erratum) for at, text in enumerate(own) for erratum in parse_errata([text], segments)]
+    for at, erratum in given:
         of = known.find(erratum.key) if erratum.field and erratum.value else ()
-        if text not in new and not any((its.skill, its.field) in overruled for its in of):
+        again = any((its.skill, its.field) in overruled or its.skill in fresh for its in of)
+        if at < len(talk.own) and not again:
             continue
         after = [name for name in fresh if not of or name in {its.skill for its in of}]
         if after:
@@ -189,15 +199,15 @@ def told(
             values[its.skill, its.field] = erratum.value or ""
     before = dict(talk.before)
     if said and not first:
-        at = question if result is None else result
-        before[at] = (*before.get(at, ()), *said)
+        place = question if result is None else result
+        before[place] = (*before.get(place, ()), *said)
     return replace(
         talk,
         skills=dict(skills),
         with_skill=with_skill,
         early=tuple(said) if first else talk.early,
         before=before,
-        own=frozenset(own),
+        own=tuple(own),
         values=values,
         heard=talk.heard if waits else len(errata),
     )

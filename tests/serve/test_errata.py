@@ -139,6 +139,61 @@ def test_a_client_corrects_a_text_that_it_sends_itself(own: Served, before: list
     assert told(later) == "refused" and errata(later) == 1
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "answer"),
+    [
+        (["date=2026-07-01"], ["date=2026-07-01", "date=2026-05-03"], "accepted"),
+        (["date=2026-07-01", "date=2026-05-03"], ["date=2026-07-01", "date=2026-05-03", "date=2026-07-01"], "refused"),
+        (["date=2026-07-01"], ["date=2026-05-03", "date=2026-07-01"], "refused"),
+        (["date=2026-05-03", "date=2026-07-01"], ["date=2026-07-01", "date=2026-05-03"], "accepted"),
+        (["date=2026-07-01"], [], "accepted"),
+    ],
+)
+def test_the_last_of_a_clients_own_corrections_counts(
+    own: Served, first: list[str], then: list[str], answer: str
+) -> None:
+    """In the order in which this request gives them, whatever an earlier one gave."""
+    talk: list[Json] = []
+    turn(own, talk, ASK, errata=first)
+    assert told(turn(own, talk, ASK, errata=then)) == answer
+
+
+RULES = """# {0} rules
+
+season: winter
+
+- If the season is winter then the {0} is {1}.
+- If the season is summer then the {0} is {2}.
+"""
+
+
+def rules_of(own: Served, name: str, topic: str, *outcomes: str) -> Json:
+    """Compiled, and as a message that asks for the topic."""
+    text = RULES.format(topic, *outcomes)
+    own.http.post("/v1/notes/compile", json={"name": name, "text": text})
+    return {"role": "user", "content": f"{text.strip()}\n\nWhat is the {topic}?"}
+
+
+def test_what_is_said_of_all_skills_is_said_of_a_later_one(own: Served) -> None:
+    """`*.season` of a skill that comes with a later message, right after it."""
+    gate = rules_of(own, "gate", "access", "granted", "revoked")
+    club = rules_of(own, "club", "discount", "large", "small")
+    talk: list[Json] = []
+    notes = {"splice": [], "errata": ["*.season=summer"]}
+    assert told(turn(own, talk, gate, **notes)) == "revoked"
+    kinds = [kind for kind, _, _ in pieces(turn(own, talk, club, **notes))]
+    assert kinds[-3:] == ["splice", "erratum", "question"] and kinds.count("erratum") == 2
+
+
+@pytest.mark.parametrize("then", [{"date": "2026-05-02"}, {}])
+def test_a_conversation_keeps_its_skills_whatever_it_corrects(own: Served, then: Json) -> None:
+    """A skill that was removed since, with another correction than at the first turn, or none."""
+    talk: list[Json] = []
+    assert told(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused"
+    assert own.http.delete("/v1/notes/returns").status_code == 200
+    assert told(turn(own, talk, ASK, errata=then)) == "accepted"
+
+
 def test_a_clients_own_correction_is_said_again_after_that_of_everybody(own: Served) -> None:
     """What a request says itself counts more than what everybody is told meanwhile."""
     talk: list[Json] = []

@@ -114,12 +114,12 @@ def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
     notes: dict[str, Any] = {"splice": ["returns"]}
     mine = {**notes, "errata": {"date": "2026-07-01"}}
     first, other = (parse_chat({"messages": HELLO, "notes": one}) for one in (mine, notes))
-    conversations.keep(first, Talk(early=("mine",), own=frozenset(first.notes.errata)), ["Hi!"])
+    conversations.keep(first, Talk(early=("mine",), own=first.notes.errata), ["Hi!"])
     conversations.keep(other, Talk(), ["Hi!"])
     for one, early in ((mine, ("mine",)), (notes, ())):
-        talk = conversations.find(parse_chat({"messages": AGAIN, "notes": one}))
+        talk, _ = conversations.find(parse_chat({"messages": AGAIN, "notes": one}))
         assert talk is not None and talk.early == early
-    assert conversations.find(parse_chat({"messages": AGAIN, "notes": {"splice": ["support"]}})) is None
+    assert conversations.find(parse_chat({"messages": AGAIN, "notes": {"splice": ["support"]}})) == (None, {})
 
 
 def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:
