@@ -178,12 +178,32 @@ static void check_last(const llama_context & ctx, int64_t last) {
     }
 }
 
+static void check_appends(llama_context & ctx) {
+    const std::string why = notes_kv::refusal(ctx, NOTES_APPEND);
+    if (!why.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, why);
+    }
+}
+
+void notes_kv::check_window(const notes_memory & memory, llama_seq_id seq, llama_pos pos) {
+    if (lacks_window(memory, seq, pos)) {
+        throw notes_failure(NOTES_E_POSITION, "the sliding-window layers no longer hold what position " + std::to_string(pos) +
+                " of sequence " + std::to_string(seq) + " looks at (swa_full keeps all rows)");
+    }
+}
+
+// The position of the last row, -1 without any. Rows of an image share it.
+static llama_pos last_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
+    llama_pos res = ctx.get_memory()->seq_pos_max(seq);
+    for (const auto & cache : memory.caches) {
+        res = std::max(res, cache.kv->seq_pos_max(seq)); // with a sliding window the memory tells of its layers alone
+    }
+    return res;
+}
+
 // The position after the last row. That of an image is as far on as the image is high or wide.
 static llama_pos next_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
-    llama_pos last = ctx.get_memory()->seq_pos_max(seq);
-    for (const auto & cache : memory.caches) {
-        last = std::max(last, cache.kv->seq_pos_max(seq)); // with a sliding window the memory tells of its layers alone
-    }
+    const llama_pos last = last_position(ctx, memory, seq);
     llama_pos res = last + 1;
     if (last >= 0 && ctx.get_model().hparams.n_pos_per_embd() > 1) {
         for (const auto & cache : memory.caches) {
@@ -198,10 +218,7 @@ static llama_pos next_position(llama_context & ctx, const notes_memory & memory,
 }
 
 void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens) {
-    const std::string why = refusal(ctx, NOTES_APPEND);
-    if (!why.empty()) {
-        throw notes_failure(NOTES_E_UNSUPPORTED, why);
-    }
+    check_appends(ctx);
     const notes_memory parts(ctx);
 
     struct item { llama_seq_id seq; llama_pos pos; llama_token token; bool last; bool output; };
@@ -219,10 +236,7 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
             throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n_tokens[s]) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
         }
         check_last(ctx, (int64_t) p0 + n_tokens[s] - 1);
-        if (lacks_window(parts, seqs[s], p0)) {
-            throw notes_failure(NOTES_E_POSITION, "the sliding-window layers no longer hold what position " + std::to_string(p0) +
-                    " of sequence " + std::to_string(seqs[s]) + " looks at (swa_full keeps all rows)");
-        }
+        check_window(parts, seqs[s], p0);
         check_tokens(ctx, tokens, n_tokens[s]);
         starts.push_back({ seqs[s], p0 });
         all |= outputs[s] == NOTES_OUTPUT_ALL;
@@ -275,10 +289,7 @@ void notes_kv::go_back(llama_context & ctx, const notes_memory & parts, llama_se
 }
 
 void notes_kv::show(llama_context & ctx, llama_seq_id seq, const float * rows, int32_t n, int32_t width, const llama_pos * positions, bool whole) {
-    const std::string why = refusal(ctx, NOTES_APPEND);
-    if (!why.empty()) {
-        throw notes_failure(NOTES_E_UNSUPPORTED, why);
-    }
+    check_appends(ctx);
     check_seq(ctx, seq);
     const int32_t n_ubatch = ctx.n_ubatch();
     if (n <= 0 || (whole && n > n_ubatch)) {
@@ -286,19 +297,12 @@ void notes_kv::show(llama_context & ctx, llama_seq_id seq, const float * rows, i
     }
     const int32_t n_pos = ctx.get_model().hparams.n_pos_per_embd();
     const notes_memory parts(ctx);
-    llama_pos before = 0; // rows of an image share positions: those after the last one that there is are new
-    for (const auto & cache : parts.caches) {
-        before = std::max(before, cache.kv->seq_pos_max(seq) + 1);
-    }
-    before = std::max(before, ctx.get_memory()->seq_pos_max(seq) + 1);
+    const llama_pos before = last_position(ctx, parts, seq) + 1; // what is from there on is new
     if (*std::min_element(positions, positions + n) < before) {
         throw notes_failure(NOTES_E_POSITION, "an image goes after the last row of sequence " + std::to_string(seq) + ", from position " + std::to_string(before) + " on");
     }
     check_last(ctx, *std::max_element(positions, positions + n));
-    if (lacks_window(parts, seq, positions[0])) {
-        throw notes_failure(NOTES_E_POSITION, "the sliding-window layers no longer hold what position " + std::to_string(positions[0]) +
-                " of sequence " + std::to_string(seq) + " looks at (swa_full keeps all rows)");
-    }
+    check_window(parts, seq, positions[0]);
 
     const bool causal = ctx.get_causal_attn();
     try {
@@ -332,10 +336,7 @@ void notes_kv::show(llama_context & ctx, llama_seq_id seq, const float * rows, i
 }
 
 void notes_kv::truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0) {
-    const std::string why = refusal(ctx, NOTES_APPEND);
-    if (!why.empty()) {
-        throw notes_failure(NOTES_E_UNSUPPORTED, why);
-    }
+    check_appends(ctx);
     check_seq(ctx, seq);
     if (p0 < 0) {
         throw notes_failure(NOTES_E_ARGUMENT, "there is no position " + std::to_string(p0));
@@ -351,10 +352,7 @@ void notes_kv::truncate(llama_context & ctx, llama_seq_id seq, llama_pos p0) {
 }
 
 void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, int32_t n) {
-    const std::string why = refusal(ctx, NOTES_APPEND);
-    if (!why.empty()) {
-        throw notes_failure(NOTES_E_UNSUPPORTED, why);
-    }
+    check_appends(ctx);
     check_seq(ctx, from);
     check_seq(ctx, to);
     const notes_memory parts(ctx);

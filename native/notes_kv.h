@@ -97,6 +97,7 @@ private:
     static llama_pos sees_from(const llama_kv_cache & kv, llama_pos pos);
     static bool keeps(const notes_memory & memory, size_t cache, llama_seq_id seq, llama_pos p0, llama_pos p1 = INT32_MAX);
     static bool lacks_window(const notes_memory & memory, llama_seq_id seq, llama_pos pos);
+    static void check_window(const notes_memory & memory, llama_seq_id seq, llama_pos pos);
     static void go_back(llama_context & ctx, const notes_memory & memory, llama_seq_id seq, llama_pos p0);
     int64_t room(size_t cache, llama_seq_id seq, int64_t first) const;
 
