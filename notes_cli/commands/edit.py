@@ -86,12 +86,12 @@ def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -
     if json_:
         errata = [{"skill": one.skill, "field": one.field, "value": one.value} for one in done.errata]
         output.as_json({"version": 1, "errata": errata, "sessions": list(done.edited), "skipped": skipped})
-        return 1 if skipped else 0
-    for one in done.errata:
-        output.result(f"{one.skill}.{one.field}={one.value}: an erratum before the next question")
-    output.result(f"{len(done.edited)} session{'s' * (len(done.edited) != 1)} edited")
-    for name, why in skipped.items():
-        output.say(f"warning: session {name} was not edited: {why}")
+    else:
+        for one in done.errata:
+            output.result(f"{one.skill}.{one.field}={one.value}: an erratum before the next question")
+        output.result(f"{len(done.edited)} session{'s' * (len(done.edited) != 1)} edited")
+        for name, why in skipped.items():
+            output.say(f"warning: session {name} was not edited: {why}")
     return 1 if skipped else 0
 
 

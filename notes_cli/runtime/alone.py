@@ -49,9 +49,7 @@ def alone_each(
 
     @wraps(method)
     def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, R]:
-        with self.workspace.alone:
-            going = method(self, *args, **kwargs)
-        return _each(self, going)
+        return _each(self, method(self, *args, **kwargs))  # of a generator nothing is computed before it is asked
 
     return held
 

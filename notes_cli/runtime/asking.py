@@ -105,8 +105,9 @@ class Request:
             ("question", self.question),
             ("system", self.system or ""),
             *(("an erratum", one) for one in self.errata),
+            *((f"the value of {name}", value) for name, value in self.values.items()),
         ]
-        for name, value in [*texts, *((f"the value of {name}", value) for name, value in self.values.items())]:
+        for name, value in texts:
             if not isinstance(value, str):
                 raise NotesError(f"{name} is {value!r}, and no text")
         for name, count in (("max_think", self.max_think), ("limit", self.limit), ("seam", self.seam or 0)):

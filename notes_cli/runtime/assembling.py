@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,8 @@ from notes_cli.text.references import ALL, Known, Reference
 if TYPE_CHECKING:
     from notes_cli.engine.eye import Seen
     from notes_cli.text.skill import Skill
+
+T = TypeVar("T")
 
 _OPENING = Chunk("text")  # BOS
 
@@ -233,13 +235,18 @@ def resolved(values: Mapping[str, str], segments: Sequence[Segment]) -> list[tup
     Raise SkillError for a field that no skill has, for one without a skill that several have, and for one that has two
     values, by two references to it.
     """
-    known, found = known_fields(*segments), dict[Reference, str]()
-    for name, value in values.items():
-        for one in known.resolve(name):
-            if found.setdefault(one, value).strip() != value.strip():
-                what = f"{one.key} is given two new values, {found[one]!r} and {value!r}"
-                raise SkillError(what, Help.ONE_VALUE())
-    return list(found.items())
+    known = known_fields(*segments)
+    given = ((one, value) for name, value in values.items() for one in known.resolve(name))
+    return list(one_value(given, lambda one: one.key).items())
+
+
+def one_value(given: Iterable[tuple[T, str]], key: Callable[[T], str] = str) -> dict[T, str]:
+    """The new value of each field. Raise SkillError for one that is given two, with its `key`."""
+    found: dict[T, str] = {}
+    for one, value in given:
+        if found.setdefault(one, value).strip() != value.strip():
+            raise SkillError(f"{key(one)} is given two new values, {found[one]!r} and {value!r}", Help.ONE_VALUE())
+    return found
 
 
 def check_values(values: Mapping[str, str], errata: Sequence[str], segments: Sequence[Segment]) -> None:

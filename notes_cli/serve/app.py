@@ -175,7 +175,7 @@ class Service:
     async def compile(self, request: Request) -> Response:
         data, told = await self._body(request), Told()
         await self._check_size(await self._aside(library.sizes, data))
-        work = await self._aside(lambda data: library.compiling(self.scheduler, data, told.add), data)
+        work = await self._aside(partial(library.compiling, self.scheduler, told=told.add), data)
         return await begun(request, Events(told, asyncio.wrap_future(self.scheduler.call(work, long=True))))
 
     async def heat(self, request: Request) -> Response:

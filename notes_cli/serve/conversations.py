@@ -57,6 +57,10 @@ class Conversations:
     def find(self, asked: Asked) -> tuple[Talk | None, dict[str, Segment]]:
         """What is remembered of the conversation that this goes on with, and the skills that it has. None for a new
         one, and for one that was told what the client does not say: of that it has the skills."""
+        turn, skills = self._find(asked)
+        return (turn.talk if turn else None), skills
+
+    def _find(self, asked: Asked) -> tuple[_Turn | None, dict[str, Segment]]:
         own = asked.notes.errata
         skills: dict[str, Segment] = {}
         for turns in self._before(asked):
@@ -64,7 +68,7 @@ class Conversations:
             same = [one for one in turns if own[: len(one.talk.own)] == one.talk.own]
             if same:
                 turn = max(reversed(same), key=lambda one: len(one.talk.own))
-                return turn.talk, {**turn.talk.skills, **skills}
+                return turn, {**turn.talk.skills, **skills}
         return None, skills
 
     def _before(self, asked: Asked) -> Iterator[list[_Turn]]:
@@ -78,11 +82,9 @@ class Conversations:
 
     def keep(self, asked: Asked, talk: Talk, answers: Sequence[str]) -> None:
         """A turn was answered; of an answer that was stopped what the client has heard."""
-        for turns in self._before(asked):
-            for one in turns:
-                if talk.own[: len(one.talk.own)] == one.talk.own:
-                    one.last = False
-            break
+        before, _ = self._find(asked)
+        if before:
+            before.last = False
         key = _keys(asked)[-1]
         turns = self._turns.setdefault(key, [])
         turns[:] = [one for one in turns if (one.answers, one.talk.own) != (tuple(answers), talk.own)][1 - ALIKE :]

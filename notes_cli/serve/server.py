@@ -19,8 +19,6 @@ from notes_cli.serve.app import Service
 DRAIN = 30.0  # seconds that answers have to come to their ends
 SWITCH = 0.0005  # seconds that a thread which reads a large request may keep the others from their next call
 KEEP_ALIVE = 75  # seconds; balancers expect more than their own 60
-
-
 CUT_OFF = "ASGI callable returned without completing response"  # what uvicorn says of a client that takes nothing
 
 

@@ -16,7 +16,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.places import images_of
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import EngineError, Help, Notice, SessionError, SkillError
+from notes_cli.errors import EngineError, Help, Notice, SessionError
 from notes_cli.runtime.asking import (
     SILENT,
     Answer,
@@ -37,7 +37,7 @@ from notes_cli.runtime.asking import (
     stream,
     tell_meant,
 )
-from notes_cli.runtime.assembling import Placing, Prompt, assemble, changes_of, known_fields, meant
+from notes_cli.runtime.assembling import Placing, Prompt, assemble, changes_of, known_fields, meant, one_value
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor
@@ -370,12 +370,7 @@ class Session:
         """
         for told in meant(values, self.state.known):
             listener.notice(Notice(told))
-        wanted: dict[str, str] = {}
-        for name, value in values.items():
-            for key in self.targets(name, value):
-                if wanted.setdefault(key, value).strip() != value.strip():
-                    what = f"{key} is given two new values, {wanted[key]!r} and {value!r}"
-                    raise SkillError(what, Help.ONE_VALUE())
+        wanted = one_value((key, value) for field, value in values.items() for key in self.targets(field, value))
         for field, value in wanted.items():
             self.check(field, value, method)
         for field, value in wanted.items():
