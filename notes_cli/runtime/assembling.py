@@ -38,7 +38,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import field_name, listed
-from notes_cli.text.messages import Conversation, SkillPart, asking
+from notes_cli.text.messages import Conversation, SkillPart, asking, check_once
 from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.references import ALL, Known, Reference
 
@@ -316,10 +316,14 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
 
 
 def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
-    named = [part.name for message in conversation.messages for part in message.parts if isinstance(part, SkillPart)]
-    given = [segment.name for segment in prompt.segments]
-    if sorted(named) != sorted(given):
-        raise NotesError(f"the messages have the skills {listed(named)}, and the segments given are {listed(given)}")
+    check_once([segment.name for segment in prompt.segments])
+    named = {part.name for message in conversation.messages for part in message.parts if isinstance(part, SkillPart)}
+    given = {segment.name for segment in prompt.segments}
+    if named != given:
+        what = (
+            f"the messages have the skills {listed(sorted(named))}, and the segments given are {listed(sorted(given))}"
+        )
+        raise NotesError(what)
     if prompt.sentences:
         raise NotesError("the errata of a conversation are parts of its messages")
 

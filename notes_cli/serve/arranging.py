@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from notes_cli.runtime.prefixes import Layout, Prefixes
 from notes_cli.runtime.settings import UNMEASURED, defaults
 from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.conversations import Conversations, Talk, told
+from notes_cli.serve.conversations import Conversations, Copy, Talk, told
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.shelf import Shelf, matched
@@ -127,11 +128,11 @@ def _arranged(
     workspace, wanted = desk.workspace, asked.writing
     think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
     found, messages = dict(named), list(asked.messages)
-    if not asked.notes.private:
-        texts: list[Segment | SegmentInfo] = [*known.values(), *desk.shelf.known()]
-        opened = desk.shelf.opened
+    if asked.notes.match:
+        # Whoever has a salt learns nothing of what others have compiled.
+        texts: list[Segment | SegmentInfo] = [*known.values(), *([] if asked.notes.private else desk.shelf.known())]
         messages = [
-            replace(one, parts=matched(one.parts, found, texts, opened)) if one.role in MATCHED else one
+            replace(one, parts=matched(one.parts, found, texts, desk.shelf.opened)) if one.role in MATCHED else one
             for one in messages
         ]
     messages = [_with_images(desk, asked, one, found, dry=dry) for one in messages]
@@ -140,11 +141,12 @@ def _arranged(
     standing = desk.errata.all() if desk.errata and found else ()
     calling = any(one.role == "assistant" for one in messages[question:])
     result = len(messages) - 1 if calling else None
-    now = told(talk, found, named, standing, asked.notes.errata, question, settings.wording, result)
-    messages = [_corrected(one, number, now, named) for number, one in enumerate(messages)]
+    copies = _copies(messages, named, settings.place)
+    now = told(talk, found, copies, standing, asked.notes.errata, question, settings.wording, result)
+    messages = [_corrected(one, number, now) for number, one in enumerate(messages)]
     given: list[Part] = []
     for name in named:
-        given += [SkillPart(name), *map(ErratumPart, now.with_skill.get(name, ()))]
+        given += [SkillPart(name), *map(ErratumPart, now.with_copy.get(Copy(name), ()))]
     messages = _placed(messages, [*given, *map(ErratumPart, now.early)], settings.place)
     try:
         conversation = Conversation(tuple(messages), asked.tools)
@@ -153,7 +155,7 @@ def _arranged(
         prompt, chunks = with_tools(workspace, prompt, sets, desk.shelf.opened)
         parts = parts_of(workspace, prompt, chunks)
     except ModelError:
-        if len(found) == len(named):
+        if not asked.notes.match or len(copies) == len(named):
             raise
         # A template that encodes results of tools has no place for a skill there: the text goes as it is.
         return _arranged(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, known, named, dry=dry)
@@ -184,24 +186,45 @@ def _question(messages: Sequence[Message]) -> int:
     return len(messages) - 1
 
 
-def _corrected(message: Message, number: int, talk: Talk, named: Mapping[str, Segment]) -> Message:
+def _copies(messages: Sequence[Message], named: Iterable[str], place: str) -> list[Copy]:
+    """The places that have skills, in the order of the prompt."""
+    copies: list[Copy] = []
+    for number, message in enumerate(messages):
+        nth: Counter[str] = Counter()
+        for part in message.parts:
+            if isinstance(part, SkillPart):
+                copies.append(Copy(part.name, number, nth[part.name]))
+                nth[part.name] += 1
+    late = _late(messages, place)
+    before = sum(copy.message < (int(messages[0].role == "system") if late is None else late) for copy in copies)
+    return [*copies[:before], *map(Copy, named), *copies[before:]]
+
+
+def _corrected(message: Message, number: int, talk: Talk) -> Message:
     """A message with what is said after the skills in it, and before it."""
     parts: list[Part] = list(map(ErratumPart, talk.before.get(number, ())))
+    nth: Counter[str] = Counter()
     for part in message.parts:
         parts.append(part)
-        if isinstance(part, SkillPart) and part.name not in named:
-            parts += map(ErratumPart, talk.with_skill.get(part.name, ()))
+        if isinstance(part, SkillPart):
+            parts += map(ErratumPart, talk.with_copy.get(Copy(part.name, number, nth[part.name]), ()))
+            nth[part.name] += 1
     return replace(message, parts=tuple(parts))
+
+
+def _late(messages: Sequence[Message], place: str) -> int | None:
+    """The number of the message that skills are placed at the beginning of, if they are placed late."""
+    return (
+        next((number for number, one in enumerate(messages) if one.role == "user"), None) if place == "late" else None
+    )
 
 
 def _placed(messages: list[Message], given: list[Part], place: str) -> list[Message]:
     """The messages with skills and errata at the end of the system message, or before the first question."""
     if not given:
         return messages
-    asked = [number for number, one in enumerate(messages) if one.role == "user"]
-    if place == "late" and asked:
-        first = messages[asked[0]]
-        messages[asked[0]] = replace(first, parts=(*given, *first.parts))
+    if (late := _late(messages, place)) is not None:
+        messages[late] = replace(messages[late], parts=(*given, *messages[late].parts))
     elif messages[0].role == "system":
         messages[0] = replace(messages[0], parts=(*messages[0].parts, *given))
     else:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import NamedTuple
 
 from notes_cli.engine.segment import Segment
 from notes_cli.library.standing import Standing
@@ -26,6 +27,15 @@ from notes_cli.text.messages import ImagePart, Message
 
 MOST = 4096  # conversations that are remembered, the latest
 ALIKE = 16  # of the same messages, that differ in answers or errata
+NAMED = -1  # for the number of a message, of a skill that is in none
+
+
+class Copy(NamedTuple):
+    """A place that has a skill: its text may be in several messages, and several times in one."""
+
+    name: str
+    message: int = NAMED
+    nth: int = 0  # of that skill in that message
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,8 @@ class Talk:
     """What is remembered of a conversation after one of its turns. Messages are counted as the client sends them."""
 
     skills: dict[str, Segment] = field(default_factory=dict)
-    with_skill: dict[str, tuple[str, ...]] = field(default_factory=dict)  # said right after a skill, when it came
+    copies: frozenset[Copy] = frozenset()  # of them, in its prompt
+    with_copy: dict[Copy, tuple[str, ...]] = field(default_factory=dict)  # said right after one, when it came
     early: tuple[str, ...] = ()  # said after the skills that the first turn names
     before: dict[int, tuple[str, ...]] = field(default_factory=dict)  # said before a message
     own: tuple[str, ...] = ()  # errata of the client that were said, in order: each turn has to give them again
@@ -138,7 +149,7 @@ def _plain(message: Message) -> list[object]:
 def told(
     talk: Talk | None,
     skills: dict[str, Segment],
-    named: Collection[str],
+    copies: Sequence[Copy],
     errata: Sequence[Standing],
     own: Sequence[str],
     question: int,
@@ -149,28 +160,31 @@ def told(
     errata that it has not heard, and the client's own, said again where a standing one has said another value since, or
     a skill comes that they are of, too.
 
-    `named`: the skills that are in no message. What is about one of a message of this turn is said right after it: the
-    skill would overrule a sentence before it. `result`: the question was answered by calls of tools already, and this
-    message is the last result. Then what everybody is told waits for the next question, unless the client has something
-    to say of its own, which comes after it, with the result.
+    `copies`: the places that have skills, in the order of the prompt. Right after one that comes with this turn all is
+    said that holds of its skill: the text would overrule a sentence before it. `result`: the question was answered by
+    calls of tools already, and this message is the last result. Then what everybody is told waits for the next
+    question, unless the client has something to say of its own, which comes after it, with the result.
 
     Raise SkillError for one of a field that no skill has.
     """
     first, talk = talk is None, talk or Talk()
     segments = list(skills.values())
     known = known_fields(*segments)
-    fresh = [name for name in skills if name not in named and name not in talk.skills]  # they come with this turn
-    new = own[len(talk.own) :]
-    waits = result is not None and not first and not new
-    values, with_skill = dict(talk.values), dict(talk.with_skill)
+    fresh = {copy for copy in copies if copy not in talk.copies}
+    came = {copy.name for copy in fresh}
+    waits = result is not None and not first and len(own) == len(talk.own)
+    given = [(at, erratum) for at, text in enumerate(own) for erratum in parse_errata([text], segments)]
+    meant = [known.find(one.key) if one.field and one.value else [] for _, one in given]
+    owned = {(one.skill, one.field) for of in meant for one in of}
+    values, with_copy = dict(talk.values), dict(talk.with_copy)
     said: list[str] = []
     overruled: set[tuple[str, str]] = set()  # by a standing one that is said now
 
-    def sentence(one: Standing) -> str:
-        (reference,) = [found for found in known.find(f"{one.skill}.{one.field}") if found.skill == one.skill][:1]
-        shown = one.skill if reference.shared else ""
-        return word(Erratum(one.field, one.value, "", shown), wording)
+    def sentence(skill: str, name: str) -> str:
+        (reference,) = [found for found in known.find(f"{skill}.{name}") if found.skill == skill][:1]
+        return word(Erratum(name, values[skill, name], "", skill if reference.shared else ""), wording)
 
+    last = {copy.name: copy for copy in copies}
     for name, segment in skills.items():
         there = name in talk.skills
         latest: dict[str, Standing] = {}
@@ -178,27 +192,27 @@ def told(
         for one in errata[talk.heard if there and talk.heard <= len(errata) else 0 :] if not (there and waits) else ():
             if one.skill == name and (there or value_of(segment, one.field) == one.was):
                 latest[one.field] = one
-        for one in latest.values():
-            if values.get((name, one.field), one.was) != one.value:
-                values[name, one.field] = one.value
-                if there:
-                    said.append(sentence(one))
-                    overruled.add((name, one.field))
-                else:
-                    with_skill[name] = (*with_skill.get(name, ()), sentence(one))
-    given = [(at, erratum) for at, text in enumerate(own) for erratum in parse_errata([text], segments)]
-    for at, erratum in given:
-        of = known.find(erratum.key) if erratum.field and erratum.value else ()
-        again = any((its.skill, its.field) in overruled or its.skill in fresh for its in of)
+        new = {
+            (name, field): one.value for field, one in latest.items() if values.get((name, field), one.was) != one.value
+        }
+        values |= new
+        if last[name] in fresh:
+            holding = [sentence(*key) for key in values if key[0] == name and key not in owned]
+            with_copy[last[name]] = (*with_copy.get(last[name], ()), *holding)
+        else:
+            said += [sentence(*key) for key in new]
+            overruled |= set(new)
+    for (at, erratum), of in zip(given, meant, strict=True):
+        again = any((one.skill, one.field) in overruled or one.skill in came for one in of)
         if at < len(talk.own) and not again:
             continue
-        after = [name for name in fresh if not of or name in {its.skill for its in of}]
-        if after:
-            with_skill[after[-1]] = (*with_skill.get(after[-1], ()), word(erratum, wording))
+        names = {one.skill for one in of}
+        after = next((copy for copy in reversed(copies) if not of or copy.name in names), None)
+        if after and after in fresh and after.message != NAMED:
+            with_copy[after] = (*with_copy.get(after, ()), word(erratum, wording))
         else:
             said.append(word(erratum, wording))
-        for its in of:
-            values[its.skill, its.field] = erratum.value or ""
+        values |= {(its.skill, its.field): erratum.value or "" for its in of}
     before = dict(talk.before)
     if said and not first:
         place = question if result is None else result
@@ -206,7 +220,8 @@ def told(
     return replace(
         talk,
         skills=dict(skills),
-        with_skill=with_skill,
+        copies=frozenset(copies),
+        with_copy=with_copy,
         early=tuple(said) if first else talk.early,
         before=before,
         own=tuple(own),

@@ -151,40 +151,57 @@ def matched(
 ) -> tuple[Part, ...]:
     """The parts of a message, with texts that are those of known skills as such, each of which `skills` has then, too.
 
-    A text is one if it is a whole part, or whole paragraphs of it: what the model reads is the same text. Of several
-    skills the longest counts, and of those of one name the first. `opened` gives one that is not open yet.
+    A text is one if it is a whole part, or whole paragraphs of it: what the model reads is the same text, as often as
+    it is there. Of several skills the longest counts, and of those of one name the first, or the one that `skills` has.
+    `opened` gives one that is not open yet.
     """
-    for one in sorted(known, key=lambda one: -len(one.text)):
-        if one.name in skills or one.tools or one.media or len(one.text) < SHORTEST:
+    first: dict[str, Segment | SegmentInfo] = dict(skills)
+    for one in known:
+        first.setdefault(one.name, one)
+    for one in sorted(first.values(), key=lambda one: -len(one.text)):
+        if one.tools or one.media or len(one.text) < SHORTEST:
             continue
-        for number, part in enumerate(parts):
-            if isinstance(part, TextPart) and (cut := _cut(part.text, one.text)):
-                segment = one if isinstance(one, Segment) else opened(one)
-                if segment is None:
-                    break
-                before, after = cut
-                middle = [*_texts(before), SkillPart(segment.name), *_texts(after)]
-                parts = (*parts[:number], *middle, *parts[number + 1 :])
-                skills[segment.name] = segment
-                break
+        cut = [_cut(part.text, one.text) if isinstance(part, TextPart) else [] for part in parts]
+        if not any(cut):
+            continue
+        segment = one if isinstance(one, Segment) else opened(one)
+        if segment is None:
+            continue
+        skills[segment.name] = segment
+        parts = tuple(
+            found
+            for part, pieces in zip(parts, cut, strict=True)
+            for found in (_between(pieces, SkillPart(segment.name)) if pieces else [part])
+        )
     return parts
 
 
-def _cut(text: str, wanted: str) -> tuple[str, str] | None:
-    """What is before and after a text that is whole paragraphs of another; None where it is not in there so. Put
-    together with empty lines between, the three are the text again."""
+def _between(texts: Sequence[str], skill: SkillPart) -> list[Part]:
+    """Texts with a skill between each two, without those that are blank."""
+    found: list[Part] = []
+    for number, text in enumerate(texts):
+        found += [skill] if number else []
+        found += [TextPart(text)] if text.strip() else []
+    return found
+
+
+def _cut(text: str, wanted: str) -> list[str]:
+    """What is before, between and after the places in which a text is whole paragraphs of another; none where it is not
+    in there so. Put together with it and empty lines between, they are the text again."""
     place = text.find(wanted) if wanted == wanted.strip() else -1
     first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    found, begin = [], 0
     while place >= 0:  # looked at in its place: a text may repeat it thousands of times
         end = place + len(wanted)
         above, below = place - len(BETWEEN), end + len(BETWEEN)
-        opens = place <= first or (text.endswith(BETWEEN, 0, place) and not text[above - 1 : above].isspace())
+        opens = place <= max(first, begin) or (
+            text.endswith(BETWEEN, 0, place) and not text[above - 1 : above].isspace()
+        )
         closes = end >= last or (text.startswith(BETWEEN, end) and not text[below : below + 1].isspace())
         if opens and closes:
-            return text[:place].removesuffix(BETWEEN), text[end:].removeprefix(BETWEEN)
-        place = text.find(wanted, place + 1)
-    return None
-
-
-def _texts(text: str) -> list[Part]:
-    return [TextPart(text)] if text.strip() else []
+            found.append(text[begin:place].removesuffix(BETWEEN))
+            begin = end if end >= last else below
+            place = text.find(wanted, begin)
+        else:
+            place = text.find(wanted, place + 1)
+    return [*found, text[begin:]] if found else []

@@ -103,7 +103,8 @@ class Conversation:
 
 
 def user_message(question: str, *, skills: Sequence[str] = (), errata: Sequence[str] = ()) -> Message:
-    """A question, with skills and errata before it."""
+    """A question, with skills and errata before it. Raise NotesError for a skill that is named twice."""
+    check_once(skills)
     return Message("user", (*map(SkillPart, skills), *map(ErratumPart, errata), TextPart(question)))
 
 
@@ -131,8 +132,9 @@ def asking(
 
     `skills` are names and `errata` sentences after all of them: in the system message, or, at the place "late", in the
     user message of `question`. `images` are names, too, of what is shown with the question: in its message, errata
-    after them. Raise NotesError for another place.
+    after them. Raise NotesError for another place, and for a skill that is named twice.
     """
+    check_once((*skills, *images))
     if place not in PLACES:
         raise NotesError(f"no place {place!r}", f"Choose {' or '.join(PLACES)}")
     given: tuple[Part, ...] = tuple(map(SkillPart, skills))
@@ -150,16 +152,20 @@ def asking(
     return Conversation(tuple(messages), tuple(tools))
 
 
+def check_once(names: Sequence[str]) -> None:
+    """Raise NotesError for a skill that is named twice."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise NotesError(f"the same skill is spliced twice: {twice[0]}", "Name each skill once")
+
+
 def checked(messages: Iterable[Message]) -> tuple[Message, ...]:
     """The messages, with the name of the tool in each result, and without blank system messages. Whether they may come
     in this order is for the template to say (prompt.py).
 
-    Raise NotesError for an unknown role, a part that a role cannot have, calls and results that do not match, and a
-    skill that is there twice.
+    Raise NotesError for an unknown role, a part that a role cannot have, and calls and results that do not match.
     """
     found: list[Message] = []
     waiting: dict[str, str] = {}  # the tools of calls without a result yet, by the id of the call
-    skills: set[str] = set()
     for number, message in enumerate(messages, 1):
         _check_role(number, message)
         if message.role == "tool":
@@ -177,10 +183,6 @@ def checked(messages: Iterable[Message]) -> tuple[Message, ...]:
                 raise NotesError(f"message {number} has an image that was not compiled: {part.picture.source}")
             if not isinstance(part, SkillPart):
                 check_unicode(part.text if isinstance(part, TextPart) else part.sentence)
-            else:
-                if part.name in skills:
-                    raise NotesError(f"the same skill is spliced twice: {part.name}", "Name each skill once")
-                skills.add(part.name)
         if message.role != "system" or not message.empty:
             found.append(message)
     if not found:

@@ -27,7 +27,7 @@ from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
-from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall
+from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..conftest import MakeWorkspace
@@ -146,6 +146,26 @@ def test_the_same_skill_twice(workspace: Workspace, skill: Skill) -> None:
     segment = compile_skill(workspace, skill)
     with pytest.raises(NotesError, match="spliced twice"):
         assemble(workspace, Prompt("Why?", [segment, replace(segment)]))
+    twice = Conversation((user_message("Why?", skills=[skill.name]),))
+    with pytest.raises(NotesError, match="spliced twice"):
+        assemble(workspace, Prompt("", [segment, replace(segment)], conversation=twice))
+
+
+def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
+    """Its rows are copied to both places, and each is as the other."""
+    segment = compile_skill(workspace, skill)
+    asked = user_message("Why?", skills=[skill.name])
+    answer = Message("assistant", (TextPart("Because."),))
+    prompt = Prompt("", [segment], conversation=Conversation((asked, answer, asked)))
+    notebook, whole = assemble(workspace, prompt), assemble(workspace, prompt, splice=False)
+    found, wanted = notebook.logits(), whole.logits()
+    assert notebook.tokens.tolist() == whole.tokens.tolist()
+    assert float(found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)) > 0.9
+    places = [piece for piece in notebook.pieces if piece.how == "spliced"]
+    assert [piece.tokens for piece in places] == [len(segment) - DEFAULT_SEAM] * 2
+    first, second = (notebook.read(piece.position, piece.position + piece.tokens, "f16")[0] for piece in places)
+    for one, other in zip(first, second, strict=True):
+        assert np.array_equal(one.v, other.v)
 
 
 def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> None:

@@ -139,6 +139,41 @@ def test_a_client_corrects_a_text_that_it_sends_itself(own: Served, before: list
     assert told(later) == "refused" and errata(later) == 1
 
 
+@pytest.mark.parametrize("everybody", [False, True])
+@pytest.mark.parametrize("first", ["named", "system", "question", "both"])
+def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str, everybody: bool) -> None:
+    """Clients send a document with each question. Each copy of it is spliced, and what holds is said after the last."""
+    text = own.http.get("/v1/notes/returns").json()["text"]
+    with_text = {"role": "user", "content": f"{text}\n\n{QUESTION}"}
+    late = {} if everybody else {"errata": {"date": "2026-07-01"}}
+    if everybody:
+        assert own.http.post("/v1/notes/errata", json=LATE).status_code == 200
+    notes = {"splice": ["returns"] if first in ("named", "both") else [], "explain": True, **late}
+    talk: list[Json] = [{"role": "system", "content": text}] if first in ("system", "both") else []
+    for number in range(3):
+        talk.append(with_text if number or first != "named" else ASK)
+        reply = own.chat(talk, notes=notes)
+        kinds = [kind for kind, _, _ in pieces(reply) if kind in ("splice", "erratum")]
+        assert (told(reply), kinds[-1]) == ("refused", "erratum"), kinds
+        assert max(tokens for _, how, tokens in pieces(reply) if how == "decoded") < 40, "no copy is decoded"
+        assert told(own.chat(talk, notes={**notes, "recompute": True})) == "refused"
+        if notes["splice"]:  # with a salt of its own it is matched with nothing else
+            salted = own.chat(talk, notes={**notes, "cache_salt": "alone"})
+            assert told(salted) == "refused"
+            assert max(tokens for _, how, tokens in pieces(salted) if how == "decoded") < 40
+        talk.append({"role": "assistant", "content": told(reply)})
+
+
+def test_a_correction_of_all_is_said_after_the_last_that_it_is_of(own: Served) -> None:
+    """Whichever of their texts is the longest: it would be found first."""
+    first, then = (rules_of(own, name, name, "full", "reduced") for name in ("repair", "long refund"))
+    talk = [first, {"role": "assistant", "content": "full"}, then]
+    for order in (talk, [then, talk[1], first]):
+        reply = own.chat(order, notes={"explain": True, "errata": ["*.season=summer"]})
+        kinds = [kind for kind, _, _ in pieces(reply) if kind in ("splice", "erratum")]
+        assert (told(reply), kinds[-1]) == ("reduced", "erratum")
+
+
 @pytest.mark.parametrize(
     ("first", "then", "answer"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.library.standing import Standing
 from notes_cli.serve.app import Options
-from notes_cli.serve.conversations import Conversations, Talk, told
+from notes_cli.serve.conversations import Conversations, Copy, Talk, told
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.refusals import Refused
@@ -125,11 +126,11 @@ def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
 def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:
     """The skill was compiled again with another value before the field was corrected for all."""
     segment: Segment = served.at_context(lambda: served.scheduler.shelf.segment("returns"))
-    talk = Talk(skills={"returns": segment}, heard=0)
+    talk = Talk(skills={"returns": segment}, copies=frozenset({Copy("returns")}), heard=0)
     errata = [Standing("returns", "date", was="2030-01-01", value="2026-07-01", time="2026-11-22T00:00:00Z")]
-    now = told(talk, {"returns": segment}, ["returns"], errata, (), 2, None)
+    now = told(talk, {"returns": segment}, [Copy("returns")], errata, (), 2, None)
     assert "2026-07-01" in " ".join(now.before[2])
-    again = told(Talk(skills={"returns": segment}, heard=5), {"returns": segment}, ["returns"], errata, (), 2, None)
+    again = told(replace(talk, heard=5), {"returns": segment}, [Copy("returns")], errata, (), 2, None)
     assert again.before == now.before  # the file of errata was mended, and is shorter
 
 
@@ -137,9 +138,11 @@ def test_a_text_that_repeats_a_skill_is_looked_over_once() -> None:
     """A whole paragraph is found after thousands that are none, in a time that does not grow with their square."""
     skill = "All goods may be returned within thirty days."
     text = skill * 20_000 + "\n\n" + skill + "\n\nafter"
-    assert _cut(text, skill) == (skill * 20_000, "after")
-    assert _cut(f"  \n{skill}\n ", skill) == ("  \n", "\n ") and _cut(f"a {skill}", skill) is None
-    assert _cut(f"a\n\n\n{skill}", skill) is None and _cut(f"a\n\n{skill}\n\nb", skill) == ("a", "b")
+    assert _cut(text, skill) == [skill * 20_000, "after"]
+    assert _cut("\n\n".join([skill] * 20_000), skill) == [""] * 20_001
+    assert _cut(skill * 3, skill) == _cut(f"{skill}\n\n\n{skill}.", skill) == []
+    assert _cut(f"  \n{skill}\n ", skill) == ["  \n", "\n "] and _cut(f"a {skill}", skill) == []
+    assert _cut(f"a\n\n\n{skill}", skill) == [] and _cut(f"a\n\n{skill}\n\nb", skill) == ["a", "b"]
 
 
 def test_room_that_no_context_has_is_not_waited_for(
