@@ -14,6 +14,8 @@ from notes_cli.engine.grammar import CANDIDATE, Grammar
 from notes_cli.engine.native import free_once, llama
 from notes_cli.errors import EngineError
 
+LAST_SEED = 0xFFFFFFFE  # the next one is LLAMA_DEFAULT_SEED (include/llama.h), for which llama.cpp draws another
+
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
@@ -66,7 +68,7 @@ class Sampler:
                 llama.llama_sampler_init_top_p(options.top_p, 1),
                 llama.llama_sampler_init_min_p(options.min_p, 1),
                 llama.llama_sampler_init_temp(options.temperature),
-                llama.llama_sampler_init_dist(options.seed & 0xFFFFFFFF),
+                llama.llama_sampler_init_dist(min(options.seed & 0xFFFFFFFF, LAST_SEED)),
             ]
         for part in parts:
             llama.llama_sampler_chain_add(chain, part)

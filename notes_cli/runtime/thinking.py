@@ -222,9 +222,10 @@ def replying(
                 return called
         return (yield from _held(workspace, notebook, options, limit, grammar, say, thought, stops, chosen))
     if thought and thought.answer:
-        if say:
-            say(thought.answer)
-        return Reply(thought.answer, 0, thought)
+        text, stopped = _said_in_chain(workspace, thought.answer, limit, stops)
+        if say and text:
+            say(text)
+        return Reply(text, 0, thought, stopped)
     reasoning, start = workspace.reasoning, len(notebook)
     parts: list[str] = []
     marks = calls.form.marks if calls else ""
@@ -268,11 +269,23 @@ def _unasked(
     return replace(thought, tokens=len(notebook) - start)
 
 
+def _said_in_chain(workspace: Workspace, answer: str, limit: int, stops: Sequence[str]) -> tuple[str, Stopped]:
+    """As much of an answer that is in the chain as was asked for, and what it stopped at."""
+    tokens, end = workspace.model.tokenize(answer), Until("", stops)
+    whole = len(tokens) <= limit
+    if not whole:
+        answer = b"".join(map(workspace.model.token_bytes, tokens[:limit].tolist())).decode(errors="ignore")
+    text = end.feed(answer) + end.flush()
+    return text, "end" if end.found or whole else "limit"
+
+
 def _without_answer(workspace: Workspace, notebook: Notebook, thought: Thought) -> Thought:
     """Take back what the model has begun to answer in its chain, or in one token with its closing mark."""
     if thought.answer:
-        notebook.truncate(_position_of(workspace, notebook, thought))
-        return replace(thought, text=thought.text.rpartition(thought.answer)[0].rstrip(), answer="")
+        place, length = _position_of(workspace, notebook, thought), len(notebook)
+        notebook.truncate(place)
+        text = thought.text.rpartition(thought.answer)[0].rstrip()
+        return replace(thought, text=text, answer="", tokens=thought.tokens - (length - place))
     last = workspace.model.token_bytes(int(notebook.tokens[-1]), special=True)
     notebook.truncate(len(notebook) - 1)
     mark = last.removesuffix(thought.rest.encode()).decode(errors="replace")

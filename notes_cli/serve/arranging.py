@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,11 +75,20 @@ def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
         return _finished(desk, asked, desk.prefixes.raw(_raw(desk.workspace, asked.prompt)), False)
     talk, known = desk.conversations.find(asked)
+    for name in [name for name, segment in known.items() if _is_sent_newer(desk.shelf, segment, asked)]:
+        talk, known = talk and talk.without(name), {one: segment for one, segment in known.items() if one != name}
     skills: dict[str, Segment] = {}
     for name in (*named, *asked.notes.splice):
         segment = known.get(name) or desk.shelf.segment(name)
         skills.setdefault(segment.name, segment)
     return _arranged(desk, asked, talk, known, skills, dry=dry)
+
+
+def _is_sent_newer(shelf: Shelf, segment: Segment, asked: Asked) -> bool:
+    """Whether a client sends the text of a skill as it was compiled since, after that which its conversation has."""
+    texts = {info.text for info in shelf.known() if info.name == segment.name} - {segment.text}
+    said = [part.text for one in asked.messages for part in one.parts if isinstance(part, TextPart)] if texts else []
+    return any(any(text in one for text in texts) for one in said) and asked.notes.match
 
 
 def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
@@ -121,10 +130,17 @@ def _words(message: Message) -> str:
 
 
 def _arranged(
-    desk: Desk, asked: Asked, talk: Talk | None, known: Mapping[str, Segment], named: dict[str, Segment], *, dry: bool
+    desk: Desk,
+    asked: Asked,
+    talk: Talk | None,
+    known: Mapping[str, Segment],
+    named: dict[str, Segment],
+    *,
+    dry: bool,
+    roles: Collection[str] = MATCHED,
 ) -> Arranged:
     """Arrange messages, with these skills in the system message and those that are matched where they are. `known`:
-    those that the conversation has."""
+    those that the conversation has. `roles`: of the messages in which texts are looked for."""
     workspace, wanted = desk.workspace, asked.writing
     think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
     found, messages = dict(named), list(asked.messages)
@@ -132,7 +148,7 @@ def _arranged(
         # Whoever has a salt learns nothing of what others have compiled.
         texts: list[Segment | SegmentInfo] = [*known.values(), *([] if asked.notes.private else desk.shelf.known())]
         messages = [
-            replace(one, parts=matched(one.parts, found, texts, desk.shelf.opened)) if one.role in MATCHED else one
+            replace(one, parts=matched(one.parts, found, texts, desk.shelf.opened)) if one.role in roles else one
             for one in messages
         ]
     messages = [_with_images(desk, asked, one, found, dry=dry) for one in messages]
@@ -155,10 +171,11 @@ def _arranged(
         prompt, chunks = with_tools(workspace, prompt, sets, desk.shelf.opened)
         parts = parts_of(workspace, prompt, chunks)
     except ModelError:
-        if not asked.notes.match or len(copies) == len(named):
+        if "tool" not in roles or not any(messages[copy.message].role == "tool" for copy in copies):
             raise
         # A template that encodes results of tools has no place for a skill there: the text goes as it is.
-        return _arranged(desk, replace(asked, notes=replace(asked.notes, match=False)), talk, known, named, dry=dry)
+        rest = [role for role in roles if role != "tool"]
+        return _arranged(desk, asked, talk, known, named, dry=dry, roles=rest)
     layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
     return replace(_finished(desk, asked, layout, think), talk=now)
 

@@ -51,6 +51,16 @@ class Talk:
     values: dict[tuple[str, str], str] = field(default_factory=dict)  # of skills' fields, as they were said last
     heard: int = 0  # standing errata that were there
 
+    def without(self, name: str) -> Talk:
+        """The same without a skill, of which nothing is remembered."""
+        return replace(
+            self,
+            skills={one: segment for one, segment in self.skills.items() if one != name},
+            copies=frozenset(copy for copy in self.copies if copy.name != name),
+            with_copy={copy: said for copy, said in self.with_copy.items() if copy.name != name},
+            values={key: value for key, value in self.values.items() if key[0] != name},
+        )
+
 
 @dataclass(slots=True)
 class _Turn:
@@ -193,7 +203,9 @@ def told(
             if one.skill == name and (there or value_of(segment, one.field) == one.was):
                 latest[one.field] = one
         new = {
-            (name, field): one.value for field, one in latest.items() if values.get((name, field), one.was) != one.value
+            (name, field): one.value
+            for field, one in latest.items()
+            if values.get((name, field), value_of(segment, field)) != one.value
         }
         values |= new
         if last[name] in fresh:
@@ -203,7 +215,7 @@ def told(
             said += [sentence(*key) for key in new]
             overruled |= set(new)
     for (at, erratum), of in zip(given, meant, strict=True):
-        again = any((one.skill, one.field) in overruled or one.skill in came for one in of)
+        again = any((one.skill, one.field) in overruled or one.skill in came for one in of) or (came and not of)
         if at < len(talk.own) and not again:
             continue
         names = {one.skill for one in of}

@@ -19,6 +19,7 @@ from notes_cli.errors import GrammarError, ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
+from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import check_grammar
 from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall
 from notes_cli.text.schema import ANY_OBJECT, schema_grammar
@@ -361,7 +362,9 @@ def _notes(data: Any) -> Noted:
     if isinstance(errata, dict):
         if not all(map(_is_value, errata.values())) or not all(name.strip() and "=" not in name for name in errata):
             raise given.wrong("errata", "an object of fields and texts, or a list of field=value", errata)
-        errata = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in errata.items()]
+        errata = list(
+            of_fields({name: value if isinstance(value, str) else json.dumps(value) for name, value in errata.items()})
+        )
     found = Noted(
         splice=given.texts("splice", 64),
         errata=Reader({"errata": errata}, "notes").texts("errata", 256),

@@ -97,13 +97,18 @@ class Scheduler:
         return self._thread.is_alive() and not self.ready.done()
 
     @property
+    def ended(self) -> bool:
+        """Whether nobody is answered any more."""
+        return self.over.done() or (self.ready.done() and self.ready.exception() is not None)
+
+    @property
     def load(self) -> int:
         """Requests that wait or are being answered."""
         return self._count
 
     def submit(self, asked: Asked, tell: Callable[[Told], object], own: Own | None = None) -> Job:
         """Have a request answered, or `own` instead. Raise Refused where too many wait already."""
-        if self.over.done():
+        if self.ended:
             raise Refused(503, "the server has failed", code="failed")
         with self._lock:
             if self._count >= self.limits.requests:
@@ -112,7 +117,7 @@ class Scheduler:
             self._count += 1
         job = Job(asked, tell, own=own)
         self._arrivals.put(job)
-        if self.over.done():
+        if self.ended:
             self._turn_away()
         return job
 

@@ -29,7 +29,7 @@ from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
 from notes_cli.text.skill import image_skill
 
-SHORTEST = 64  # characters of a text that is looked for in messages: others cost less than looking
+SHORTEST = 64  # characters of a text without fields that is looked for in messages: others cost less than looking
 OPEN = 32  # segments that are kept open beside those that somebody has: each takes a file descriptor
 
 _Stamp = tuple[int, int, int]  # of a file: the same for as long as nobody writes another
@@ -159,7 +159,7 @@ def matched(
     for one in known:
         first.setdefault(one.name, one)
     for one in sorted(first.values(), key=lambda one: -len(one.text)):
-        if one.tools or one.media or len(one.text) < SHORTEST:
+        if one.tools or one.media or (len(one.text) < SHORTEST and not one.fields):
             continue
         cut = [_cut(part.text, one.text) if isinstance(part, TextPart) else [] for part in parts]
         if not any(cut):

@@ -174,6 +174,61 @@ def test_a_correction_of_all_is_said_after_the_last_that_it_is_of(own: Served) -
         assert (told(reply), kinds[-1]) == ("reduced", "erratum")
 
 
+def compiled(own: Served, name: str, text: str) -> None:
+    assert own.http.post("/v1/notes/compile", json={"name": name, "text": text, "force": True}).status_code == 200
+
+
+def asked_with(text: str, question: str = QUESTION) -> Json:
+    return {"role": "user", "content": f"{text}\n\n{question}"}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_newer_text_of_a_skill_overrules_no_correction(own: Served, named: bool) -> None:
+    """It was compiled since, and its client sends it in a conversation that began with the older one."""
+    text = own.http.get("/v1/notes/returns").json()["text"]
+    notes = {"splice": ["returns"] if named else [], "errata": {"date": "2026-07-01"}, "explain": True}
+    talk = [asked_with(text)]
+    assert told(own.chat(talk, notes=notes)) == "refused"
+    newer = text.replace("amount: 120", "amount: 121")
+    assert newer != text
+    compiled(own, "returns", newer)
+    talk += [{"role": "assistant", "content": "refused"}, asked_with(newer)]
+    assert told(own.chat(talk, notes=notes)) == "refused"
+    talk += [{"role": "assistant", "content": "refused"}, ASK]
+    assert told(own.chat(talk, notes=notes)) == "refused"
+
+
+def test_a_correction_that_is_what_a_newer_text_says(own: Served) -> None:
+    """Who has the older one is told, as the reply counts."""
+    text = own.http.get("/v1/notes/returns").json()["text"]
+    talk: list[Json] = []
+    assert told(turn(own, talk, ASK)) == "accepted"
+    compiled(own, "returns", text.replace("2026-05-01", "2026-07-01"))
+    for value in ("2026-08-01", "2026-07-01"):
+        reply = own.http.post("/v1/notes/errata", json={"skill": "returns", "field": "date", "value": value})
+    assert reply.json()["told"] == 1
+    assert told(turn(own, talk, ASK)) == "refused"
+
+
+def test_free_words_are_said_again_after_a_text_that_comes_again(own: Served) -> None:
+    """Nobody knows which skill they are of."""
+    text = own.http.get("/v1/notes/returns").json()["text"]
+    notes = {"errata": ["The date is now 2026-07-01. This replaces the earlier date."]}
+    talk: list[Json] = []
+    for _ in range(2):
+        talk.append(asked_with(text))
+        assert told(own.chat(talk, notes=notes)) == "refused"
+        talk.append({"role": "assistant", "content": "refused"})
+
+
+def test_a_short_text_with_a_field_is_found(own: Served) -> None:
+    """It may be corrected for everybody, as a long one."""
+    text = "# Fee\n\ntier: gold\n\nThe fee is due."
+    compiled(own, "fee", text)
+    assert own.http.post("/v1/notes/errata", json={"field": "fee.tier", "value": "silver"}).status_code == 200
+    assert errata(own.chat([asked_with(text, "What is the tier?")], notes={"explain": True})) == 1
+
+
 @pytest.mark.parametrize(
     ("first", "then", "answer"),
     [

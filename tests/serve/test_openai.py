@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from .conftest import QUESTION, Served, pieces, told
+from .conftest import QUESTION, Json, Served, pieces, told
 
 ASKED = [{"role": "user", "content": QUESTION}]
 LATE = {"date": "2026-07-01"}
@@ -198,3 +198,23 @@ def test_a_session_tells_log_probabilities(served: Served) -> None:
     assert found[0] == found[1]
     for name, given in (("n", {"n": 2}), ("stop", {"stop": "x"})):
         assert served.chat(ASKED, 400, notes={"session": "likely"}, **given)["param"] == name
+
+
+def test_an_answer_that_ends_a_chain_of_thought_is_cut_as_any(served: Served) -> None:
+    """It was written as the chain's last words: stops and the most tokens hold for it, too."""
+    thinking: Json = {"reasoning_effort": "low", "notes": {"splice": ["returns"]}}
+    whole = told(served.chat(ASKED, **thinking))
+    stopped = served.chat(ASKED, stop=whole[2:4], **thinking)["choices"][0]
+    assert (stopped["message"]["content"], stopped["finish_reason"]) == (whole[:2], "stop")
+    cut = served.chat(ASKED, max_tokens=0, **thinking)["choices"][0]
+    assert (cut["message"]["content"] or "", cut["finish_reason"]) == ("", "length")
+    usage = served.chat(ASKED, grammar='root ::= "free"', **thinking)["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"]
+
+
+def test_every_seed_is_one(served: Served) -> None:
+    """llama.cpp draws another for the largest."""
+    ask = {"prompt": "The date is", "temperature": 1.5, "max_tokens": 6, "n": 2}
+    for seed in (2**32 - 1, 2**32 - 2):
+        replies = [served.http.post("/v1/completions", json={**ask, "seed": seed}).json()["choices"] for _ in range(4)]
+        assert all([one["text"] for one in reply] == [one["text"] for one in replies[0]] for reply in replies)
