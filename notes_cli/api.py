@@ -43,6 +43,7 @@ from notes_cli.runtime.asking import (
 from notes_cli.runtime.naming import model_file, projector_of
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.erratum import of_fields
 from notes_cli.text.skill import Skill
 
 if TYPE_CHECKING:
@@ -621,14 +622,9 @@ def _request(question: str | Request, method: Method | str | None, how: Asking) 
 
 
 def _said(how: Asking | Examining) -> dict[str, Any]:
-    """The same, with errata as they are written on a command line. Raise NotesError for a field that is none."""
+    """The same, with errata as a list. Raise NotesError for a field that is none."""
     errata = how.get("errata")
-    if not isinstance(errata, Mapping):
-        return {**how}
-    for name in errata:
-        if "=" in name:
-            raise NotesError(f"an erratum is of {name!r}, and no field has = in its name")
-    return {**how, "errata": [f"{name}={value}" for name, value in errata.items()]}
+    return {**how, "errata": of_fields(errata)} if isinstance(errata, Mapping) else {**how}
 
 
 def _method(given: Method | str | None) -> Method | None:

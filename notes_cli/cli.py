@@ -11,7 +11,7 @@ import keyword
 import os
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -150,7 +150,7 @@ def cli(ctx: click.Context) -> None:
         max_size(settings)
     for own in ("models", "cache"):  # names for models, what holds for the library: no settings of commands
         settings.pop(own, None)
-    _check_settings(settings)
+    _check_settings(settings, name)
     defaults = _defaults(command, settings, name)
     ctx.default_map = {name: defaults}
     if isinstance(command, click.Group):
@@ -159,31 +159,35 @@ def cli(ctx: click.Context) -> None:
         output.want_json()
 
 
-def _check_settings(settings: dict[str, Any]) -> None:
-    """Raise NotesError for a setting that no command has: a typo must not silently mean the default."""
-    if not settings:
-        return
-    commands = {name: command_named(name) for name in COMMANDS}
-    keys = {name: _keys(command) for name, command in commands.items()}
-    every: set[str] = set().union(*keys.values())
+def _check_settings(settings: dict[str, Any], running: str) -> None:
+    """Raise NotesError for a setting that no command has: a typo must not silently mean the default. Each command is a
+    module: others than the one that is running are looked at only for what that one does not have."""
     for key, value in settings.items():
-        if key in COMMANDS and (isinstance(value, dict) or key not in every):
+        if key in COMMANDS and (isinstance(value, dict) or not _known(key, running)):
             if not isinstance(value, dict):
                 raise NotesError(f"{key} in config.yaml must hold settings of notes {key}, a line each")
             for own in value:
-                _check_setting(own, keys[key], f" for notes {key}")
-        else:
-            _check_setting(key, every | COMMANDS.keys(), "")
+                if not _known(own, key, others=()):
+                    raise _no_setting(own, _keys(command_named(key)), f" for notes {key}")
+        elif key not in COMMANDS and not _known(key, running):
+            every = {own for name in COMMANDS for own in _keys(command_named(name))}
+            raise _no_setting(key, every | COMMANDS.keys(), "")
 
 
-def _check_setting(key: object, known: Collection[str], where: str) -> None:
-    name = str(key).replace("_", "-")
-    if name not in known:
-        import difflib
+def _known(key: object, running: str, others: Iterable[str] = COMMANDS) -> bool:
+    return any(_named(key) in _keys(command_named(name)) for name in (running, *others))
 
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else "Settings are named like the flags, without --"
-        raise NotesError(f"there is no setting {key!r}{where} in config.yaml", hint)
+
+def _named(key: object) -> str:
+    return str(key).replace("_", "-")
+
+
+def _no_setting(key: object, known: Collection[str], where: str) -> NotesError:
+    import difflib
+
+    near = difflib.get_close_matches(_named(key), known, n=1)
+    hint = f"Did you mean {near[0]}?" if near else "Settings are named like the flags, without --"
+    return NotesError(f"there is no setting {key!r}{where} in config.yaml", hint)
 
 
 def _keys(command: click.Command) -> set[str]:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,11 +186,19 @@ def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
         model.ask("", results=[("get", "x")])
     (found,) = model.ask_many([Request("", results=[("get", "x")])])
     assert isinstance(found, SessionError)
-    with pytest.raises(NotesError, match="no field has = in its name"):
+    with pytest.raises(NotesError, match="no field is called so"):
         model.ask(QUESTION, splice=[segment], errata={"date=x": "2026-07-01"})
     for wrong in ({"errata": [5]}, {"system": 5}):
         with pytest.raises(NotesError, match="is 5, and no text"):
             model.ask(QUESTION, splice=[segment], **wrong)  # type: ignore[arg-type]
+    for given, says in (
+        ({"values": "date=1"}, "values is 'date=1', and no Mapping"),
+        ({"sampling": {"temperature": 1}}, "and no SamplerOptions"),
+        ({"limit": "5"}, "limit is '5', and no number of tokens"),
+        ({"errata": {"date": 5}}, "gives date the value 5, which is no text"),
+    ):
+        with pytest.raises(NotesError, match=says):
+            model.ask(QUESTION, splice=[segment], **given)  # type: ignore[arg-type]
     with pytest.raises(NotesError, match="value of date is 5, and no text"):
         model.ask(QUESTION, splice=[segment], values={"date": 5}, method="suffix")  # type: ignore[dict-item]
 
@@ -230,6 +239,17 @@ def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
     assert "measured the influence of 1 of 1 fields" in [notice.what for notice in told]
     with pytest.raises(SkillError, match=r"none\.txt"):
         model.compile(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize(
+    "how", [{"kv": kv} for kv in ("q4_0", "q8_0/f16", "")] + [{"blocks": n} for n in (0, -3, True)]
+)
+def test_what_no_skill_is_compiled_as(model: notes.Model, skill: Skill, how: dict[str, Any]) -> None:
+    """Refused before anything is written: what is there still opens."""
+    model.compile(skill)
+    with pytest.raises(NotesError, match=r"rows cannot be kept as|a skill is compiled in 1 block or more"):
+        model.compile(skill, **how)
+    assert model.segment("returns").kv == "f16" and model.bring_up_to_date(skill).reasons == ()
 
 
 def test_ask_is_that_of_the_runtime(model: notes.Model, skill: Skill) -> None:
@@ -274,8 +294,11 @@ def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
             for errata in (["date=2026-07-01"], {"date": "2026-07-01"})
         )
         assert texts.counts == pairs.counts and texts.counts.erratum
-    with pytest.raises(NotesError, match="'dat'"):
-        model.ask(QUESTION, splice=["returns"], errata={"dat": "2026-07-01"})
+    for name in ("dat", "shipping fee"):  # several words, too: what is given as a field is one
+        with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
+            model.ask(QUESTION, splice=["returns"], errata={name: "2026-07-01"})
+        with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
+            model.ask(Request(QUESTION, splice=["returns"], errata={name: "2"}))  # type: ignore[arg-type]
 
 
 def test_a_field_with_two_values_is_refused(model: notes.Model, skill: Skill) -> None:

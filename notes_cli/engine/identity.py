@@ -6,31 +6,32 @@ Two identities are equal or they are not; where they differ, `differences` says 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, fields
+from dataclasses import asdict, field, fields
 
 from notes_cli.classes import dataclass
-
-# What people read is kept beside what is compared: a renamed file is still the same model.
-COMPARED = ("architecture", "weights", "rope", "kv_type", "adapters")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of a model as one context runs it. All strings, so that it is stored and compared as it is printed."""
+    """Identity of a model as one context runs it. All strings, so that it is stored and compared as it is printed.
 
-    model: str  # general.name of the GGUF, else its file name; for people
+    What is for people is kept beside what is compared: a renamed file is still the same model.
+    """
+
+    model: str = field(compare=False)  # general.name of the GGUF, else its file name
     architecture: str
-    quantization: str  # e.g. "Q8_0"
+    quantization: str = field(compare=False)  # e.g. "Q8_0"
     weights: str  # sha256 of the whole GGUF file: weights and tokenizer
     rope: str  # digest of the effective rotation: per layer its kind, frequencies and magnitude
-    rope_text: str  # the same for people, e.g. "neox base 10000 scale 1"
+    rope_text: str = field(compare=False)  # the same in words, e.g. "neox base 10000 scale 1"
     kv_type: str  # e.g. "f16/f16": K and V as the context keeps them
     adapters: str  # digest of the adapters in use, "" without
 
     @property
     def key(self) -> str:
         """Short digest of what is compared; names the file of a segment."""
-        parts = "\n".join(f"{name}={getattr(self, name)}" for name in COMPARED)
+        compared = (one.name for one in fields(self) if one.compare)
+        parts = "\n".join(f"{name}={getattr(self, name)}" for name in compared)
         return hashlib.sha256(parts.encode()).hexdigest()[:12]
 
     def as_dict(self) -> dict[str, str]:
@@ -39,7 +40,7 @@ class Identity:
     @classmethod
     def from_dict(cls, data: dict[str, str]) -> Identity:
         """Raise KeyError if a part is missing."""
-        return cls(**{field.name: str(data[field.name]) for field in fields(cls)})
+        return cls(**{one.name: str(data[one.name]) for one in fields(cls)})
 
     def differences(self, other: Identity, done: str = "compiled") -> list[str]:
         """What of `other` (the context at hand) does not fit, in words, the weightiest first. `done`: what was done

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
-from notes_cli.errors import EngineError, NotesError
+from notes_cli.errors import EngineError, NotesError, SegmentError
 
 Tokens = NDArray[np.int32]
 BLOCK = 32  # numbers that a block of Q8_0 has one scale for
@@ -28,8 +28,15 @@ KEPT = ("f16", "f16/q8_0", "q8_0")
 
 
 def quantized(kv: str) -> tuple[bool, bool]:
-    """Whether K, and whether V, of attention is kept as q8_0."""
+    """Whether K, and whether V, of attention is kept as q8_0. Raise SegmentError for what is none of KEPT."""
+    check_kept(kv)
     return kv.split("/")[0] == "q8_0", kv.split("/")[-1] == "q8_0"
+
+
+def check_kept(kv: str) -> None:
+    """Raise SegmentError for what is none of KEPT."""
+    if kv not in KEPT:
+        raise SegmentError(f"rows cannot be kept as {kv!r}", f"Choose one of {', '.join(KEPT)}")
 
 
 def columns(rows: RowArray | StoredTensor) -> int:

@@ -11,13 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from notes_cli.engine.rotation import RotationCheck
+from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 
 KEPT = 256  # the latest
 
 
 def load_checks(memory: Path) -> dict[str, RotationCheck | None]:
-    """What is known, by key; only entries of the right shape. None: there was nothing to measure."""
+    """What is known, by key; only entries of the right shape. None: there was nothing to measure. Raise NotesError for
+    what others may have written: whether rows may be moved goes by it."""
+    private.check(memory.parent)
+    private.check_file(memory)
     try:
         data = json.loads(memory.read_text(encoding="utf-8"))
         return {key: None if entry is None else _check_of(entry) for key, entry in data.items()}

@@ -287,7 +287,7 @@ def written(source: str) -> int:
 
 def source_text(source: str) -> str:
     """A source for people."""
-    known = {"": "an unknown place (an earlier version compiled it)", "-": "standard input"}
+    known = {"": "an unknown place (it was imported)", "-": "standard input"}
     return known.get(source, " and ".join(source.split(names.BETWEEN)))
 
 

@@ -43,7 +43,7 @@ from notes_cli.runtime.assembling import (
 from notes_cli.runtime.settings import UNMEASURED, composing, defaults
 from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Thought, deciding_after, replying, thinking
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import read_errata, shipped_wordings
+from notes_cli.text.erratum import of_fields, read_errata, shipped_wordings
 from notes_cli.text.keys import listed
 
 PARALLEL = 16  # questions at once of many (bench/batch.py)
@@ -65,7 +65,8 @@ def check_lists(**given: object) -> None:
 class Request:
     """One question and how it is to be answered. What is None goes by what was measured of the model.
 
-    `splice`: names of compiled skills, segment files or texts, or segments. `errata`: `field=value` or free words.
+    `splice`: names of compiled skills, segment files or texts, or segments. `errata`: `field=value` or free words, or a
+    mapping of fields and values.
     `images`: files of images, or names and segments as of `splice`, which are shown with the question.
     `values`: new values of fields, brought in by `method`. `max_think`, `limit`: tokens. `recompute`: decode the very
     same tokens instead of splicing; `decode`: those of these skills alone, each of `splice`, so that they see what
@@ -98,6 +99,11 @@ class Request:
     images: Sequence[SkillRef] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.errata, Mapping):
+            object.__setattr__(self, "errata", of_fields(self.errata))
+        for name, one, kind in (("values", self.values, Mapping), ("sampling", self.sampling, SamplerOptions)):
+            if not isinstance(one, kind):
+                raise NotesError(f"{name} is {one!r}, and no {kind.__name__}")
         check_lists(
             splice=self.splice, images=self.images, errata=self.errata, decode=self.decode, choices=self.choices
         )
@@ -111,8 +117,8 @@ class Request:
             if not isinstance(value, str):
                 raise NotesError(f"{name} is {value!r}, and no text")
         for name, count in (("max_think", self.max_think), ("limit", self.limit), ("seam", self.seam or 0)):
-            if count < 0:
-                raise NotesError(f"{name} is {count}, and no number of tokens")
+            if not isinstance(count, int) or count < 0:
+                raise NotesError(f"{name} is {count!r}, and no number of tokens")
 
     @property
     def room(self) -> int:

@@ -415,7 +415,7 @@ def check_support(workspace: Workspace, name: str) -> None:
 
 
 def _check_kept(workspace: Workspace, name: str, kv: str) -> None:
-    """Raise UnsupportedError where this model's rows cannot be kept in that type."""
+    """Raise SegmentError for a type that there is not, UnsupportedError where this model's rows cannot have it."""
     if not any(quantized(kv)):
         return
     layers = [layer for layer in workspace.context.layers if layer.part == "attention"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import notes_cli
 from notes_cli.engine.context import Context
-from notes_cli.engine.segment import Segment
+from notes_cli.engine.segment import Segment, check_kept
 from notes_cli.errors import (
     DamagedError,
     Help,
@@ -41,7 +41,7 @@ from notes_cli.runtime.compiling import (
     shared,
 )
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.blocks import Blocks
+from notes_cli.text.blocks import Blocks, check_blocks
 from notes_cli.text.names import files_of
 from notes_cli.text.skill import Skill
 
@@ -82,6 +82,9 @@ def compile_to_library(
     CompilingError where that takes longer, SegmentError if `output` is a file that is no segment, TakenError if what is
     there holds the text of another source, unless `force` says to write over it; UnwritableError if the disk refuses.
     """
+    check_blocks(blocks)
+    if kv is not None:
+        check_kept(kv)
     check_support(workspace, skill.name)
     skill = meant(workspace, skill, say, output, force=force)
     if not skill.pictures or workspace.sees:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from notes_cli.editing.methods import ERRATUM
-from notes_cli.errors import NotesError, SkillError
+from notes_cli.errors import NotesError
 from notes_cli.library.info import SegmentInfo
 from notes_cli.library.standing import Standing, StandingErrata, standing
 from notes_cli.runtime.workspace import Workspace
@@ -94,9 +94,6 @@ def tell(session: Session, new: Sequence[Standing]) -> int:
         key = known.key(one.skill, one.field)
         if session.state.fields[key] == one.value:
             continue
-        try:
-            session.edit(key, one.value, ERRATUM)
-        except SkillError:
-            continue
+        session.edit(key, one.value, ERRATUM)
         count += 1
     return count

@@ -25,14 +25,21 @@ PLACES = {
 }
 
 
+def check_blocks(blocks: Blocks | None) -> None:
+    """Raise SkillError for what is no number of blocks."""
+    if blocks not in (None, "headings") and (type(blocks) is not int or blocks < 1):
+        raise SkillError(f"a skill is compiled in 1 block or more, or in one for each heading, not in {blocks!r}")
+
+
 def block_starts(text: str, token_bytes: Sequence[bytes], blocks: Blocks) -> tuple[int, ...]:
     """The first token of each block, beginning with 0; empty if there is only one block.
 
     `token_bytes` holds the bytes of each token of the text, in order. A number of blocks gives parts of about equal
     length in tokens, cut between paragraphs if there are enough of them, else between lines; fewer parts if there are
-    too few places to cut. Raise SkillError if headings were asked for and there are none, and for tokens whose bytes
-    are not those of the text.
+    too few places to cut. Raise SkillError for any other number or word, if headings were asked for and there are none,
+    and for tokens whose bytes are not those of the text.
     """
+    check_blocks(blocks)
     if blocks == 1:
         return ()
     if blocks == "headings":

@@ -43,6 +43,23 @@ class Erratum:
         return f"{self.skill}.{self.field}" if self.skill else self.field or ""
 
 
+class OfField(str):
+    """`field=value`, given as a field and its value: never read as free words."""
+
+    __slots__ = ()
+
+
+def of_fields(errata: Mapping[str, str]) -> tuple[OfField, ...]:
+    """Errata given as fields and their values. Raise SkillError for a name that no field has, and a value that is no
+    text."""
+    for name, value in errata.items():
+        if not isinstance(name, str) or not name.strip() or "=" in name:
+            raise SkillError(f"an erratum is of {name!r}, and no field is called so")
+        if not isinstance(value, str):
+            raise SkillError(f"an erratum gives {name} the value {value!r}, which is no text")
+    return tuple(OfField(f"{name}={value}") for name, value in errata.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Wordings:
     """How corrections are worded: the forms for a field, by name; the default one; the form for free text."""
@@ -61,7 +78,7 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     for what looks like `field=value` with a field that no skill has: a word with nothing in it but what names of skills
     and fields are written with, and several words if they are nearly a field's name.
     """
-    text = text.strip()
+    certain, text = isinstance(text, OfField), text.strip()
     if not text:
         raise SkillError("the erratum is empty", "Write field=value, or the correction in your own words")
     name, equals, value = text.partition("=")
@@ -72,7 +89,7 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     if equals and not name:
         raise SkillError(f"the erratum {text!r} names no field", "Write field=value")
     if name not in known_fields:
-        if not equals or not (LIKE_NAME.fullmatch(name) or _nearly(name, known_fields)):
+        if not equals or not (certain or LIKE_NAME.fullmatch(name) or _nearly(name, known_fields)):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
         raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields))
     value = clean_value(name, value)

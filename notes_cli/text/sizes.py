@@ -14,9 +14,9 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "
 
 def human_size(count: float) -> str:
     """Bytes as people read them: 12.3 MB."""
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    for unit, digits in (("B", 0), ("kB", 1), ("MB", 1)):
+        if round(count, digits) < 1000:
+            return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
 

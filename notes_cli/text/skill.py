@@ -29,7 +29,9 @@ MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the t
 MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
 SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock, and keep its size and times
-FRONT_MATTER = expression(r"---[ \t]*\n(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
+OPENING = r"---[ \t]*\n"
+OPENS = expression(OPENING)  # a text that begins so has front matter, or a mistake in it
+FRONT_MATTER = expression(OPENING + r"(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
 # Files that a text refers to: [text](target), and paths into the usual folders of Agent Skills.
 LINK = expression(
@@ -230,7 +232,7 @@ def read_card(folder: Path) -> tuple[str, str]:
     except OSError as error:
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
     text = data.decode("utf-8", errors="ignore").removeprefix("\ufeff").replace("\r\n", "\n").lstrip("\n")
-    header = _split(text, str(path))[0] if text.startswith("---\n") else {}
+    header = _split(text, str(path))[0] if OPENS.match(text) else {}
     name = _called(_string(header, "name", str(path)) or folder.absolute().name, str(path))
     return name, " ".join(_string(header, "description", str(path)).split())
 
@@ -274,7 +276,7 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
     where = where or source
     header: dict[str, Any] = {}
     warnings: list[str] = []
-    if text.lstrip("\n").startswith("---\n"):
+    if OPENS.match(text.lstrip("\n")):
         header, text = _split(text.lstrip("\n"), where)
         if not _string(header, "description", where):
             warnings.append(f"{where}: no description in the front matter")

@@ -94,6 +94,16 @@ def test_a_turn_of_a_session_loads_no_writer_of_others(model: Path, tmp_path: Pa
     assert not modules & {"gguf", "yaml", "notes_cli.library.models"}
 
 
+def test_settings_load_no_other_commands(model: Path, home: Path) -> None:
+    """Whoever has a config.yaml waits for none but the command that is running, and for one that is named in it."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.yaml").write_text("temp: 0\nserve: {port: 9000}\nmodels: {}\n")
+    modules, _ = started("ask", "May I?", "-n", "1", "--server", "off")
+    commands = {name for name in modules if name.startswith("notes_cli.commands.")}
+    assert {"notes_cli.commands.ask", "notes_cli.commands.serve"} <= commands
+    assert not commands & {f"notes_cli.commands.{name}" for name in ("compile", "verify", "probe", "session", "doctor")}
+
+
 GENERATED = """
 import sys
 from dataclasses import is_dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -67,3 +67,12 @@ def test_no_part_beyond_the_segment(first: int, last: int) -> None:
 def test_blocks_cover_all_tokens() -> None:
     """One after the other; without any the segment is one."""
     assert segment().spans == [(0, 3), (3, 5)] and segment(blocks=()).spans == [(0, 5)]
+
+
+@pytest.mark.parametrize("field", [one.name for one in fields(Identity)])
+def test_what_makes_two_identities_one(identity: Identity, field: str) -> None:
+    """A renamed file is the same model, by each of the three ways in which they are compared."""
+    other = replace(identity, **{field: "other"})
+    same = field in ("model", "quantization", "rope_text")
+    assert (other == identity) == (other.key == identity.key) == (not identity.differences(other)) == same
+    assert other.as_dict()[field] == "other"

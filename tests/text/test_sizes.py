@@ -33,8 +33,8 @@ def test_ages() -> None:
 
 
 def test_for_people() -> None:
-    assert [human_size(count) for count in (0, 999, 1000, 2_500_000, 3.2e12)] == [
-        *("0 B", "999 B", "1.0 kB", "2.5 MB"),
+    assert [human_size(count) for count in (0, 999, 1000, 999_949, 999_950, 2_500_000, 3.2e12)] == [
+        *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "2.5 MB"),
         "3200.0 GB",
     ]
     assert [human_age(seconds) for seconds in (-1, 59, 60, 7200, 200_000)] == ["0 s", "59 s", "1 min", "2 h", "2 d"]

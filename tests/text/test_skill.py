@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from notes_cli.config import resource
 from notes_cli.errors import SkillError
-from notes_cli.text.skill import load_skill, parse_skill, skill_sources, with_values
+from notes_cli.text.skill import load_skill, parse_skill, read_card, skill_sources, with_values
 
 from ..refused import refused
 
@@ -42,6 +42,13 @@ def test_front_matter_values_stay_as_written(tmp_path: Path) -> None:
     assert skill.text == "By 2026-06-01, up to 120."
     assert skill.values == {"date": "2026-06-01", "amount": "120"}
     assert (skill.name, skill.description, skill.warnings) == ("returns", "About returns.", ())
+
+
+def test_front_matter_may_begin_with_blanks_after_its_dashes(tmp_path: Path) -> None:
+    """As it may end: it is no part of the text, whoever looks for it."""
+    skill = load_skill(write(tmp_path, "blank/SKILL.md", "--- \t\nname: fees\ndescription: d\n---\nRead it.\n"))
+    assert (skill.name, skill.description, skill.text) == ("fees", "d", "Read it.")
+    assert read_card(tmp_path / "blank") == ("fees", "d")
 
 
 def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
