@@ -93,6 +93,8 @@ def carried(
     argument `transitions`, which lives as long as what it points into. Raise EngineError for a transition that is
     missing or does not fit."""
     by_layer = {transition.layer: transition for transition in transitions}
+    if len(given) != len(layers):
+        raise EngineError(f"there are rows of {len(given)} layers, and the context has {len(layers)}")
     out = (native.LayerTransition * len(layers))()
     rows: list[LayerRows] = []
     kept: list[Any] = []

@@ -1,0 +1,77 @@
+"""Several sequences of several tokens in one batch: each is as it is alone, in every architecture of the zoo.
+
+A server and a batch of questions decode so. llama.cpp's graphs of recurrent layers are written for it and tried without.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bench import zoo_more
+from notes_cli.engine.context import Context
+from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
+from notes_cli.errors import EngineError, ModelError, UnsupportedError
+
+MODELS = Path(__file__).parents[2] / "build" / "zoo" / "models"
+SEQUENCES = 4
+BOUND = 1e-3  # of the squared error of logits, over their square: rounding is below 1e-5, another's state above 1e-2
+
+
+def nmse(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
+
+
+def error(path: Path, physical: int) -> float | None:
+    """The largest error of any sequence's logits; None for a model that takes no several sequences. Each is decoded
+    with others first and alone in the end, of other lengths; one is in none of the later batches, and none in all."""
+    rng = np.random.default_rng(11)
+    options = ContextOptions(
+        n_ctx=1024, n_ubatch=physical, n_threads=1, n_sequences=SEQUENCES, unified=True, type_k="f32", type_v="f32"
+    )
+    try:
+        with Model(path) as model, Context(model, options) as context:
+            return _error(model, context, rng)
+    except (EngineError, ModelError, UnsupportedError):
+        return None
+
+
+def _error(model: Model, context: Context, rng: np.random.Generator) -> float:
+    said: list[list[int]] = [[] for _ in range(SEQUENCES)]
+    found: dict[int, NDArray[np.float32]] = {}
+    for batch in ({0: 7, 1: 7, 2: 5, 3: 9}, {1: 3, 2: 3}, {0: 4, 2: 4, 3: 2}, {0: 1, 1: 1}, {2: 6}):
+        tokens = {one: rng.integers(0, model.n_vocab, count).astype(np.int32) for one, count in batch.items()}
+        context.append(tokens, "last")
+        for place, (one, ids) in enumerate(tokens.items()):
+            said[one] += ids.tolist()
+            found[one] = context.logits(place - len(tokens)).copy()
+    context.clear()
+    worst = 0.0
+    for one, ids in enumerate(said):
+        context.append({one: np.array(ids, np.int32)}, "last")
+        worst = max(worst, nmse(found[one], context.logits()))
+        context.clear()
+    return worst
+
+
+@pytest.mark.parametrize("physical", [4, 512])
+def test_each_sequence_is_as_alone(physical: int) -> None:
+    paths = sorted(MODELS.glob("*.gguf"))
+    if not paths:
+        pytest.fail(f"there are no models in {MODELS}. Run: make test")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        errors = dict(
+            zip((path.stem for path in paths), pool.map(lambda path: error(path, physical), paths), strict=True)
+        )
+    wrong = {name: found for name, found in errors.items() if found is not None and found > BOUND}
+    assert wrong == {}
+    assert sum(found is not None for found in errors.values()) >= 100 + len(zoo_more.RECURRENT)
+    assert {"plamo2-dense", "arwkv7-dense", "rwkv6qwen2-dense"} <= {
+        name for name, one in errors.items() if one is not None
+    }
