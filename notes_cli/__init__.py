@@ -24,48 +24,81 @@ if TYPE_CHECKING:
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.engine.segment import Segment
     from notes_cli.errors import NotesError, Notice
+    from notes_cli.measure.calibrate import Calibration
+    from notes_cli.measure.examination import Examination
+    from notes_cli.measure.probe import Probe
     from notes_cli.measure.probing import Probing
-    from notes_cli.measure.speed import Benching
-    from notes_cli.runtime.asking import Answer, Listener, Request
+    from notes_cli.measure.session import SessionReport
+    from notes_cli.measure.speed import Benching, Speed
+    from notes_cli.measure.verify import Report
+    from notes_cli.runtime.asking import Answer, Listener, Plan, Request
+    from notes_cli.runtime.importing import Imported
+    from notes_cli.runtime.keeping import Compiled
+    from notes_cli.sessions.edits import Compacted, Edited
+    from notes_cli.sessions.forgetting import Forgotten
     from notes_cli.text.skill import Skill, load_skill
 
 _HOMES = {
     "Answer": "runtime.asking",
     "Benching": "measure.speed",
+    "Calibration": "measure.calibrate",
+    "Compacted": "sessions.edits",
+    "Compiled": "runtime.keeping",
     "ContextOptions": "engine.options",
     "Decision": "engine.decision",
+    "Edited": "sessions.edits",
+    "Examination": "measure.examination",
+    "Forgotten": "sessions.forgetting",
+    "Imported": "runtime.importing",
     "Listener": "runtime.asking",
     "Method": "editing.methods",
     "Model": "api",
     "NotesError": "errors",
     "Notice": "errors",
     "Paths": "config",
+    "Plan": "runtime.asking",
+    "Probe": "measure.probe",
     "Probing": "measure.probing",
+    "Report": "measure.verify",
     "Request": "runtime.asking",
     "SamplerOptions": "engine.sampler",
     "Segment": "engine.segment",
     "Session": "api",
+    "SessionReport": "measure.session",
     "Skill": "text.skill",
+    "Speed": "measure.speed",
     "load_skill": "text.skill",
     "open": "api",
 }
 __all__ = [
     "Answer",
     "Benching",
+    "Calibration",
+    "Compacted",
+    "Compiled",
     "ContextOptions",
     "Decision",
+    "Edited",
+    "Examination",
+    "Forgotten",
+    "Imported",
     "Listener",
     "Method",
     "Model",
     "NotesError",
     "Notice",
     "Paths",
+    "Plan",
+    "Probe",
     "Probing",
+    "Report",
     "Request",
     "SamplerOptions",
     "Segment",
     "Session",
+    "SessionReport",
     "Skill",
+    "Speed",
     "load_skill",
     "open",
 ]

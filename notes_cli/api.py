@@ -340,11 +340,16 @@ class Model:
         """Answer many questions, at most `parallel` at a time: what their prompts have in common is computed once, and
         they are decoded together. Yield the answer to each, or its error, in their order; they are read as they are
         needed, and an error among them is passed on in its place. The listener hears of no single answer."""
-        from notes_cli.runtime.asking import check_lists
         from notes_cli.runtime.batch import ask_many
 
-        check_lists(questions=questions)
-        requests = (one if isinstance(one, NotesError) else _request(one, method, how) for one in questions)
+        if isinstance(questions, str):
+            raise NotesError(f"questions is the text {questions!r}, and not a list", f"Write [{questions!r}]")
+        like = _request("", method, how)  # whose lists are gone through once, whatever they are
+        given = {name: getattr(like, name) for name in (*how, "method") if name != "method" or method is not None}
+        requests = (
+            one if isinstance(one, NotesError) else replace(one if isinstance(one, Request) else Request(one), **given)
+            for one in questions
+        )
         for _, outcome in ask_many(self.workspace, requests, parallel, listener):
             yield outcome
 

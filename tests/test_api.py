@@ -189,7 +189,7 @@ def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
     with pytest.raises(NotesError, match="no field is called so"):
         model.ask(QUESTION, splice=[segment], errata={"date=x": "2026-07-01"})
     for wrong in ({"errata": [5]}, {"system": 5}):
-        with pytest.raises(NotesError, match="is 5, and no text"):
+        with pytest.raises(NotesError, match=r"errata has 5, which cannot|system is 5, and no text"):
             model.ask(QUESTION, splice=[segment], **wrong)  # type: ignore[arg-type]
     for given, says in (
         ({"values": "date=1"}, "values is 'date=1', and no Mapping"),
@@ -299,6 +299,24 @@ def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
             model.ask(QUESTION, splice=["returns"], errata={name: "2026-07-01"})
         with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
             model.ask(Request(QUESTION, splice=["returns"], errata={name: "2"}))  # type: ignore[arg-type]
+
+
+def test_lists_may_be_gone_through_once(model: notes.Model, skill: Skill) -> None:
+    """Generators and iterators mean what lists mean, for one question and for many."""
+    segment = model.compile(skill)
+    wanted = model.ask(QUESTION, splice=[segment], errata=["date=2026-07-01"], limit=3)
+    found = model.ask(QUESTION, splice=iter([segment]), errata=(one for one in ["date=2026-07-01"]), limit=3)  # type: ignore[arg-type]
+    assert found.counts == wanted.counts and wanted.counts.erratum and str(found) == str(wanted)
+    how = {"splice": iter([segment]), "errata": iter(["date=2026-07-01"]), "limit": 3}
+    many = list(model.ask_many([QUESTION] * 3, **how))  # type: ignore[arg-type]
+    assert [str(one) for one in many] == [str(wanted)] * 3
+    [_, corrected] = model.verify([segment], questions=[QUESTION], errata=iter(["date=2026-07-01"])).cases  # type: ignore[arg-type]
+    assert corrected.errata == ("date=2026-07-01",)
+    for name, given in (("splice", 5), ("splice", [5]), ("choices", [1, 2]), ("errata", None)):
+        with pytest.raises(NotesError, match=name):
+            model.ask(QUESTION, **{name: given})  # type: ignore[arg-type]
+    with pytest.raises(SkillError, match="no erratum wording 'nope'"):
+        model.ask(QUESTION, splice=[segment], wording="nope")
 
 
 def test_a_field_with_two_values_is_refused(model: notes.Model, skill: Skill) -> None:

@@ -81,6 +81,8 @@ def open_sources(path: Path) -> list[Source]:
 
 def parts(path: Path) -> list[Path]:
     """All files of the model of which this is the first, by its name. A lone file of such a name is the model."""
+    if not path.name:  # "." and "/" have none
+        return [path]
     first, *others = (path.with_name(name) for name in part_names(path.name))
     return [first, *others] if any(part.exists() for part in others) else [path]
 

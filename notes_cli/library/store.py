@@ -17,7 +17,7 @@ import numpy as np
 
 from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import Tokens
+from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import (
     CompilingError,
     Help,
@@ -291,10 +291,18 @@ def source_text(source: str) -> str:
     return known.get(source, " and ".join(source.split(names.BETWEEN)))
 
 
+def check_called(held: SegmentInfo | Segment, path: Path, name: str) -> None:
+    """Raise SegmentError for a file of the library that was put there under another skill's name."""
+    if held.name != name:
+        raise SegmentError(f"{path} holds {held.name}, and is not {name}", Help.REMOVE_FILE(path=path))
+
+
 def _entry(name: str, path: Path) -> Entry:
     try:
         private.check_file(path)
-        return Entry(name, path, peek(path))
+        info = peek(path)
+        check_called(info, path, name)
+        return Entry(name, path, info)
     except NotesError as error:
         return Entry(name, path, None, error)
 

@@ -43,7 +43,7 @@ from notes_cli.runtime.assembling import (
 from notes_cli.runtime.settings import UNMEASURED, composing, defaults
 from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Thought, deciding_after, replying, thinking
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import of_fields, read_errata, shipped_wordings
+from notes_cli.text.erratum import Erratum, of_fields, parse_erratum, read_errata, shipped_wordings, word
 from notes_cli.text.keys import listed
 
 PARALLEL = 16  # questions at once of many (bench/batch.py)
@@ -54,11 +54,24 @@ ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer wit
 SkillRef = str | os.PathLike[str] | Segment  # a name of a compiled skill, a segment file or a text, or a segment
 
 
-def check_lists(**given: object) -> None:
-    """Raise NotesError where one of these is a text, which is a list of its letters."""
+def as_lists(given: Mapping[str, object], kinds: type | tuple[type, ...]) -> dict[str, tuple[Any, ...]]:
+    """Each of these as a tuple: what can be gone through once would be empty the second time. Raise NotesError for what
+    is no list, such as a text, which is one of its letters, and for what is in it and none of these `kinds`."""
+    found = {}
     for name, one in given.items():
         if isinstance(one, str):
             raise NotesError(f"{name} is the text {one!r}, and not a list", f"Write [{one!r}]")
+        if not isinstance(one, Iterable):
+            raise NotesError(f"{name} is {_short(one)}, and not a list")
+        found[name] = tuple(one)
+        for part in found[name]:
+            if not isinstance(part, kinds):
+                raise NotesError(f"{name} has {_short(part)}, which cannot be one of them")
+    return found
+
+
+def _short(one: object) -> str:
+    return f"a {type(one).__name__}" if isinstance(one, Segment) else repr(one)[:80]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +117,23 @@ class Request:
         for name, one, kind in (("values", self.values, Mapping), ("sampling", self.sampling, SamplerOptions)):
             if not isinstance(one, kind):
                 raise NotesError(f"{name} is {one!r}, and no {kind.__name__}")
-        check_lists(
-            splice=self.splice, images=self.images, errata=self.errata, decode=self.decode, choices=self.choices
-        )
-        texts = [
+        skills = {"splice": self.splice, "images": self.images}
+        texts = {"errata": self.errata, "decode": self.decode}
+        texts |= {} if self.choices is None else {"choices": self.choices}
+        lists = as_lists(skills, (str, os.PathLike, Segment)) | as_lists(texts, str)
+        lists |= as_lists({"results": self.results}, (tuple, list))
+        for name, found in lists.items():
+            object.__setattr__(self, name, found)
+        words = [
             ("question", self.question),
             ("system", self.system or ""),
-            *(("an erratum", one) for one in self.errata),
             *((f"the value of {name}", value) for name, value in self.values.items()),
         ]
-        for name, value in texts:
+        for name, value in words:
             if not isinstance(value, str):
                 raise NotesError(f"{name} is {value!r}, and no text")
         for name, count in (("max_think", self.max_think), ("limit", self.limit), ("seam", self.seam or 0)):
-            if not isinstance(count, int) or count < 0:
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise NotesError(f"{name} is {count!r}, and no number of tokens")
 
     @property
@@ -388,6 +404,8 @@ def settle(
     """What holds for the request. `session`: it is one's turn, so the profile holds without skills, too; one that
     `goes_on` amends its skills by edits alone."""
     check_seam(request.seam or 0, segments)
+    if request.wording:
+        word(Erratum("", "", ""), request.wording)  # raises for one that there is not, also where nothing is worded
     check_values(request.values, request.errata, segments)
     # A cue without a chain would only mislead: such a model is asked directly.
     think = request.think and (request.max_think > 0 or bool(workspace.reasoning.open))
@@ -416,9 +434,14 @@ def _method(
 
 
 def tell_meant(request: Request, skills: Sequence[Fielded], listener: Listener) -> None:
-    """Tell which fields `*.field` stands for."""
-    for told in meant([*request.errata, *request.values], known_fields(*skills)):
+    """Tell which fields `*.field` stands for, and which errata with an equals sign are of none."""
+    fields = known_fields(*skills)
+    for told in meant([*request.errata, *request.values], fields):
         listener.notice(Notice(told))
+    for text in request.errata:
+        if "=" in text and parse_erratum(text, fields).field is None:
+            what = f"no skill has a field {text.partition('=')[0].strip()!r}: {text.strip()!r} is said in these words"
+            listener.notice(Notice(what))
 
 
 def prompt_of(request: Request, settings: Settings, segments: Sequence[Segment]) -> Prompt:

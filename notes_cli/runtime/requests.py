@@ -10,7 +10,6 @@ from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.runtime.asking import ENDLESS, Request
 from notes_cli.runtime.assembling import parse_values
 from notes_cli.runtime.settings import AUTO
-from notes_cli.text.erratum import Erratum, word
 
 
 class RequestFields(TypedDict):
@@ -42,7 +41,6 @@ class RequestFields(TypedDict):
 def read_request(words: RequestFields) -> Request:
     """Raise NotesError for what cannot be meant."""
     values = parse_values(words["fields"])
-    word(Erratum("", "", ""), words["wording"])  # raises for one that there is not, also where nothing is worded
     return Request(
         question=words["question"],
         results=words["results"],

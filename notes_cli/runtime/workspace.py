@@ -35,7 +35,7 @@ from notes_cli.library.digest import file_sha256
 from notes_cli.library.profiles import Profiles
 from notes_cli.library.renderings import Renderings
 from notes_cli.library.rotations import keep_check, load_checks
-from notes_cli.library.store import Store
+from notes_cli.library.store import Store, check_called
 from notes_cli.runtime.naming import library as own_library
 from notes_cli.text.pictures import Shown
 from notes_cli.text.prompt import Chunk, left_context
@@ -511,12 +511,14 @@ class Workspace:
         return np.concatenate([np.array([bos], np.int32), tokens])
 
     def open(self, path: Path, word: str = "") -> Segment:
-        """A segment from a file, checked against this model; its rows are checked when they are used. `word`: what the
-        user calls it, if not by its path.
+        """A segment from a file, checked against this model; its rows are checked when they are used. `word`: the
+        name that it has in the library, if it was found by that.
 
         Raise SegmentError that says what does not fit.
         """
         segment = open_stored(path)
+        if word:
+            check_called(segment, path, word)
         self._words[segment.name] = word or str(path)
         self.check(segment)
         self._files[segment.name] = path

@@ -17,7 +17,7 @@ from notes_cli.errors import NotesError, SkillError
 from notes_cli.expressions import expression
 from notes_cli.shipped import read_shipped
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import field_name, is_name, known
+from notes_cli.text.keys import MAX_WORDS, field_name, is_name, known
 from notes_cli.text.references import Known
 
 OF = "{field} of {skill}"  # a field that several skills have
@@ -82,22 +82,38 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     if not text:
         raise SkillError("the erratum is empty", "Write field=value, or the correction in your own words")
     name, equals, value = text.partition("=")
-    colon = COLON.search(text)
+    colon = None if certain else COLON.search(text)
     if field_name(name) not in known_fields and colon and field_name(text[: colon.start()]) in known_fields:
         name, equals, value = text[: colon.start()], colon[0], text[colon.end() :]
     name = field_name(name)
     if equals and not name:
         raise SkillError(f"the erratum {text!r} names no field", "Write field=value")
     if name not in known_fields:
+        if colon and not equals and _is_written(field_name(text[: colon.start()]), known_fields):
+            raise SkillError(f"no spliced skill has a field {text[: colon.start()].strip()!r}", known(known_fields))
         if not equals or not (certain or LIKE_NAME.fullmatch(name) or _nearly(name, known_fields)):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
         raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields))
     value = clean_value(name, value)
-    for other in ANOTHER.finditer(value):
-        if field_name(other[1]) in known_fields:
-            what = f"the erratum {text!r} gives {name!r} a value, and {field_name(other[1])!r} another one"
-            raise SkillError(what, "Write an erratum for each")
+    if (other := _another(value, known_fields)) is not None:
+        what = f"the erratum {text!r} gives {name!r} a value, and {other!r} another one"
+        raise SkillError(what, "Write an erratum for each")
     return Erratum(name, value, text)
+
+
+def _another(value: str, known_fields: Collection[str]) -> str | None:
+    """A field that a value gives another value: its name is before an equals sign, or after a comma before a colon."""
+    found = [[field_name(other[1])] for other in ANOTHER.finditer(value)]
+    for end in (place for place, letter in enumerate(value) if letter == "="):
+        words = value[:end].replace(",", " ").replace(";", " ").split()
+        found.append([field_name(" ".join(words[-count:])) for count in range(MAX_WORDS, 0, -1)])
+    return next((name for names in found for name in names if name in known_fields), None)
+
+
+def _is_written(name: str, known_fields: Collection[str]) -> bool:
+    """Whether a name is that of a field but for its case, or the skill that it names."""
+    fields = {field.rpartition(".")[2].casefold() for field in known_fields}
+    return name.rpartition(".")[2].casefold() in fields
 
 
 def _nearly(name: str, known_fields: Collection[str]) -> bool:

@@ -190,6 +190,8 @@ def test_errata_of_a_field_and_in_free_words(notes: Notes, compiled: Path) -> No
         *("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--erratum", "All goods count.", "-n", 1),
         "--json",
     ).json
+    noted = notes("ask", "Why?", "--splice", "returns", "--erratum", "return limit=5", "-n", 1).err
+    assert "no skill has a field 'return limit': 'return limit=5' is said in these words" in noted
     free = len("\n\nCorrection: All goods count.")
     assert two["tokens"]["erratum"] == one["tokens"]["erratum"] + free
     line = notes(

@@ -129,7 +129,7 @@ def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
             ("--erratum", "date=2026-05-02", *FIELD),
             *(2, "date is given the new value '2026-07-01', and '2026-05-02' by an erratum. Leave one --field or"),
         ),
-        ((*FIELD, "--erratum", "Date: 9 May", "--erratum", "date: 8 May"), 2, "and '8 May' by an erratum"),
+        ((*FIELD, "--erratum", "Closed on 9 May.", "--erratum", "date: 8 May"), 2, "and '8 May' by an erratum"),
         (
             (*FIELD, "--field", "returns.date=9 May"),
             *(2, "date is given two new values, '2026-07-01' and '9 May'. Leave one --field or --erratum out"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,21 @@ def test_not_a_gguf(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path)
         (half, "llama.cpp cannot load this model"),
     ):
         assert message in refuse("ask", "Why?", "-m", path)
+    for folder in (".", "./", "/"):  # paths without a name
+        assert "is a folder" in refuse("ask", "Why?", "--splice", "returns", "-m", folder)
+
+
+def test_a_file_of_the_library_with_another_skill(refuse: Refuse, notes: Notes, compiled: Path, tmp_path: Path) -> None:
+    """Put there under a name that is not its own: it is spliced for nobody, and listed with the problem."""
+    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
+    assert notes("compile", tmp_path / "fees.txt").code == 0
+    path = compiled
+    (other,) = (one for one in compiled.parent.glob("*.gguf") if one.name.startswith("fees."))
+    shutil.copyfile(other, path)
+    for command in (("ask", "Why?", "--splice", "returns"), ("compile", "returns")):
+        assert f"{path} holds fees, and is not returns" in refuse(*command)
+    assert "holds fees" in notes("ls").out + notes("ls").err
+    assert notes("fsck").code != 0
 
 
 def test_a_segment_is_no_model(refuse: Refuse, compiled: Path) -> None:

@@ -1,6 +1,6 @@
 """Several sequences of several tokens in one batch: each is as it is alone, in every architecture of the zoo.
 
-A server and a batch of questions decode so. llama.cpp's graphs of recurrent layers are written for it and tried without.
+A server and a batch of questions decode so. llama.cpp's graphs of recurrent layers are seldom tried so.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.errors import NotesError, SkillError
-from notes_cli.text.erratum import Erratum, load_wordings, parse_erratum, read_errata, shipped_wordings, word
+from notes_cli.text.erratum import Erratum, load_wordings, of_fields, parse_erratum, read_errata, shipped_wordings, word
 from notes_cli.text.references import Known
 
 KNOWN = {"date", "tier"}
@@ -188,3 +188,30 @@ def test_a_broken_wordings_file_is_said(tmp_path: Path, text: str, message: str)
         load_wordings(path)
     with pytest.raises(NotesError, match="cannot read"):
         load_wordings(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("between", [" ", ", ", "; ", ", and ", " and "])
+def test_a_value_with_another_fields_value(between: str) -> None:
+    """Whatever is between the two: one of them would be said as part of the other."""
+    for other in ("tier", "Delivery time", "returns.tier"):
+        known = Known([("returns", ["date", "tier", "Delivery time"])])
+        with pytest.raises(SkillError, match=f"gives 'date' a value, and '{other}' another one"):
+            parse_erratum(f"date=2026-07-01{between}{other}=silver", known)
+    assert parse_erratum(f"date=1{between}x=2", KNOWN).value == f"1{between}x=2"
+
+
+def test_a_field_and_its_value_are_no_words() -> None:
+    """Given as such, by a program: they are looked up as they are."""
+    for errata in ({"shipping fee": "2"}, {"date: x": "1"}):
+        with pytest.raises(SkillError, match="no spliced skill has a field"):
+            parse_erratum(*of_fields(errata), KNOWN)
+    for wrong in ({"": "x"}, {"a=b": "x"}, {"date": 5}, {5: "x"}):
+        with pytest.raises(SkillError, match=r"no field is called so|which is no text"):
+            of_fields(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["Date: 2026-07-01", "DATE: 1", "returns.Date: 1"])
+def test_a_line_in_another_case_is_no_words(text: str) -> None:
+    """As with an equals sign: the field is named as the text has it."""
+    with pytest.raises(SkillError, match="no spliced skill has a field"):
+        parse_erratum(text, KNOWN)
