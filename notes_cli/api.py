@@ -578,14 +578,14 @@ class Session:
         return self._session.compact()
 
     @alone
-    def forget(self, *parts: str, method: str = "cut", dry: bool = False) -> Forgotten:
+    def forget(self, *parts: str | int, method: str = "cut", dry: bool = False) -> Forgotten:
         """Take out parts: a turn (`3`), turns (`3-5`), a chain of thought (`thought:3`), results of tools (`tool:3`).
 
         By `cut` what follows is moved, its rows may still carry notes of what is gone, and an undo brings that back. By
         `suffix` it is decoded again, and nothing that was said is kept: there is no undo. Without parts, `suffix` is
         for what was cut before. `dry`: only tell. Raise NotesError where it cannot be; then nothing is changed.
         """
-        return self._session.forget(parts, method, dry=dry)
+        return self._session.forget([str(part) for part in parts], method, dry=dry)
 
     @alone
     def fork(self, name: str) -> Session:

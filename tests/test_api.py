@@ -64,7 +64,7 @@ def test_a_closed_session_is_not_used(model: notes.Model, skill: Skill) -> None:
         lambda: old.edit("date", "2026-07-01"),
         old.undo,
         old.compact,
-        lambda: old.forget("1"),
+        lambda: old.forget(1),
         lambda: old.fork("other"),
         lambda: old.turns,
     ]

@@ -389,7 +389,7 @@ def allowed(workspace: Workspace, tokens: int, *, carried: bool = False) -> str:
     context, base = workspace.context, len(workspace.left_context)
     reason = context.supports("splice")
     if reason and context.supports("carry") is None:
-        _ = workspace.identity  # and with it whether a state may be carried
+        workspace.learn()
         if context.carries and carried:
             return "It can be restored at the start of a prompt, and the state of recurrent layers carried through it"
         reason = UNCAPTURED if context.carries else UNTRUSTED

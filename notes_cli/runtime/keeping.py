@@ -260,7 +260,7 @@ def stale(
         found.append(
             "the projector, or its limits, have changed" if info.media else "an image in it was text until now"
         )
-    _ = workspace.identity  # and with it whether a state is carried
+    workspace.learn()
     if info.pinned and not info.carried and not skill.pictures and captured(workspace.context, len(tokens)):
         found.append(UNCAPTURED)
     return found + changes(

@@ -409,6 +409,11 @@ class Workspace:
     @property
     def identity(self) -> Identity:
         """Identity of this model in this context. Raise UnsupportedError where its rows cannot be read."""
+        return self.learn()
+
+    def learn(self) -> Identity:
+        """See to it that the context goes by what is known of a model of this identity: whether its rows may be moved,
+        and a state carried. Whoever asks for the identity has that done, so nobody can forget it."""
         identity = self.context.identity(self.weights)
         turned = self._rotations.get(self._rotation_key(identity))
         self.context.unmovable = None if turned is None or turned.right else turned.reason
@@ -434,11 +439,11 @@ class Workspace:
         """A state is carried through skills in this block, or is not, whatever was chosen: to measure it."""
         before, self._carry = self._carry, carry
         try:
-            _ = self.identity
+            self.learn()
             yield
         finally:
             self._carry = before
-            _ = self.identity
+            self.learn()
 
     def measure_rotation(self) -> None:
         """See, once an identity, whether keys turn as we think; if not, rows of it will not be moved."""
@@ -448,7 +453,7 @@ class Workspace:
         with self.scratch() as notebook:
             self._rotations[key] = measure_rotation(notebook.context, notebook.sequence)
         keep_check(self._rotation_memory, key, self._rotations[key])
-        _ = self.identity  # and with it what was found
+        self.learn()
 
     @cached_property
     def _rotations(self) -> dict[str, RotationCheck | None]:

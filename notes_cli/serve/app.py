@@ -249,6 +249,8 @@ class Service:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
+        if (packed := request.headers.get("content-encoding", "identity")) != "identity":
+            raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
         data = bytearray()
         try:
             with anyio.fail_after(SLOW):

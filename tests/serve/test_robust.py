@@ -159,6 +159,7 @@ GARBAGE: list[tuple[int, dict[str, Any]]] = [
     (404, {"json": {"messages": ASK, "notes": {"splice": ["/etc/passwd"]}}}),
     (404, {"json": {"messages": ASK, "notes": {"splice": ["../../x"]}}}),
     (415, {"content": b"{}", "headers": {"Content-Type": "text/plain"}}),
+    (415, {"content": b"{}", "headers": {"Content-Type": "application/json", "Content-Encoding": "gzip"}}),
     (413, {"content": b" " * (17 << 20), "headers": {"Content-Type": "application/json"}}),
 ]
 
