@@ -1,0 +1,136 @@
+"""Whoever says what, in whatever order: the last that a prompt says of each field is what holds for its client.
+
+Random requests of many conversations are arranged, and nothing is computed. What a model would read is looked over from
+the beginning to the end, and compared with what was said, by whom and of what.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from notes_cli.serve.arranging import arrange
+from notes_cli.serve.parsing import parse_chat
+
+from .conftest import Json, Served, compile_into, started
+
+FIELDS = {"date": ("2026-05-03", "2026-07-01"), "tier": ("silver", "gold", "basic"), "amount": ("501", "20")}
+QUESTIONS = ("May I return this?", "What is the shipping?")
+SAID = re.compile(
+    r"^# (?P<head>\w+) policy|^(?P<line>date|tier|amount): (?P<value>\S+)$"
+    r"|Correction: the (?P<name>\w+)(?: of (?P<skill>\w+))? is now (?P<new>\S+)\. ",
+    re.M,
+)
+
+
+@dataclass
+class Talk:
+    """A client's conversation."""
+
+    number: int
+    named: list[str]
+    messages: list[Json] = field(default_factory=list)
+    errata: list[str] = field(default_factory=list)
+
+    def skills(self, texts: dict[str, str]) -> set[str]:
+        return {
+            *self.named,
+            *(name for name, text in texts.items() if any(text in one["content"] for one in self.messages)),
+        }
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Served]:
+    compile_into(tmp_path, "returns")
+    with started(tmp_path) as found:
+        yield found
+
+
+def read(prompt: str) -> dict[str, dict[str, str]]:
+    """The last value of each field of each skill, as a reader of the prompt has it."""
+    found: dict[str, dict[str, str]] = {}
+    last = ""
+    for said in SAID.finditer(prompt):
+        if said["head"]:
+            last = said["head"].lower()
+            found.setdefault(last, {})
+        elif said["line"]:
+            found[last][said["line"]] = said["value"]
+        else:
+            for skill in [said["skill"]] if said["skill"] else found:
+                found[skill][said["name"]] = said["new"]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("alike", [False, True])
+def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) -> None:
+    """`alike`: the messages of several clients are the same, and their corrections are not."""
+    rng = random.Random(f"{seed} {alike}")
+    returns: str = own.http.get("/v1/notes/returns").json()["text"]
+    loans = (
+        returns.replace("# Returns policy", "# Loans policy")
+        .replace("2026-05-01", "2026-05-09")
+        .replace("gold", "basic", 1)
+    )
+    assert own.http.post("/v1/notes/compile", json={"name": "loans", "text": loans}).status_code == 200
+    texts = {"returns": returns, "loans": loans}
+    standing: dict[str, dict[str, str]] = {name: {} for name in texts}
+    desk, model = own.scheduler.desk, own.scheduler.workspace.model
+
+    def begun(number: int) -> Talk:
+        talk = Talk(number, rng.choice([[], ["returns"], ["loans"], ["returns", "loans"]]))
+        if rng.random() < 0.3:
+            given = rng.sample([*texts.values()], rng.choice([1, 2]))
+            talk.messages.append({"role": "system", "content": "\n\n".join(given)})
+        return talk
+
+    def asked(talk: Talk) -> str:
+        """The prompt of the talk's next turn, of which the server then knows the answer."""
+        request = parse_chat({"messages": talk.messages, "notes": {"splice": talk.named, "errata": talk.errata}})
+        arranged = arrange(desk, request)
+        assert arranged.talk is not None
+        desk.conversations.keep(request, arranged.talk, ["accepted"])
+        return b"".join(model.token_bytes(int(one), special=True) for one in arranged.layout.tokens).decode()
+
+    talks, turns = [begun(number) for number in range(6)], 0
+    for step in range(150):
+        if rng.random() < 0.1:
+            skill, name = rng.choice([*texts]), rng.choice([*FIELDS])
+            standing[skill][name] = rng.choice([*FIELDS[name], read(texts[skill])[skill][name]])
+            correction = {"field": f"{skill}.{name}", "value": standing[skill][name]}
+            assert own.http.post("/v1/notes/errata", json=correction).status_code == 200
+            continue
+        place = rng.randrange(len(talks))
+        if len(talks[place].messages) > 8:
+            talks[place] = begun(100 + step)
+        talk = talks[place]
+        parts = [rng.choice([*texts.values()]) for _ in range(rng.choice([0, 0, 1, 1, 2, 3]))]
+        parts.insert(rng.choice([0, len(parts)]), rng.choice(QUESTIONS) + ("" if alike else f" {talk.number}"))
+        talk.messages.append({"role": "user", "content": "\n\n".join(parts)})
+        skills = talk.skills(texts)
+        while skills and rng.random() < 0.35:
+            name = rng.choice([*FIELDS])
+            talk.errata.append(f"{rng.choice([*sorted(skills), '*'])}.{name}={rng.choice(FIELDS[name])}")
+        if talk.errata and rng.random() < 0.06:
+            talk.errata.pop(rng.randrange(len(talk.errata)))
+        wanted = {skill: read(texts[skill])[skill] | standing[skill] for skill in skills}
+        for one in talk.errata:
+            reference, _, value = one.partition("=")
+            skill, _, name = reference.partition(".")
+            for its in skills if skill == "*" else {skill} & skills:
+                wanted[its][name] = value
+        prompt = own.at_context(lambda talk=talk: asked(talk))
+        assert read(prompt) == wanted, (step, talk.named, talk.errata, prompt)
+        talk.messages.append({"role": "assistant", "content": "accepted"})
+        if rng.random() < 0.08:
+            del talk.messages[-2:]
+            there = talk.skills(texts)
+            talk.errata = [one for one in talk.errata if there and one.split(".")[0] in {*there, "*"}]
+        turns += 1
+    assert turns > 100
