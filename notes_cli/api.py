@@ -245,10 +245,10 @@ class Model:
         if not isinstance(source, Skill):
             source = load_skill(os.fspath(source), name=name)
             for warning in source.warnings:
-                listener.notice(Notice(f"warning: {warning}"))
+                listener.notice(Notice(warning, warning=True))
         warnings = tuple(block_warnings(workspace, source, blocks)) if blocks not in (None, 1) else ()
         for warning in warnings:
-            listener.notice(Notice(f"warning: {warning}"))
+            listener.notice(Notice(warning, warning=True))
 
         def measured(done: int, of: int) -> None:
             listener.notice(Notice(f"measured the influence of {done} of {of} fields"))

@@ -124,13 +124,19 @@ def told(what: str, advice: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What people are told that stops nothing: what happened, and what would help."""
+    """What people are told that stops nothing: what happened, and what would help. `warning`: it may be a mistake."""
 
     what: str
     remedy: Remedy | None = None
+    warning: bool = False
 
     def __str__(self) -> str:
-        return told(self.what, self.remedy)
+        return f"{self.opening}{told(self.what, self.remedy)}"
+
+    @property
+    def opening(self) -> str:
+        """What its line begins with."""
+        return "warning: " if self.warning else ""
 
 
 Say = Callable[[Notice], object]  # tells people

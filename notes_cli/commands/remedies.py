@@ -139,7 +139,7 @@ def advice(remedy: Remedy | None) -> str:
 
 def worded(said: NotesError | Notice) -> str:
     """What happened and what to do, in one line."""
-    return told(said.what, advice(said.remedy))
+    return f"{said.opening if isinstance(said, Notice) else ''}{told(said.what, advice(said.remedy))}"
 
 
 def is_usage(error: NotesError) -> bool:

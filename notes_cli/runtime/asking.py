@@ -412,7 +412,7 @@ def settle(
     # Without skills nothing goes by the profile, and a model need not be read for it.
     found = defaults(workspace, think=think) if segments or session else UNMEASURED
     if found.note:
-        listener.notice(Notice(f"warning: {found.note.what}", found.note.remedy))
+        listener.notice(Notice(found.note.what, found.note.remedy, warning=True))
     wording = request.wording or found.wording or shipped_wordings().default
     seam = found.seam if request.seam is None else request.seam
     told = composing(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
@@ -517,15 +517,15 @@ def stream(workspace: Workspace, request: Request, plan: Plan, listener: Listene
 
 def _read(plan: Plan, listener: Listener) -> None:
     """Decode the prompt, telling what of it could not be spliced, and how far it has come."""
-    tell_unspliced(plan, listener)
+    tell_unspliced(plan.notebook, listener)
     with listener.watch("reading the prompt", plan.counts.decoded) as update:
         plan.notebook.flush(update)
 
 
-def tell_unspliced(plan: Plan, listener: Listener) -> None:
+def tell_unspliced(notebook: Notebook, listener: Listener) -> None:
     """Tell what of a prompt could not be spliced."""
-    for notice in unspliced(plan.notebook):
-        listener.notice(Notice(f"warning: {notice.what}", notice.remedy))
+    for notice in unspliced(notebook):
+        listener.notice(notice)
 
 
 def answering(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Task[Answer]:

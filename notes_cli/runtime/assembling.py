@@ -145,7 +145,7 @@ def tell_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
 
     changed = text_changed(peek(path))
     if changed and changed.kind is Stale.TEXT:
-        say(Notice(f"warning: {segment.name}: {changed.what}", workspace.compile_edited(segment.name)))
+        say(Notice(f"{segment.name}: {changed.what}", workspace.compile_edited(segment.name), warning=True))
 
 
 def no_image(name: str) -> SkillError:
@@ -162,7 +162,7 @@ def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, imag
     if image and not skill.picture:
         raise no_image(skill.name)
     for warning in skill.warnings:
-        say(Notice(f"warning: {warning}"))
+        say(Notice(warning, warning=True))
     return open_skill(workspace, skill, given, say, watch, dry=dry)
 
 
@@ -570,7 +570,7 @@ def _uncarried(notebook: Notebook, segment: Segment) -> str | None:
 
 
 def unspliced(notebook: Notebook) -> list[Notice]:
-    """A notice for each skill that was to be spliced and is decoded: which, how many tokens, why, and what helps."""
+    """A warning for each skill that was to be spliced and is decoded: which, how many tokens, why, and what helps."""
     tokens: dict[tuple[str, str], int] = {}
     for piece in notebook.pieces:
         if piece.refused:
@@ -582,6 +582,7 @@ def unspliced(notebook: Notebook) -> list[Notice]:
         Notice(
             f"{name} is not spliced, its {count} tokens are decoded: {why}",
             remedy if remedy and name in chain else Help.STRICT(),
+            warning=True,
         )
         for (name, why), count in tokens.items()
     ]

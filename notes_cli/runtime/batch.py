@@ -38,8 +38,9 @@ from notes_cli.runtime.asking import (
     room_for,
     settle,
     tell_meant,
+    tell_unspliced,
 )
-from notes_cli.runtime.assembling import Parts, Prompt, assemble, cells_meanwhile, chunks_of, parts_of, unspliced
+from notes_cli.runtime.assembling import Parts, Prompt, assemble, cells_meanwhile, chunks_of, parts_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk, at_question
 
@@ -89,8 +90,7 @@ class _Stem:
         self.notebook = assemble(
             *(workspace, self.prompt), seam=seam, splice=splice, strict=request.strict, parts=parts.stem
         )
-        for notice in unspliced(self.notebook):
-            listener.notice(Notice(f"warning: {notice.what}", notice.remedy))
+        tell_unspliced(self.notebook, listener)
         try:
             with listener.watch("reading what the prompts share", len(self.notebook.pending)) as update:
                 self.notebook.flush(update)

@@ -460,11 +460,12 @@ def meant(
         if say and files:
             remedy = None if all(link.why for link in files) else Help.NAME_PROJECTOR(model=workspace.model.name)
             targets = listed([link.target[:200] for link in files], most=3)
-            say(Notice(f"warning: {name} shows {targets}: that is compiled as the text it is", remedy))
+            say(Notice(f"{name} shows {targets}: that is compiled as the text it is", remedy, warning=True))
         return replace(skill, links=())
     for link in skill.links:
         if say and link.why:
-            say(Notice(f"warning: {name} shows {link.target[:200]}, which is compiled as the text it is: {link.why}"))
+            what = f"{name} shows {link.target[:200]}, which is compiled as the text it is: {link.why}"
+            say(Notice(what, warning=True))
     return with_images(skill)
 
 

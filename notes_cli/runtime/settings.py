@@ -81,7 +81,7 @@ def composing(found: Composition | None, names: Sequence[str], decoded: Collecti
     if found.repair.startswith("seam@") and seam >= int(found.repair[len("seam@") :]):
         return None
     what = "on this model questions that need several skills fail where each was compiled apart (measured)"
-    return Notice(f"warning: {what}", repair(found.repair, names))
+    return Notice(what, repair(found.repair, names), warning=True)
 
 
 def near(change: Change) -> bool:

@@ -319,7 +319,7 @@ class Own:
         at.tally.decoded += counts.decoded
         at.tally.live += live
         at.tally.spliced += counts.total - counts.decoded - live
-        tell_unspliced(plan, self._listener)
+        tell_unspliced(plan.notebook, self._listener)
 
     def _hold(self, at: _At, needed: _Needed, notebook: Notebook) -> None:
         """Keep its room, and tell how far reading has come, where that takes long."""

@@ -10,10 +10,11 @@ from notes_cli.errors import Help, NotesError, Notice, Remedy
 
 
 def as_json(said: NotesError | Notice) -> dict[str, Any]:
-    """What is said, with its remedy."""
+    """What is said, with its remedy, and whether it is a warning."""
+    found = {"what": said.what} | ({"warning": True} if isinstance(said, Notice) and said.warning else {})
     if said.remedy is None:
-        return {"what": said.what}
-    return {"what": said.what, "help": said.remedy.help.name, "values": _plain(said.remedy.values)}
+        return found
+    return {**found, "help": said.remedy.help.name, "values": _plain(said.remedy.values)}
 
 
 def _plain(value: Any) -> Any:
@@ -27,7 +28,7 @@ def _plain(value: Any) -> Any:
 
 def notice(told: Mapping[str, Any], model: Path) -> Notice:
     """The notice. `model`: what the user at hand calls the model of whoever told it."""
-    return Notice(told["what"], _remedy(told, model))
+    return Notice(told["what"], _remedy(told, model), warning=told.get("warning", False))
 
 
 def error(told: Mapping[str, Any], model: Path) -> NotesError:
