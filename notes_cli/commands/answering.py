@@ -24,7 +24,7 @@ LONG = 512  # tokens of a prompt whose reading is shown
 def watch(
     label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False, hidden: bool = False
 ) -> AbstractContextManager[Progress]:
-    """Show how far something has come, as runtime/assembling.py asks for it (Watch)."""
+    """Show how far something has come, as runtime/opening.py asks for it (Watch)."""
     short = tokens is not None and tokens < LONG
     return output.progress(label, unit, hidden=short or hidden, later=later)
 

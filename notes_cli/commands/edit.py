@@ -54,7 +54,7 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
       notes edit mine --field returns.date=2026-07-01   # of several; *.date: all
       notes edit --all --field date=2026-07-01
     """
-    from notes_cli.runtime.assembling import parse_values
+    from notes_cli.runtime.corrections import parse_values
 
     if everybody == (name is not None):
         raise click.UsageError("name a session, or all of them with --all")

@@ -131,7 +131,7 @@ def command(
     questions += _read_questions(file)
 
     from notes_cli.measure.examination import Examination
-    from notes_cli.runtime.assembling import parse_values
+    from notes_cli.runtime.corrections import parse_values
     from notes_cli.runtime.settings import AUTO
 
     wanted = Examination(

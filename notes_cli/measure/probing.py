@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.probe import Mixes, Probe, probe
 from notes_cli.runtime.asking import SILENT, Listener, opened
-from notes_cli.runtime.assembling import known_fields
+from notes_cli.runtime.corrections import known_fields
 from notes_cli.runtime.workspace import Workspace
 
 

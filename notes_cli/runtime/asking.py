@@ -24,22 +24,9 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, NotesError, Notice, SessionError, SkillError
 from notes_cli.library.files import ERRATA
 from notes_cli.library.store import Library
-from notes_cli.runtime.assembling import (
-    Fielded,
-    Prompt,
-    Watch,
-    assemble,
-    check_seam,
-    check_values,
-    known_fields,
-    meant,
-    method_for,
-    no_image,
-    open_segments,
-    parse_errata,
-    unseen,
-    unspliced,
-)
+from notes_cli.runtime.assembling import Prompt, assemble, check_seam, method_for, unspliced
+from notes_cli.runtime.corrections import Fielded, check_values, known_fields, meant, parse_errata
+from notes_cli.runtime.opening import Watch, no_image, open_segments, unseen
 from notes_cli.runtime.settings import UNMEASURED, composing, defaults
 from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Thought, deciding_after, replying, thinking
 from notes_cli.runtime.workspace import Workspace

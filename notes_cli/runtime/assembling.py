@@ -1,13 +1,12 @@
-"""From what a user asks to a notebook: skills by name become segments, errata become sentences, pieces become rows."""
+"""From a prompt to a notebook: segments and errata become pieces, and pieces become rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,35 +17,19 @@ from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.loop import Task, run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.segment import FieldSpan, Segment, Tokens
-from notes_cli.errors import (
-    Help,
-    NotesError,
-    Notice,
-    Progress,
-    Remedy,
-    Say,
-    SkillError,
-    UnsupportedError,
-    UnwritableError,
-)
-from notes_cli.library.container import peek
+from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.errors import Help, NotesError, Notice, UnsupportedError
 from notes_cli.library.info import SegmentInfo
-from notes_cli.library.store import written
+from notes_cli.runtime.corrections import resolved
 from notes_cli.runtime.settings import DEFAULT_SEAM, choose, repair
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, read_errata, word
-from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import field_name, listed
+from notes_cli.text.erratum import Erratum, word
+from notes_cli.text.keys import listed
 from notes_cli.text.messages import Conversation, SkillPart, asking, check_once
 from notes_cli.text.prompt import Chunk, build
-from notes_cli.text.references import ALL, Known, Reference
 
 if TYPE_CHECKING:
     from notes_cli.engine.eye import Seen
-    from notes_cli.text.skill import Skill
-
-T = TypeVar("T")
 
 _OPENING = Chunk("text")  # BOS
 
@@ -85,193 +68,6 @@ class Prompt:
             Erratum(one.field, value, f"{one.key}={value}", one.skill if one.shared else "")
             for one, value in resolved(self.values, self.segments)
         ]
-
-
-class Watch(Protocol):
-    """Shows how far something has come that takes long: what is done, how many tokens it will take, if that is known,
-    and in which unit it is counted. `later`: it may be over before it is worth showing."""
-
-    def __call__(
-        self, label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
-    ) -> AbstractContextManager[Progress]: ...
-
-
-def unseen(
-    label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
-) -> AbstractContextManager[Progress]:
-    """Shows nothing."""
-    return nullcontext(lambda done, total: None)
-
-
-def open_segments(
-    workspace: Workspace,
-    words: Sequence[str],
-    say: Say,
-    *,
-    image: bool = False,
-    dry: bool = False,
-    watch: Watch = unseen,
-) -> list[Segment]:
-    """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now.
-
-    `image`: each must be an image. `dry`: a text is not compiled; its segment has no rows. `watch` shows how far
-    compiling has come. Raise SkillError for what is no image and must be one.
-    """
-    segments = []
-    for given in words:
-        target = workspace.library.resolve(given)
-        if target.kind == "name":
-            remedy = workspace.compile_again(target.name)
-            path = workspace.library.find(target.name, workspace.identity, remedy)
-            segments.append(workspace.open(path, target.name))
-            tell_edited(workspace, segments[-1], say)
-        elif target.kind == "segment":
-            assert target.path is not None
-            segments.append(workspace.open(target.path))
-        else:
-            segments.append(_open_text(workspace, given, say, watch, image=image, dry=dry))
-    return segments
-
-
-def tell_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
-    """Tell where the text has been edited since it was compiled: what is spliced is what it said then."""
-    path = workspace.file_of(segment.name)
-    try:
-        if path is None or written(segment.source) <= path.stat().st_mtime_ns:
-            return
-    except FileNotFoundError:  # removed meanwhile
-        return
-    from notes_cli.runtime.freshness import Stale, text_changed
-
-    changed = text_changed(peek(path))
-    if changed and changed.kind is Stale.TEXT:
-        say(Notice(f"{segment.name}: {changed.what}", workspace.compile_edited(segment.name), warning=True))
-
-
-def no_image(name: str) -> SkillError:
-    """What to raise for what is to be shown as an image and is none."""
-    return SkillError(f"{name} is a text, and no image", "Splice it instead")
-
-
-def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
-    from notes_cli.text.skill import load_skill
-
-    if given == "-":
-        raise NotesError("a skill cannot be spliced from standard input", Help.COMPILE())
-    skill = load_skill(given)
-    if image and not skill.picture:
-        raise no_image(skill.name)
-    for warning in skill.warnings:
-        say(Notice(warning, warning=True))
-    return open_skill(workspace, skill, given, say, watch, dry=dry)
-
-
-def open_skill(
-    workspace: Workspace, skill: Skill, given: str, say: Say, watch: Watch = unseen, *, dry: bool = False
-) -> Segment:
-    """A text's or an image's segment: that of the library if it is up to date, else compiled now. It is kept where its
-    name is free and the library can be written to; what came from elsewhere is never replaced. `given`: what the user
-    calls it."""
-    from notes_cli.runtime.compiling import compile_skill, meant, plan
-    from notes_cli.runtime.keeping import compile_to_library, stale, taken
-
-    skill = meant(workspace, skill, say)
-    why = taken(workspace, skill)
-    if why and skill.picture:  # pictures of one name are many: this one has a name of its own
-        skill = replace(skill, name=f"{skill.name[:40]}-{skill.picture.sha256[:16]}")
-        why = taken(workspace, skill)
-    if dry and stale(workspace, skill, workspace.library.path(skill.name, workspace.identity)):
-        say(Notice(f"{given} would be compiled first, as {skill.name}"))
-        return plan(workspace, skill)
-    remedy: Remedy | None = Help.KEEP_AS_OTHER(source=given)
-    if why is None:
-        try:
-            with watch(f"compiling {skill.name}") as progress:
-                compiled = compile_to_library(workspace, skill, progress=progress, say=say)
-        except UnwritableError as error:
-            why, remedy = error.what, error.remedy
-        else:
-            if compiled.reasons:
-                reasons = "; ".join(compiled.reasons)
-                say(Notice(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {reasons}"))
-            return workspace.open(compiled.path)
-    say(Notice(f"{given} is compiled for this once: {why}", remedy))
-    with watch(f"compiling {skill.name}") as progress:
-        return compile_skill(workspace, skill, progress)
-
-
-class Fielded(Protocol):
-    """A skill with fields: a segment, or one that is in a session."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def fields(self) -> tuple[FieldSpan, ...]: ...
-
-
-def known_fields(*skills: Fielded) -> Known:
-    """The fields of skills, by name."""
-    return Known((skill.name, [span.name for span in skill.fields]) for skill in skills)
-
-
-def parse_errata(given: Sequence[str], segments: Sequence[Segment]) -> list[Erratum]:
-    """Errata as the user wrote them. Raise SkillError for a field that no spliced skill has, or that several have."""
-    return read_errata(given, known_fields(*segments))
-
-
-def meant(given: Iterable[str], known: Known) -> list[str]:
-    """What each `*.field` among errata and references stands for, for people."""
-    names = [text.partition("=")[0].strip() for text in given]
-    return [
-        f"{name} is {', '.join(one.key for one in known.find(name))}"
-        for name in names
-        if name.startswith(f"{ALL}.") and name in known
-    ]
-
-
-def resolved(values: Mapping[str, str], segments: Sequence[Segment]) -> list[tuple[Reference, str]]:
-    """The field of one skill for each value, of `*.field` for each skill that has it.
-
-    Raise SkillError for a field that no skill has, for one without a skill that several have, and for one that has two
-    values, by two references to it.
-    """
-    known = known_fields(*segments)
-    given = ((one, value) for name, value in values.items() for one in known.resolve(name))
-    return list(one_value(given, lambda one: one.key).items())
-
-
-def one_value(given: Iterable[tuple[T, str]], key: Callable[[T], str] = str) -> dict[T, str]:
-    """The new value of each field. Raise SkillError for one that is given two, with its `key`."""
-    found: dict[T, str] = {}
-    for one, value in given:
-        if found.setdefault(one, value).strip() != value.strip():
-            raise SkillError(f"{key(one)} is given two new values, {found[one]!r} and {value!r}", Help.ONE_VALUE())
-    return found
-
-
-def check_values(values: Mapping[str, str], errata: Sequence[str], segments: Sequence[Segment]) -> None:
-    """Raise SkillError where an erratum says something else of a field than its new value: they come in by different
-    ways, so neither is the later one. Of several errata of a field the last counts."""
-    if not values:
-        return
-    known = known_fields(*segments)
-    said = {known.find(one.key)[0]: one.value or "" for one in read_errata(errata, known) if one.field}
-    for one, value in resolved(values, segments):
-        if said.get(one, value).strip() != value.strip():
-            what = f"{one.key} is given the new value {value!r}, and {said[one]!r} by an erratum"
-            raise SkillError(what, Help.ONE_VALUE())
-
-
-def parse_values(given: Sequence[str]) -> dict[str, str]:
-    """New values of fields, each as `name=value`; the last of a name counts. Raise SkillError for anything else."""
-    values = {}
-    for text in given:
-        given_name, equals, value = text.partition("=")
-        name = field_name(given_name)
-        if not equals or not name:
-            raise SkillError(f"{text!r} is not a field and its value", Help.FIELD_VALUE())
-        values[name] = clean_value(name, value)
-    return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from notes_cli.editing.methods import Method
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.runtime.asking import ENDLESS, Request
-from notes_cli.runtime.assembling import parse_values
+from notes_cli.runtime.corrections import parse_values
 from notes_cli.runtime.settings import AUTO
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from notes_cli.engine.segment import Segment
 from notes_cli.library.standing import Standing
-from notes_cli.runtime.assembling import known_fields, parse_errata
+from notes_cli.runtime.corrections import known_fields, parse_errata
 from notes_cli.serve.parsing import Asked
 from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.messages import ImagePart, Message

@@ -34,15 +34,8 @@ from notes_cli.runtime.asking import (
     settled,
     tell_unspliced,
 )
-from notes_cli.runtime.assembling import (
-    Parts,
-    assembling,
-    cells_meanwhile,
-    no_image,
-    open_skill,
-    parts_of,
-    tell_edited,
-)
+from notes_cli.runtime.assembling import Parts, assembling, cells_meanwhile, parts_of
+from notes_cli.runtime.opening import no_image, open_skill, tell_edited
 from notes_cli.runtime.requests import RequestFields, read_request
 from notes_cli.runtime.thinking import Thought
 from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace

@@ -21,9 +21,9 @@ from notes_cli.images import Picture
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
 from notes_cli.library.store import written
-from notes_cli.runtime.assembling import tell_edited
 from notes_cli.runtime.compiling import compile_skill, plan
 from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.opening import tell_edited
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart

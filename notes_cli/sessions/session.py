@@ -37,7 +37,8 @@ from notes_cli.runtime.asking import (
     stream,
     tell_meant,
 )
-from notes_cli.runtime.assembling import Placing, Prompt, assemble, changes_of, known_fields, meant, one_value
+from notes_cli.runtime.assembling import Placing, Prompt, assemble, changes_of
+from notes_cli.runtime.corrections import known_fields, meant, one_value
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor

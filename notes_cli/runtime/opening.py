@@ -1,0 +1,130 @@
+"""From words of a user to segments: names of the library, segment files, and texts that are compiled now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import Help, NotesError, Notice, Progress, Remedy, Say, SkillError, UnwritableError
+from notes_cli.library.container import peek
+from notes_cli.library.store import written
+from notes_cli.runtime.workspace import Workspace
+
+if TYPE_CHECKING:
+    from notes_cli.text.skill import Skill
+
+
+class Watch(Protocol):
+    """Shows how far something has come that takes long: what is done, how many tokens it will take, if that is known,
+    and in which unit it is counted. `later`: it may be over before it is worth showing."""
+
+    def __call__(
+        self, label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+    ) -> AbstractContextManager[Progress]: ...
+
+
+def unseen(
+    label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+) -> AbstractContextManager[Progress]:
+    """Shows nothing."""
+    return nullcontext(lambda done, total: None)
+
+
+def open_segments(
+    workspace: Workspace,
+    words: Sequence[str],
+    say: Say,
+    *,
+    image: bool = False,
+    dry: bool = False,
+    watch: Watch = unseen,
+) -> list[Segment]:
+    """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now.
+
+    `image`: each must be an image. `dry`: a text is not compiled; its segment has no rows. `watch` shows how far
+    compiling has come. Raise SkillError for what is no image and must be one.
+    """
+    segments = []
+    for given in words:
+        target = workspace.library.resolve(given)
+        if target.kind == "name":
+            remedy = workspace.compile_again(target.name)
+            path = workspace.library.find(target.name, workspace.identity, remedy)
+            segments.append(workspace.open(path, target.name))
+            tell_edited(workspace, segments[-1], say)
+        elif target.kind == "segment":
+            assert target.path is not None
+            segments.append(workspace.open(target.path))
+        else:
+            segments.append(_open_text(workspace, given, say, watch, image=image, dry=dry))
+    return segments
+
+
+def tell_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
+    """Tell where the text has been edited since it was compiled: what is spliced is what it said then."""
+    path = workspace.file_of(segment.name)
+    try:
+        if path is None or written(segment.source) <= path.stat().st_mtime_ns:
+            return
+    except FileNotFoundError:  # removed meanwhile
+        return
+    from notes_cli.runtime.freshness import Stale, text_changed
+
+    changed = text_changed(peek(path))
+    if changed and changed.kind is Stale.TEXT:
+        say(Notice(f"{segment.name}: {changed.what}", workspace.compile_edited(segment.name), warning=True))
+
+
+def no_image(name: str) -> SkillError:
+    """What to raise for what is to be shown as an image and is none."""
+    return SkillError(f"{name} is a text, and no image", "Splice it instead")
+
+
+def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
+    from notes_cli.text.skill import load_skill
+
+    if given == "-":
+        raise NotesError("a skill cannot be spliced from standard input", Help.COMPILE())
+    skill = load_skill(given)
+    if image and not skill.picture:
+        raise no_image(skill.name)
+    for warning in skill.warnings:
+        say(Notice(warning, warning=True))
+    return open_skill(workspace, skill, given, say, watch, dry=dry)
+
+
+def open_skill(
+    workspace: Workspace, skill: Skill, given: str, say: Say, watch: Watch = unseen, *, dry: bool = False
+) -> Segment:
+    """A text's or an image's segment: that of the library if it is up to date, else compiled now. It is kept where its
+    name is free and the library can be written to; what came from elsewhere is never replaced. `given`: what the user
+    calls it."""
+    from notes_cli.runtime.compiling import compile_skill, meant, plan
+    from notes_cli.runtime.keeping import compile_to_library, stale, taken
+
+    skill = meant(workspace, skill, say)
+    why = taken(workspace, skill)
+    if why and skill.picture:  # pictures of one name are many: this one has a name of its own
+        skill = replace(skill, name=f"{skill.name[:40]}-{skill.picture.sha256[:16]}")
+        why = taken(workspace, skill)
+    if dry and stale(workspace, skill, workspace.library.path(skill.name, workspace.identity)):
+        say(Notice(f"{given} would be compiled first, as {skill.name}"))
+        return plan(workspace, skill)
+    remedy: Remedy | None = Help.KEEP_AS_OTHER(source=given)
+    if why is None:
+        try:
+            with watch(f"compiling {skill.name}") as progress:
+                compiled = compile_to_library(workspace, skill, progress=progress, say=say)
+        except UnwritableError as error:
+            why, remedy = error.what, error.remedy
+        else:
+            if compiled.reasons:
+                reasons = "; ".join(compiled.reasons)
+                say(Notice(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {reasons}"))
+            return workspace.open(compiled.path)
+    say(Notice(f"{given} is compiled for this once: {why}", remedy))
+    with watch(f"compiling {skill.name}") as progress:
+        return compile_skill(workspace, skill, progress)
