@@ -8,17 +8,18 @@ it is taken. Who may not share with whom is told apart by a salt.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.pieces import Reason
+from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.runtime.assembling import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
+_OPENING = Chunk("text")  # BOS
 REMEMBERED = 4096  # ways that rows came about, of which the numbers are known
 
 
@@ -37,6 +38,15 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def live(self, length: int) -> list[Piece]:
+        """The pieces of so many first tokens that are there already, whatever they were to who left them there."""
+        pieces, place = [], 0
+        for chunk, ids in zip((_OPENING, *self.parts.chunks), (self.parts.opening, *self.parts.tokens), strict=True):
+            if (count := min(len(ids), length - place)) > 0:
+                pieces.append(Piece(chunk.kind, chunk.name, place, count, "live", Reason.LIVE))
+            place += count
+        return pieces
 
 
 @dataclass(slots=True, eq=False)
@@ -127,16 +137,16 @@ class Prefixes:
                 length = first
         return 0 if length < layout.pinned else length
 
-    def begin(self, one: Kept, length: int, *, dry: bool = False) -> Notebook:
-        """A notebook that goes on after the first tokens of a kept one: that itself, if nothing else is in it. A `dry`
-        one only tells what would be done."""
+    def begin(self, one: Kept, length: int, layout: Layout, *, dry: bool = False) -> Notebook:
+        """A notebook that goes on after the first tokens of a kept one, which are those of this prompt: that itself, if
+        nothing else is in it. A `dry` one only tells what would be done."""
         one.used = next(self._clock)
         if one.idle and length == len(one.notebook) and not dry:
             self.kept.remove(one)
             notebook = one.notebook
         else:
             notebook = one.notebook.share(length, dry=dry)
-        notebook.pieces = [replace(piece, how="live", reason=Reason.LIVE, moved=0) for piece in notebook.pieces]
+        notebook.pieces = layout.live(length)
         notebook.seconds = {"splice": 0.0, "decode": 0.0}
         notebook.bound = None
         return notebook

@@ -323,7 +323,7 @@ class Scheduler:
         kept, length, coming = self.prefixes.find(layout, salt)  # after room was made: that takes idle ones away
         if coming > length + SOON:
             return False
-        notebook = self.prefixes.begin(kept, length) if kept and length else self.workspace.notebook()
+        notebook = self.prefixes.begin(kept, length, layout) if kept and length else self.workspace.notebook()
         first = self._room_for(job, len(layout) - len(notebook), min(arranged.room, GRANT))
         if first is None:
             self.prefixes.undo(kept, notebook)

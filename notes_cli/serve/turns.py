@@ -57,7 +57,9 @@ class Turns:
         layout = arranged.layout
         kept, length, _ = self._prefixes.find(layout, asked.notes.cache_salt)
         live = length if kept else 0
-        notebook = self._prefixes.begin(kept, live, dry=True) if kept and live else self._workspace.notebook(dry=True)
+        notebook = (
+            self._prefixes.begin(kept, live, layout, dry=True) if kept and live else self._workspace.notebook(dry=True)
+        )
         run(self._reading(layout, notebook))
         counts = replace(Counts.of(notebook), shared=live)
         return explanation(notebook.pieces, asdict(counts), arranged.notices)

@@ -174,6 +174,18 @@ def test_a_correction_of_all_is_said_after_the_last_that_it_is_of(own: Served) -
         assert (told(reply), kinds[-1]) == ("reduced", "erratum")
 
 
+def test_what_is_live_is_told_by_its_own_prompt(own: Served) -> None:
+    """The blank line before a correction was left by another request, and has other words after it here."""
+    text = own.http.get("/v1/notes/returns").json()["text"]
+    first = own.chat(
+        [{"role": "system", "content": text}, ASK], notes={"explain": True, "errata": {"date": "2026-07-01"}}
+    )
+    second = own.chat([{"role": "system", "content": f"{text}\n\nBe kind."}, ASK], notes={"explain": True})
+    live = [sum(tokens for _, how, tokens in pieces(one) if how == "live") for one in (first, second)]
+    skill = sum(tokens for kind, _, tokens in pieces(first) if kind == "splice")
+    assert (errata(first), errata(second)) == (1, 0) and live[1] > skill, "something after the skill is shared"
+
+
 def compiled(own: Served, name: str, text: str) -> None:
     assert own.http.post("/v1/notes/compile", json={"name": name, "text": text, "force": True}).status_code == 200
 
