@@ -75,7 +75,7 @@ def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
         return _finished(desk, asked, desk.prefixes.raw(_raw(desk.workspace, asked.prompt)), False)
     talk, known = desk.conversations.find(asked)
-    for name in [name for name, segment in known.items() if _is_sent_newer(desk.shelf, segment, asked)]:
+    for name in _sent_newer(desk.shelf, known, asked):
         talk, known = talk and talk.without(name), {one: segment for one, segment in known.items() if one != name}
     skills: dict[str, Segment] = {}
     for name in (*named, *asked.notes.splice):
@@ -84,11 +84,14 @@ def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
     return _arranged(desk, asked, talk, known, skills, dry=dry)
 
 
-def _is_sent_newer(shelf: Shelf, segment: Segment, asked: Asked) -> bool:
-    """Whether a client sends the text of a skill as it was compiled since, after that which its conversation has."""
-    texts = {info.text for info in shelf.known() if info.name == segment.name} - {segment.text}
-    said = [part.text for one in asked.messages for part in one.parts if isinstance(part, TextPart)] if texts else []
-    return any(any(text in one for text in texts) for one in said) and asked.notes.match
+def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked) -> list[str]:
+    """Of the skills that a conversation has, those of which its client sends a text that was compiled since."""
+    if not known or not asked.notes.match:
+        return []
+    texts = {info.name: info.text for info in shelf.known() if info.name in known}
+    newer = {name: text for name, text in texts.items() if text != known[name].text}
+    said = [part.text for one in asked.messages for part in one.parts if isinstance(part, TextPart)] if newer else []
+    return [name for name, text in newer.items() if any(text in one for one in said)]
 
 
 def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
@@ -231,9 +234,9 @@ def _corrected(message: Message, number: int, talk: Talk) -> Message:
 
 def _late(messages: Sequence[Message], place: str) -> int | None:
     """The number of the message that skills are placed at the beginning of, if they are placed late."""
-    return (
-        next((number for number, one in enumerate(messages) if one.role == "user"), None) if place == "late" else None
-    )
+    if place != "late":
+        return None
+    return next((number for number, one in enumerate(messages) if one.role == "user"), None)
 
 
 def _placed(messages: list[Message], given: list[Part], place: str) -> list[Message]:

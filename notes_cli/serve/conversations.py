@@ -181,7 +181,7 @@ def told(
     segments = list(skills.values())
     known = known_fields(*segments)
     fresh = {copy for copy in copies if copy not in talk.copies}
-    came = {copy.name for copy in fresh}
+    came = {copy.name for copy in fresh if not skills[copy.name].is_image}
     waits = result is not None and not first and len(own) == len(talk.own)
     given = [(at, erratum) for at, text in enumerate(own) for erratum in parse_errata([text], segments)]
     meant = [known.find(one.key) if one.field and one.value else [] for _, one in given]
@@ -215,7 +215,7 @@ def told(
             said += [sentence(*key) for key in new]
             overruled |= set(new)
     for (at, erratum), of in zip(given, meant, strict=True):
-        again = any((one.skill, one.field) in overruled or one.skill in came for one in of) or (came and not of)
+        again = any((one.skill, one.field) in overruled or one.skill in came for one in of) or bool(came and not of)
         if at < len(talk.own) and not again:
             continue
         names = {one.skill for one in of}
