@@ -107,12 +107,12 @@ class Service:
             return JSONResponse({"status": "draining"}, 503)
         if not self.scheduler.ready.done():
             return JSONResponse({"status": "loading"}, 503)
-        if self.scheduler.over.done():
+        if self.scheduler.ended:
             return JSONResponse({"status": "failed"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        there = self.scheduler.ready.done() and not self.scheduler.over.done()  # also while it drains
+        there = self.scheduler.ready.done() and not self.scheduler.ended  # also while it drains
         gauges = await asyncio.wrap_future(self.scheduler.call(self.scheduler.gauges)) if there else {}
         return Response(exposed(self.scheduler.tally, gauges), media_type=KIND)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -208,13 +208,7 @@ def _question(messages: Sequence[Message]) -> int:
 
 def _copies(messages: Sequence[Message], named: Iterable[str], place: str) -> list[Copy]:
     """The places that have skills, in the order of the prompt."""
-    copies: list[Copy] = []
-    for number, message in enumerate(messages):
-        nth: Counter[str] = Counter()
-        for part in message.parts:
-            if isinstance(part, SkillPart):
-                copies.append(Copy(part.name, number, nth[part.name]))
-                nth[part.name] += 1
+    copies = [copy for number, message in enumerate(messages) for _, copy in _parts(message, number) if copy]
     late = _late(messages, place)
     before = sum(copy.message < (int(messages[0].role == "system") if late is None else late) for copy in copies)
     return [*copies[:before], *map(Copy, named), *copies[before:]]
@@ -223,13 +217,20 @@ def _copies(messages: Sequence[Message], named: Iterable[str], place: str) -> li
 def _corrected(message: Message, number: int, talk: Talk) -> Message:
     """A message with what is said after the skills in it, and before it."""
     parts: list[Part] = list(map(ErratumPart, talk.before.get(number, ())))
+    for part, copy in _parts(message, number):
+        parts += [part, *map(ErratumPart, talk.with_copy.get(copy, ()) if copy else ())]
+    return replace(message, parts=tuple(parts))
+
+
+def _parts(message: Message, number: int) -> Iterator[tuple[Part, Copy | None]]:
+    """The parts of a message, and of which copy each skill among them is."""
     nth: Counter[str] = Counter()
     for part in message.parts:
-        parts.append(part)
         if isinstance(part, SkillPart):
-            parts += map(ErratumPart, talk.with_copy.get(Copy(part.name, number, nth[part.name]), ()))
+            yield part, Copy(part.name, number, nth[part.name])
             nth[part.name] += 1
-    return replace(message, parts=tuple(parts))
+        else:
+            yield part, None
 
 
 def _late(messages: Sequence[Message], place: str) -> int | None:

@@ -135,14 +135,14 @@ class Scheduler:
         def called() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    if self.over.done():
+                    if self.ended:
                         raise Refused(503, "the server has ended", code="shutting_down")
                     future.set_result(function())
                 except BaseException as error:
                     future.set_exception(error)
 
         self._arrivals.put(_Work(called) if long else called)
-        if self.over.done():
+        if self.ended:
             self._turn_away()
         return future
 
