@@ -43,7 +43,6 @@ from notes_cli.runtime.asking import (
 from notes_cli.runtime.naming import model_file, projector_of
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import of_fields
 from notes_cli.text.skill import Skill
 
 if TYPE_CHECKING:
@@ -344,12 +343,9 @@ class Model:
 
         if isinstance(questions, str):
             raise NotesError(f"questions is the text {questions!r}, and not a list", f"Write [{questions!r}]")
-        like = _request("", method, how)  # whose lists are gone through once, whatever they are
-        given = {name: getattr(like, name) for name in (*how, "method") if name != "method" or method is not None}
-        requests = (
-            one if isinstance(one, NotesError) else replace(one if isinstance(one, Request) else Request(one), **given)
-            for one in questions
-        )
+        like = _request("", method, how)  # whose lists serve all questions, also those that can be gone through once
+        kept: Any = {name: getattr(like, name) for name in how}
+        requests = (one if isinstance(one, NotesError) else _request(one, method, kept) for one in questions)
         for _, outcome in ask_many(self.workspace, requests, parallel, listener):
             yield outcome
 
@@ -402,7 +398,8 @@ class Model:
         `cases`, a question each. Raise NotesError where that cannot be."""
         from notes_cli.measure.examination import Examination, examine_splice
 
-        wanted = splice if isinstance(splice, Examination) else Examination(splice=splice, **_said(how))
+        given: Any = how  # whose errata may be a mapping
+        wanted = splice if isinstance(splice, Examination) else Examination(splice=splice, **given)
         return examine_splice(self.workspace, wanted, listener)
 
     @alone
@@ -420,7 +417,8 @@ class Model:
         from notes_cli.measure.examination import Examination, examine_edits
 
         if not isinstance(splice, Examination):
-            splice = Examination(splice=splice, values=values or {}, methods=methods, **_said(how))
+            given: Any = how  # whose errata may be a mapping
+            splice = Examination(splice=splice, values=values or {}, methods=methods, **given)
         return examine_edits(self.workspace, splice, listener)
 
     @alone
@@ -623,13 +621,8 @@ def _close(sessions: list[Session]) -> None:
 def _request(question: str | Request, method: Method | str | None, how: Asking) -> Request:
     """The request that is meant. Raise NotesError for an edit method that there is not."""
     request = question if isinstance(question, Request) else Request(question)
-    return replace(request, method=_method(method) or request.method, **_said(how))
-
-
-def _said(how: Asking | Examining) -> dict[str, Any]:
-    """The same, with errata as a list. Raise NotesError for a field that is none."""
-    errata = how.get("errata")
-    return {**how, "errata": of_fields(errata)} if isinstance(errata, Mapping) else {**how}
+    given: Any = how  # whose errata may be a mapping
+    return replace(request, method=_method(method) or request.method, **given)
 
 
 def _method(given: Method | str | None) -> Method | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from notes_cli.engine.segment import Segment
 from notes_cli.measure.composition import compose
 from notes_cli.measure.edits import Edits, verify_edits
 from notes_cli.measure.session import SessionReport, verify_session
@@ -15,11 +13,12 @@ from notes_cli.measure.verify import Report, field_questions, verify
 from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.asking import (
     SILENT,
+    SKILLS,
     Listener,
     Request,
     SkillRef,
-    as_lists,
     corrected,
+    keep_lists,
     opened,
     prompt_of,
     settle,
@@ -29,7 +28,6 @@ from notes_cli.runtime.assembling import Prompt
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.session import Session
-from notes_cli.text.erratum import of_fields
 
 LABEL = "recomputing"  # what takes long
 
@@ -55,13 +53,7 @@ class Examination:
     wording: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.errata, Mapping):
-            object.__setattr__(self, "errata", of_fields(self.errata))
-        texts = {"questions": self.questions, "errata": self.errata, "methods": self.methods}
-        texts |= {} if self.choices is None else {"choices": self.choices}
-        lists = as_lists({"splice": self.splice}, (str, os.PathLike, Segment)) | as_lists(texts, str)
-        for name, one in lists.items():
-            object.__setattr__(self, name, one)
+        keep_lists(self, splice=SKILLS, questions=str, errata=str, methods=str, choices=str)
 
 
 @dataclass(frozen=True, slots=True)

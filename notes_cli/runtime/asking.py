@@ -39,22 +39,28 @@ ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer wit
 
 
 SkillRef = str | os.PathLike[str] | Segment  # a name of a compiled skill, a segment file or a text, or a segment
+SKILLS = (str, os.PathLike, Segment)  # the same, to ask of a value
 
 
-def as_lists(given: Mapping[str, object], kinds: type | tuple[type, ...]) -> dict[str, tuple[Any, ...]]:
-    """Each of these as a tuple: what can be gone through once would be empty the second time. Raise NotesError for what
-    is no list, such as a text, which is one of its letters, and for what is in it and none of these `kinds`."""
-    found = {}
-    for name, one in given.items():
-        if isinstance(one, str):
-            raise NotesError(f"{name} is the text {one!r}, and not a list", f"Write [{one!r}]")
-        if not isinstance(one, Iterable):
-            raise NotesError(f"{name} is {_short(one)}, and not a list")
-        found[name] = tuple(one)
-        for part in found[name]:
-            if not isinstance(part, kinds):
+def keep_lists(of: object, **kinds: type | tuple[type, ...]) -> None:
+    """Make tuples of the lists that a frozen dataclass has by these names: what can be gone through once would be empty
+    the second time. Errata may be a mapping of fields and values, choices None. Raise NotesError for what is no list,
+    such as a text, which is one of its letters, and for what is in it and none of these kinds."""
+    for name, kind in kinds.items():
+        given = getattr(of, name)
+        if name == "choices" and given is None:
+            continue
+        if name == "errata" and isinstance(given, Mapping):
+            given = of_fields(given)
+        if isinstance(given, str):
+            raise NotesError(f"{name} is the text {given!r}, and not a list", f"Write [{given!r}]")
+        if not isinstance(given, Iterable):
+            raise NotesError(f"{name} is {_short(given)}, and not a list")
+        found = tuple(given)
+        for part in found:
+            if not isinstance(part, kind):
                 raise NotesError(f"{name} has {_short(part)}, which cannot be one of them")
-    return found
+        object.__setattr__(of, name, found)
 
 
 def _short(one: object) -> str:
@@ -66,8 +72,8 @@ class Request:
     """One question and how it is to be answered. What is None goes by what was measured of the model.
 
     `splice`: names of compiled skills, segment files or texts, or segments. `errata`: `field=value` or free words, or a
-    mapping of fields and values.
-    `images`: files of images, or names and segments as of `splice`, which are shown with the question.
+    mapping of fields and values. `images`: files of images, or names and segments as of `splice`, which are shown with
+    the question.
     `values`: new values of fields, brought in by `method`. `max_think`, `limit`: tokens. `recompute`: decode the very
     same tokens instead of splicing; `decode`: those of these skills alone, each of `splice`, so that they see what
     precedes them. `strict`: refuse a skill that cannot be spliced, instead of decoding it.
@@ -99,18 +105,10 @@ class Request:
     images: Sequence[SkillRef] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.errata, Mapping):
-            object.__setattr__(self, "errata", of_fields(self.errata))
         for name, one, kind in (("values", self.values, Mapping), ("sampling", self.sampling, SamplerOptions)):
             if not isinstance(one, kind):
                 raise NotesError(f"{name} is {one!r}, and no {kind.__name__}")
-        skills = {"splice": self.splice, "images": self.images}
-        texts = {"errata": self.errata, "decode": self.decode}
-        texts |= {} if self.choices is None else {"choices": self.choices}
-        lists = as_lists(skills, (str, os.PathLike, Segment)) | as_lists(texts, str)
-        lists |= as_lists({"results": self.results}, (tuple, list))
-        for name, found in lists.items():
-            object.__setattr__(self, name, found)
+        keep_lists(self, splice=SKILLS, images=SKILLS, errata=str, decode=str, choices=str, results=(tuple, list))
         words = [
             ("question", self.question),
             ("system", self.system or ""),

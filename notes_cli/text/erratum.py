@@ -25,6 +25,7 @@ COLON = expression("[:\uff1a]")  # as in a line of a text, in any script (keys.p
 # As a name is written, a reference to a skill's field, or a placeholder: "1=2" is none.
 LIKE_NAME = expression(r"\*\.|[\w.*{}-]*[^\W\d_][\w.*{}-]*")
 ANOTHER = expression(r"[,;]([^,;=:]+)[=:]")  # in a value: what may be meant as a field and its value
+MOST_NAMED = 256  # characters of a value that are looked at for such a name: no skill and field have more together
 SLOT = expression(r"\{(field|value|text|skill)\}")
 
 
@@ -105,7 +106,7 @@ def _another(value: str, known_fields: Collection[str]) -> str | None:
     """A field that a value gives another value: its name is before an equals sign, or after a comma before a colon."""
     found = [[field_name(other[1])] for other in ANOTHER.finditer(value)]
     for end in (place for place, letter in enumerate(value) if letter == "="):
-        words = value[:end].replace(",", " ").replace(";", " ").split()
+        words = value[max(0, end - MOST_NAMED) : end].replace(",", " ").replace(";", " ").split()
         found.append([field_name(" ".join(words[-count:])) for count in range(MAX_WORDS, 0, -1)])
     return next((name for names in found for name in names if name in known_fields), None)
 

@@ -215,3 +215,11 @@ def test_a_line_in_another_case_is_no_words(text: str) -> None:
     """As with an equals sign: the field is named as the text has it."""
     with pytest.raises(SkillError, match="no spliced skill has a field"):
         parse_erratum(text, KNOWN)
+
+
+def test_a_long_value_is_looked_through_once() -> None:
+    """In a time that does not grow with the square of its equals signs."""
+    value = "x = " * 20_000
+    assert parse_erratum(f"date={value}", KNOWN).value == value.strip()
+    with pytest.raises(SkillError, match="gives 'date' a value, and 'tier' another one"):
+        parse_erratum(f"date={value}tier=gold", KNOWN)
