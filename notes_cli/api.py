@@ -93,6 +93,7 @@ class Asking(TypedDict, total=False):
     recompute: bool  # decode the very same tokens instead of splicing, to compare
     decode: Sequence[str]  # of `splice`: decode these, so that they see what precedes them
     strict: bool  # refuse a skill that cannot be spliced, instead of decoding it
+    exact: bool  # reuse rows only where they are those of a prefill of the whole prompt, decode all others
 
 
 class Examining(TypedDict, total=False):

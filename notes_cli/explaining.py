@@ -31,6 +31,7 @@ _WHY = {
     "other_context": "recomputed: preceded by a different context than at compile time",
     "not_spliced": "full prefill was asked for",
     "refused": "decoded: {detail}",
+    "inexact": "exact rows were asked for: {detail}",
     "new_value": "recomputed with the new value",
     "from_change": "decoded from the changed value on",
     "block": "block {detail} of {blocks}, recomputed after the left context alone by a pass over {passed} tokens",

@@ -152,6 +152,12 @@ from notes_cli.explaining import plan_as_json, turn_as_json
 @click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
 @click.option("--strict", is_flag=True, help="Refuse a skill that cannot be spliced here, instead of decoding it.")
 @click.option(
+    "--exact",
+    is_flag=True,
+    help="Answer as a prefill of the whole prompt would: a skill is reused only after what it was compiled after, and "
+    "decoded everywhere else.",
+)
+@click.option(
     "--decode",
     "decoded",
     type=SkillName(),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LONGEST = 16 << 20  # bytes of a line
 # Keys of a line that an option has another word for in Python.
 _PARAMETERS = {"splice": "splices", "decode": "decoded", "n": "limit"}
-_LISTS, _FLAGS = ("splice", "decode", "errata"), ("think", "strict", "no_splice")
+_LISTS, _FLAGS = ("splice", "decode", "errata"), ("think", "strict", "exact", "no_splice")
 _TEXTS = ("method", "system", "place", "wording")
 _NUMBERS = ("max_think", "n", "temp", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "seam")
 _HELD = ("choices", "json_schema", "grammar")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.requests import RequestFields
 
 # What only the first turn of a session can say.
-_OPENING = ("fields", "system", "no_splice", "decoded", "place")
+_OPENING = ("fields", "system", "no_splice", "decoded", "place", "exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Call:
         if self.opens:
             return None
         later: RequestFields = {**self.words, "splice": self.typed, "fields": (), "method": None}
-        return {**later, "system": None, "place": None, "recompute": False, "decode": ()}
+        return {**later, "system": None, "place": None, "recompute": False, "decode": (), "exact": False}
 
     def begun(self) -> NotesError:
         """That the session goes on, and can take none of what only its first turn can have."""
         return NotesError(
-            f"session {self.session} has begun: --place, --system, --no-splice and --decode belong to its first "
-            "turn. A field is edited with: notes edit"
+            f"session {self.session} has begun: --place, --system, --no-splice, --exact and --decode belong to its "
+            "first turn. A field is edited with: notes edit"
         )
 
 
@@ -81,8 +81,8 @@ def read_call(question: str | None, prompt: str | None, file: Path | None, given
 
 def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> RequestFields:
     """The request for a question, by the values of the options."""
-    same = ("errata", "fields", "method", "system", "think", "max_think", "limit", "seam", "place", "wording", "strict")
-    words = {name: given[name] for name in same}
+    same = ("errata", "fields", "method", "system", "think", "max_think", "limit", "seam", "place", "wording")
+    words = {name: given[name] for name in (*same, "strict", "exact")}
     asking = {"question": asked, "results": (), "splice": given["splices"], "choices": choices}
     asking["images"] = given["images"]
     asking |= {"recompute": given["no_splice"], "decode": given["decoded"]}

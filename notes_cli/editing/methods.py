@@ -71,6 +71,11 @@ class Record:
         return self.edits in (Edits.FIELD, Edits.SELECTED)
 
     @property
+    def exact(self) -> bool:
+        """Whether all rows are those of a prefill of the text that is there afterwards."""
+        return self.edits in (Edits.NOTHING, Edits.FROM_CHANGE, Edits.ALL)
+
+    @property
     def reaches_end(self) -> bool:
         """Whether no row is left that has seen the old value."""
         return self.edits in (Edits.FROM_CHANGE, Edits.ALL)

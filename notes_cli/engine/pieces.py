@@ -31,6 +31,7 @@ class Reason(str, Enum):
     OTHER_CONTEXT = "other_context"  # a seam: preceded by a different context than at compile time
     NOT_SPLICED = "not_spliced"  # the skill is compiled, and is not to be spliced
     REFUSED = "refused"  # the rows cannot be placed here [why]
+    INEXACT = "inexact"  # placed here the rows would not be those of a prefill, which was asked for [why]
     NEW_VALUE = "new_value"  # the corrected text
     FROM_CHANGE = "from_change"  # from the changed value on
     BLOCK = "block"  # blocks of the skill that were computed after its left context alone [their numbers]

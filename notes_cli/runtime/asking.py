@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from notes_cli.classes import dataclass
-from notes_cli.editing.methods import RECOMPUTE, Method
+from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
 from notes_cli.engine.decision import Decision, deciding
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.loop import Task, run, steps
@@ -21,7 +21,7 @@ from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import GrammarError, NotesError, Notice, SessionError, SkillError
+from notes_cli.errors import GrammarError, Help, NotesError, Notice, SessionError, SkillError
 from notes_cli.library.files import ERRATA
 from notes_cli.library.store import Library
 from notes_cli.runtime.assembling import Prompt, assemble, check_seam, method_for, unspliced
@@ -76,7 +76,8 @@ class Request:
     the question.
     `values`: new values of fields, brought in by `method`. `max_think`, `limit`: tokens. `recompute`: decode the very
     same tokens instead of splicing; `decode`: those of these skills alone, each of `splice`, so that they see what
-    precedes them. `strict`: refuse a skill that cannot be spliced, instead of decoding it.
+    precedes them. `strict`: refuse a skill that cannot be spliced, instead of decoding it. `exact`: reuse rows only
+    where they are those of a prefill of the whole prompt, and decode what would have to be moved.
     `json_schema` (JSON, read), `grammar` (GBNF): what the answer is held to, one of them, and not with choices.
     `results`: in a session, in the place of a question: the name of each tool that the last answer called, and what the
     tool has returned. Raise NotesError where one text is given for a list of them, and for less than no tokens.
@@ -99,6 +100,7 @@ class Request:
     recompute: bool = False
     decode: Sequence[str] = ()
     strict: bool = False
+    exact: bool = False
     json_schema: Any = None
     grammar: str | None = None
     results: Sequence[tuple[str, str]] = ()
@@ -254,6 +256,7 @@ def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: 
         dry=dry,
         room=room_for(workspace, request, draft.settings.think),
         strict=request.strict,
+        exact=request.exact,
         later=True,
     )
     return draft.planned(notebook)
@@ -411,11 +414,19 @@ def _method(
     workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool
 ) -> tuple[Method | None, str | None]:
     """The method that was named, or the one that fits, and why; None where nothing is amended."""
-    if not request.values or request.method:
-        return (request.method if request.values else None), None
+    if not request.values:
+        return None, None
+    if request.method:
+        if request.exact and not request.method.record.exact:
+            what = f"{request.method} leaves rows that were computed with the old value, and exact rows were asked for"
+            raise NotesError(what, Help.OTHER_METHOD(method=f"{SUFFIX} or {ERRATUM}"))
+        return request.method, None
     if request.recompute:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
-    return method_for(workspace, Prompt(request.question, segments, values=request.values, think=think))
+    method, why = method_for(workspace, Prompt(request.question, segments, values=request.values, think=think))
+    if request.exact and not method.record.exact:
+        return ERRATUM, f"{ERRATUM}: exact rows were asked for, and {method} leaves some of the old value"
+    return method, why
 
 
 def tell_meant(request: Request, skills: Sequence[Fielded], listener: Listener) -> None:

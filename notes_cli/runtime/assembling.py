@@ -17,7 +17,7 @@ from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.loop import Task, run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.segment import Segment, Tokens, quantized
 from notes_cli.errors import Help, NotesError, Notice, UnsupportedError
 from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.corrections import resolved
@@ -29,9 +29,11 @@ from notes_cli.text.messages import Conversation, SkillPart, asking, check_once
 from notes_cli.text.prompt import Chunk, build
 
 if TYPE_CHECKING:
+    from notes_cli.engine.context import Context
     from notes_cli.engine.eye import Seen
 
 _OPENING = Chunk("text")  # BOS
+_OTHER_LEFT = "preceded by a different context than at compile time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def assemble(
     dry: bool = False,
     room: int = 0,
     strict: bool = False,
+    exact: bool = False,
     parts: Parts | None = None,
     later: bool = False,
 ) -> Notebook:
@@ -180,13 +183,21 @@ def assemble(
     `splice=False` decodes the very same tokens instead: the full recompute that everything is compared with.
     `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing. `strict`:
     raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`unspliced` tells).
+    `exact`: place rows only where they are those of a prefill of the whole prompt, and decode all others.
     `parts`: these of the prompt's, if not all. `later`: what is asked is decoded next, and with it the few tokens that
     precede a skill.
     """
     parts = parts_of(workspace, prompt) if parts is None else parts
     workspace.make_room(parts.count + cells_meanwhile(prompt, parts), room)
     going = assembling(
-        workspace, prompt, parts, seam=seam, splice=splice, rotate=rotate, dry=dry, strict=strict, later=later
+        *(workspace, prompt, parts),
+        seam=seam,
+        splice=splice,
+        rotate=rotate,
+        dry=dry,
+        strict=strict,
+        exact=exact,
+        later=later,
     )
     return run(going)
 
@@ -201,6 +212,7 @@ def assembling(
     rotate: bool = True,
     dry: bool = False,
     strict: bool = False,
+    exact: bool = False,
     begun: Notebook | None = None,
     later: bool = False,
 ) -> Task[Notebook]:
@@ -221,7 +233,7 @@ def assembling(
     except NotesError as error:
         workspace.advise(error)
         raise
-    place = Placing(seam, rotate, strict, partial(workspace.look, dry=dry))
+    place = Placing(seam, rotate, strict, exact, partial(workspace.look, dry=dry))
     notebook = workspace.notebook(dry=dry) if begun is None else begun
     try:
         there = len(notebook)
@@ -301,12 +313,13 @@ def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
 @dataclass(frozen=True, slots=True)
 class Placing:
     """How a segment comes to a notebook's end, the best that is right: restored, spliced, or decoded where its rows
-    cannot be placed, and why. `strict`: raise UnsupportedError instead of decoding it. `look` at the images of a
-    segment where its rows cannot be placed."""
+    cannot be placed, and why. `strict`: raise UnsupportedError instead of decoding it. `exact`: decode it also where
+    its rows would not be those of a prefill. `look` at the images of a segment where its rows cannot be placed."""
 
     seam: int
     rotate: bool = True
     strict: bool = False
+    exact: bool = False
     look: Callable[[Segment], Seen] | None = None
 
     def __call__(self, notebook: Notebook, segment: Segment) -> None:
@@ -315,13 +328,16 @@ class Placing:
     def task(self, notebook: Notebook, segment: Segment, later: bool = False) -> Task[None]:
         """The same as a task of a loop. `later`: as Notebook.splice has it."""
         same_left = np.array_equal(notebook.tokens, segment.context)
-        if segment.pinned and same_left:
+        context = notebook.context
+        inexact = _inexact(context, segment, same_left) if self.exact else None
+        if inexact:
+            refusal: str | None = inexact
+        elif segment.pinned and same_left:
             notebook.restore(segment)
             return
-        context = notebook.context
-        if segment.pinned:
+        elif segment.pinned:
             reason = _uncarried(notebook, segment)
-            refusal: str | None = f"preceded by a different context than at compile time; {reason}" if reason else None
+            refusal = f"{_OTHER_LEFT}; {reason}" if reason else None
         else:
             refusal = context.can_move(segment.base, notebook.position(len(notebook)), segment.positions)
         if refusal is None and segment.carry:
@@ -344,9 +360,26 @@ class Placing:
                 raise UnsupportedError(f"{segment.name} has an image, and cannot be spliced here: {refusal}")
             if notebook.pending and not notebook.dry:
                 yield [notebook]
-            notebook.show(self.look(segment), "splice", segment.name, Reason.REFUSED, refusal)
+            why = Reason.INEXACT if inexact else Reason.REFUSED
+            notebook.show(self.look(segment), "splice", segment.name, why, refusal)
         else:
-            notebook.append(segment.tokens, "splice", segment.name, reason=Reason.REFUSED, detail=refusal)
+            why = Reason.INEXACT if inexact else Reason.REFUSED
+            notebook.append(segment.tokens, "splice", segment.name, reason=why, detail=refusal)
+
+
+def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
+    """Why the rows of a segment, placed at a notebook's end, would not be those of a prefill of what is there, but for
+    the last bits that the size of a batch decides; None if they would. `same_left`: what is there is what preceded the
+    segment when it was compiled."""
+    if not same_left:
+        return _OTHER_LEFT
+    if segment.blocks:
+        return f"compiled in {len(segment.blocks)} blocks, which have not seen each other"
+    if any(quantized(segment.kv)):
+        return f"its rows are kept as {segment.kv}"
+    if context.compile_options != context.options:
+        return "the cache keeps rows in another type than they were computed in"
+    return None
 
 
 def _uncarried(notebook: Notebook, segment: Segment) -> str | None:

@@ -88,7 +88,12 @@ class _Stem:
         self.chunks = parts.chunks[:-1]
         splice, seam = not request.recompute, self.settings.seam
         self.notebook = assemble(
-            *(workspace, self.prompt), seam=seam, splice=splice, strict=request.strict, parts=parts.stem
+            *(workspace, self.prompt),
+            seam=seam,
+            splice=splice,
+            strict=request.strict,
+            exact=request.exact,
+            parts=parts.stem,
         )
         tell_unspliced(self.notebook, listener)
         try:

@@ -34,6 +34,7 @@ class RequestFields(TypedDict):
     recompute: bool
     decode: Sequence[str]
     strict: bool
+    exact: bool
     json_schema: Any
     grammar: str | None
 
@@ -61,6 +62,7 @@ def read_request(words: RequestFields) -> Request:
         recompute=words["recompute"],
         decode=words["decode"],
         strict=words["strict"],
+        exact=words["exact"],
         json_schema=words["json_schema"],
         grammar=words["grammar"],
     )

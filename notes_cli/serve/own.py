@@ -230,6 +230,7 @@ class Own:
                 splice=not request.recompute,
                 dry=self._explain,
                 strict=request.strict,
+                exact=request.exact,
                 begun=notebook,
             )
             plan = draft.planned(notebook)

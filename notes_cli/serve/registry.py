@@ -20,7 +20,7 @@ from notes_cli import __version__
 from notes_cli.library import held, private
 
 ASK = "/v1/notes/ask"  # what is only for processes of the server's user
-PROTOCOL = 1  # of what is asked and told between processes of notes
+PROTOCOL = 2  # of what is asked and told between processes of notes
 LOCAL = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::1": "[::1]", "::": "[::1]"}
 
 

@@ -122,11 +122,11 @@ class Session:
     def _prepare(self, request: Request, listener: Listener) -> Plan:
         """Settle what holds for the next turn, and assemble it."""
         goes_on = not self.empty
-        first = request.values or request.recompute or request.decode or request.place or request.system is not None
-        if goes_on and first:
+        made = request.recompute or request.exact or request.decode or request.place or request.system is not None
+        if goes_on and (request.values or made):
             raise SessionError(
-                f"session {self.stored.name} has begun: system text, place and recompute belong to its first turn, and "
-                "fields are changed by edits"
+                f"session {self.stored.name} has begun: system text, place, recompute, exact and decode belong to its "
+                "first turn, and fields are changed by edits"
             )
         if request.results:
             self._check_results(request)
@@ -158,6 +158,7 @@ class Session:
                 splice=not request.recompute,
                 room=room,
                 strict=request.strict,
+                exact=request.exact,
             )
             self.begin(prompt, notebook)
         return Plan(notebook, settings, Counts.of(notebook), at, grammar)

@@ -143,6 +143,7 @@ CASES = [
     [QUESTION, "--splice", "returns", LATE, "--wording", "nonsense"],
     [QUESTION, "--splice", "returns", "--no-splice", *DOCUMENT],
     [QUESTION, "--splice", "Returns", "--strict"],
+    [QUESTION, "-s", "Be brief.", "--splice", "returns", "--exact"],
     [QUESTION, "--splice", "Returns", "--splice", "SUPPORT", "--decode", "SUPPORT", *DOCUMENT],
     [QUESTION, "--splice", "Returns", "--decode", "SUPPORT"],
     ["why " * 9000, "--splice", "returns"],

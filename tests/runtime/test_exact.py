@@ -1,0 +1,157 @@
+"""`exact`: rows are reused only where a prefill would compute the same, so an answer is that of a prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from notes_cli.editing.methods import METHODS, Method
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.pieces import Reason
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import NotesError, SessionError, UnsupportedError
+from notes_cli.explaining import why
+from notes_cli.runtime.asking import Request, ask, explain
+from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.batch import ask_many
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.session import Session
+from notes_cli.text.erratum import Erratum
+from notes_cli.text.skill import Skill
+
+from ..conftest import MakeModel, MakeWorkspace
+
+FEES = Skill("fees", "", "fee: 12\nA fee is paid once.", (), "-")
+LATE = Erratum("date", "2026-07-01", "date=2026-07-01")
+
+
+def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """Squared error over the square of what is wanted."""
+    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
+
+
+def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> tuple[Notebook, NDArray[np.float32]]:
+    workspace.context.clear()
+    notebook = assemble(workspace, prompt, **how)
+    return notebook, notebook.logits()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "gpt2"])
+@pytest.mark.parametrize("system", [None, "Be kind."])
+@pytest.mark.parametrize("order", [("returns",), ("fees", "returns")])
+def test_logits_are_those_of_a_prefill(
+    make_workspace: MakeWorkspace, skill: Skill, kind: str, system: str | None, order: Sequence[str]
+) -> None:
+    """Wherever a skill is, exact rows give a prefill's logits. Control: a plain splice that moves does not."""
+    workspace = make_workspace(kind)
+    compiled = {one.name: compile_skill(workspace, one) for one in (skill, FEES)}
+    prompt = Prompt("Why?", [compiled[name] for name in order], [LATE], system)
+    _, wanted = logits(workspace, prompt, splice=False)
+    exact, found = logits(workspace, prompt, exact=True)
+    assert error(found, wanted) < 1e-5
+    first, *rest = (piece for piece in exact.pieces if piece.kind == "splice")
+    assert (first.how == "spliced") == (system is None)
+    assert all(piece.how == "decoded" and piece.reason is Reason.INEXACT for piece in rest)
+    assert not any(piece.refused for piece in exact.pieces)  # nobody is warned of what was asked for
+    plain, moved = logits(workspace, prompt)
+    if any(piece.moved for piece in plain.pieces):
+        assert error(moved, wanted) > 1e-4
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_edits_are_exact_or_refused(workspace: Workspace, skill: Skill, method: str) -> None:
+    """A method that leaves rows of the old value is refused; any other gives the logits of a prefill of its text."""
+    segment, values = compile_skill(workspace, skill), {"date": "2026-07-01"}
+    request = Request("Why?", [segment], values=values, method=Method(method), exact=True, limit=1)
+    if not METHODS[method].exact:
+        with pytest.raises(NotesError, match="exact rows were asked for"):
+            ask(workspace, request)
+        return
+    prompt = Prompt("Why?", [segment], values=values, method=Method(method))
+    _, wanted = logits(workspace, prompt, splice=False)
+    _, found = logits(workspace, prompt, exact=True)
+    assert error(found, wanted) < 1e-5
+
+
+def test_what_mixes_rows_is_not_exact() -> None:
+    """A method that edits rows in place, or by blocks, is not exact, and all others are."""
+    inexact = {name for name, record in METHODS.items() if not record.exact}
+    assert inexact == {"field", "selective", "blend", "field+erratum", "block"}
+
+
+def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measured method that leaves rows of the old value gives way to the erratum, and says why."""
+    monkeypatch.setattr("notes_cli.runtime.asking.method_for", lambda *_: (Method("field"), "measured"))
+    request = Request("Why?", [compile_skill(workspace, skill)], values={"date": "2026-07-01"}, exact=True)
+    settings = explain(workspace, request).settings
+    assert settings.method == Method() and "exact" in str(settings.why)
+
+
+def in_blocks(workspace: Workspace, skill: Skill) -> Segment:
+    return compile_skill(workspace, skill, blocks=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "compiled", "told"),
+    [
+        ({}, in_blocks, "compiled in 2 blocks"),
+        ({"type_k": "q8_0", "type_v": "q8_0", "flash_attention": "on"}, compile_skill, "another type"),
+    ],
+)
+def test_rows_that_a_prefill_would_not_compute(
+    make_model: MakeModel,
+    skill: Skill,
+    options: dict[str, str],
+    compiled: Callable[[Workspace, Skill], Segment],
+    told: str,
+) -> None:
+    """Blocks that have not seen each other, and rows of another type than the cache's, are decoded, also in place."""
+    with Workspace(make_model("qwen3"), ContextOptions(n_ctx=512, n_threads=1, **options)) as workspace:  # type: ignore[arg-type]
+        found = explain(workspace, Request("Why?", [compiled(workspace, skill)], exact=True)).notebook.pieces
+        piece = next(one for one in found if one.kind == "splice")
+        assert piece.how == "decoded" and told in why(piece)
+
+
+def test_strict_refuses_what_is_not_exact(workspace: Workspace, skill: Skill) -> None:
+    """Both together: a skill is reused as it is, or the question is refused."""
+    segment = compile_skill(workspace, skill)
+    ask(workspace, Request("Why?", [segment], exact=True, strict=True, limit=1))
+    with pytest.raises(UnsupportedError, match="preceded by a different context"):
+        ask(workspace, Request("Why?", [segment], system="Be kind.", exact=True, strict=True, limit=1))
+
+
+def test_many_questions(workspace: Workspace, skill: Skill) -> None:
+    """Of a batch each question says whether it is exact, and those that are do not share the rows of those that are
+    not."""
+    segment = compile_skill(workspace, skill)
+    requests = [
+        Request(question, [segment], system="Be kind.", exact=exact, limit=2)
+        for question in ("Why?", "And when?")
+        for exact in (True, False)
+    ]
+    for number, outcome in ask_many(workspace, requests):
+        assert not isinstance(outcome, NotesError)
+        assert (outcome.counts.spliced == 0) == requests[number].exact
+        assert outcome.pieces == ask(workspace, requests[number]).pieces
+
+
+def test_a_session_begins_exactly(workspace: Workspace, skill: Skill) -> None:
+    """The first turn may be exact, and those after it go on from its rows; asked for later it is refused."""
+    segment = compile_skill(workspace, skill)
+    with Sessions(workspace.paths.sessions).locked("mine", new=True) as stored:
+        session = Session(workspace, stored)
+        session.ask(Request("Why?", [segment], system="Be kind.", exact=True, limit=1))
+        session.ask(Request("And when?", limit=1))
+        tokens, found = session.notebook.tokens, session.notebook.logits()
+        with pytest.raises(SessionError, match="exact"):
+            session.ask(Request("And how?", exact=True, limit=1))
+        session.close()
+    with workspace.notebook() as notebook:
+        notebook.append(tokens)
+        assert error(found, notebook.logits()) < 1e-5
