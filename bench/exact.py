@@ -1,0 +1,174 @@
+"""Does `--exact` ever answer otherwise than a prefill? The workloads of bench/race, counted instead of timed.
+
+    python -m bench.exact [--models shipped random] [--size 1k] [--asked N] [--write docs]
+
+Each prompt is answered three times from the same tokens: decoded whole, with `exact`, and spliced as by default. An
+answer is the same if all of its tokens are. Told are also the share of the prompts' tokens that was decoded, and of all
+prompts the largest squared error of the logits over the square of what a prefill gives. A changed field comes in by
+`suffix` with exact, in place by default; of a conversation the first turn is exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import notes_cli as notes
+from bench.experiments.frame import grid
+from bench.race.cells import MODELS
+from bench.race.workloads import ANSWER, TITLES, Work, texts, works
+from bench.random_model import ROOT
+from notes_cli.engine.notebook import Notebook
+from notes_cli.runtime.asking import SILENT, prepare
+
+KEPT = ROOT / "docs" / "results" / "exact.json"
+PAGE, BEGIN, END = "race.md", "<!-- bench.exact: begin -->", "<!-- bench.exact: end -->"
+WAYS = {"exact": "`--exact`", "spliced": "spliced"}  # what is compared with a prefill
+Row = dict[str, Any]
+
+
+Pairs = dict[str, list[tuple["Found", "Found"]]]  # by the way of answering: a prefill, and what is compared with it
+
+
+@dataclass(frozen=True)
+class Found:
+    """A prompt of so many tokens, of which some were decoded, and its answer; the logits before it, where known."""
+
+    tokens: int
+    decoded: int
+    answer: tuple[int, ...]
+    logits: NDArray[np.float32] | None = None
+
+
+def answered(notebook: Notebook) -> Found:
+    """Greedy, from the notebook's end on."""
+    tokens, decoded, logits = len(notebook), len(notebook) - notebook.count("spliced"), notebook.logits().copy()
+    answer: list[int] = []
+    while len(answer) < ANSWER:
+        answer.append(int(notebook.logits().argmax()))
+        notebook.append(answer[-1:])
+    return Found(tokens, decoded, tuple(answer), logits)
+
+
+def prompts(model: notes.Model, work: Work) -> Pairs:
+    """Each prompt, answered in each way."""
+    pairs: Pairs = {way: [] for way in WAYS}
+    for prompt in work.asked:
+        given: Row = {"splice": prompt.splice, "system": prompt.system or None, "limit": ANSWER}
+        given |= {"values": {"date": prompt.date}} if prompt.date else {}
+        found = {}
+        for way, how in {"prefill": {"recompute": True}, "exact": {"exact": True}, "spliced": {}}.items():
+            method = {"method": notes.Method("suffix" if way == "exact" else "field")} if prompt.date else {}
+            plan = prepare(model.workspace, notes.Request(prompt.question, **given, **how, **method), SILENT)
+            with plan.notebook as notebook:
+                found[way] = answered(notebook)
+        for way in WAYS:
+            pairs[way].append((found["prefill"], found[way]))
+    return pairs
+
+
+def turns(model: notes.Model, work: Work) -> Pairs:
+    """Each turn of a conversation in each way, and a prefill of the tokens that it has come to by then."""
+    pairs: Pairs = {way: [] for way in WAYS}
+    for way in WAYS:
+        with model.session(way) as talk:
+            for number, turn in enumerate(work.asked):
+                edited = 0
+                if number:
+                    made = talk.edit("date", turn.date, "suffix" if way == "exact" else "field")
+                    edited = sum(one.rows for one in made)
+                how: Row = {} if number else {"splice": turn.splice, "exact": way == "exact"}
+                before = talk._session.notebook.rows if number else 0
+                answer = talk.ask(turn.question, limit=ANSWER, **how)
+                tokens = talk._session.state.tokens
+                end = len(tokens) - answer.tokens
+                with model.workspace.notebook() as notebook:
+                    notebook.append(tokens[:end])
+                    wanted = answered(notebook)
+                decoded = edited + end - before if number else end - answer.counts.spliced
+                wanted = replace(wanted, answer=wanted.answer[: answer.tokens])
+                pairs[way].append((wanted, Found(end, decoded, tuple(tokens[end:]))))
+    return pairs
+
+
+def measure(name: str, work: Work) -> list[Row]:
+    """A row for each way."""
+    model_file = MODELS[name][1]()
+    with tempfile.TemporaryDirectory() as home:
+        paths = notes.Paths.under(Path(home))
+        with notes.open(model_file, beyond_trained=True, paths=paths) as model:
+            for skill, path in texts(work.skills).items():
+                model.compile(path, name=skill)
+            pairs = (turns if work.name == "turns" else prompts)(model, work)
+    return [
+        {
+            "model": name,
+            "work": work.name,
+            "size": work.size,
+            "way": way,
+            "asked": len(found),
+            "same": sum(wanted.answer == one.answer for wanted, one in found),
+            "decoded": sum(one.decoded for _, one in found) / sum(one.tokens for _, one in found),
+            "error": max((error(wanted, one) for wanted, one in found if one.logits is not None), default=None),
+        }
+        for way, found in pairs.items()
+    ]
+
+
+def error(wanted: Found, found: Found) -> float:
+    """Squared error of the logits over their square."""
+    assert wanted.logits is not None and found.logits is not None
+    return float(((found.logits - wanted.logits) ** 2).sum() / (wanted.logits**2).sum())
+
+
+def table(rows: list[Row]) -> str:
+    """A line for each workload."""
+    lines = []
+    for (model, work, size), those in groupby(rows, key=lambda row: (row["model"], row["work"], row["size"])):
+        by_way = {row["way"]: row for row in those}
+        cells = [
+            f"{by_way[way]['same']} of {by_way[way]['asked']} | {by_way[way]['decoded']:.2f} | "
+            + ("" if by_way[way]["error"] is None else f"{by_way[way]['error']:.1e}")
+            for way in WAYS
+        ]
+        lines.append(f"{MODELS[model][0]} | {TITLES[work]}, {size} | " + " | ".join(cells))
+    head = " | ".join(f"{title}: same answers | decoded | error" for title in WAYS.values())
+    return grid(f"model | asked | {head}", lines)
+
+
+def write(folder: Path, rows: list[Row]) -> None:
+    """Put the table into the page."""
+    path = folder / PAGE
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["shipped", "random"])
+    parser.add_argument("--size", default="1k")
+    parser.add_argument("--asked", type=int, help="of each workload so many prompts at most (default: all)")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="put the table into the page there")
+    given = parser.parse_args()
+    rows = []
+    for model in given.models:
+        for make in works().values():
+            work = make(given.size)
+            rows += measure(model, replace(work, asked=work.asked[: given.asked]))
+            print(table(rows[-len(WAYS) :]).splitlines()[-1], flush=True)
+    if given.write:
+        KEPT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write(given.write, rows)
+
+
+if __name__ == "__main__":
+    main()
