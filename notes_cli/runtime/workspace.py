@@ -34,7 +34,7 @@ from notes_cli.library.container import open_stored
 from notes_cli.library.digest import file_sha256
 from notes_cli.library.profiles import Profiles
 from notes_cli.library.renderings import Renderings
-from notes_cli.library.rotations import keep_check, load_checks
+from notes_cli.library.rotations import rotation_checks
 from notes_cli.library.store import Store, check_called
 from notes_cli.runtime.naming import library as own_library
 from notes_cli.text.pictures import Shown
@@ -452,12 +452,12 @@ class Workspace:
             return
         with self.scratch() as notebook:
             self._rotations[key] = measure_rotation(notebook.context, notebook.sequence)
-        keep_check(self._rotation_memory, key, self._rotations[key])
+        rotation_checks(self._rotation_memory).add({key: self._rotations[key]})
         self.learn()
 
     @cached_property
     def _rotations(self) -> dict[str, RotationCheck | None]:
-        return load_checks(self._rotation_memory)
+        return rotation_checks(self._rotation_memory).load()
 
     @property
     def _rotation_memory(self) -> Path:
