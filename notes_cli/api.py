@@ -33,14 +33,13 @@ from notes_cli.runtime.asking import (
     Listener,
     Plan,
     Request,
-    SkillRef,
     Stream,
     ask,
     ask_stream,
     explain,
-    opened,
 )
 from notes_cli.runtime.naming import model_file, projector_of
+from notes_cli.runtime.opening import SkillRef, open_segments
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
@@ -295,7 +294,7 @@ class Model:
     def segment(self, name: str) -> Segment:
         """A compiled skill by its name, or a segment file. Raise SegmentError if it is not there, or does not fit this
         model."""
-        (segment,) = opened(self.workspace, [name], SILENT)
+        (segment,) = open_segments(self.workspace, [name], SILENT.notice)
         return segment
 
     # Questions.

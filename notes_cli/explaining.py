@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
     from notes_cli.library.store import Entry as Compiled
     from notes_cli.measure.session import Cause
-    from notes_cli.runtime.asking import Answer, Plan, Request, Settings
+    from notes_cli.runtime.asking import Answer, Plan, Request
+    from notes_cli.runtime.settling import Settings
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.origin import Origin
     from notes_cli.sessions.state import Entry

@@ -390,13 +390,3 @@ def _chain(pieces: Sequence[Piece]) -> list[str]:
     skills = [piece for piece in opening if piece.kind == "splice"]
     restored = bool(skills) and skills[0].reason is Reason.RESTORED
     return list(dict.fromkeys(piece.name for piece in skills)) if restored else []
-
-
-def check_seam(seam: int, segments: Sequence[Segment]) -> None:
-    """Raise NotesError for a seam that leaves nothing of a skill to splice."""
-    for segment in segments:
-        if seam >= len(segment) and not segment.media:  # of an image what precedes its rows, whatever is asked
-            raise NotesError(
-                f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}",
-                Help.SHORTER_SEAM(),
-            )

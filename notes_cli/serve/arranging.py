@@ -13,10 +13,11 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.container import SegmentInfo
 from notes_cli.library.standing import StandingErrata
-from notes_cli.runtime.asking import Request, check_usable, named_apart
+from notes_cli.runtime.asking import Request
 from notes_cli.runtime.assembling import Prompt, parts_of, with_tools
 from notes_cli.runtime.prefixes import Layout, Prefixes
 from notes_cli.runtime.settings import UNMEASURED, defaults
+from notes_cli.runtime.settling import check_usable, named_apart, thinks
 from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, Copy, Talk, told
@@ -145,7 +146,7 @@ def _arranged(
     """Arrange messages, with these skills in the system message and those that are matched where they are. `known`:
     those that the conversation has. `roles`: of the messages in which texts are looked for."""
     workspace, wanted = desk.workspace, asked.writing
-    think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
+    think = thinks(workspace, wanted.think, wanted.max_think)
     found, messages = dict(named), list(asked.messages)
     if asked.notes.match:
         # Whoever has a salt learns nothing of what others have compiled.
