@@ -23,7 +23,7 @@ from notes_cli.errors import NotesError, Notice
 from notes_cli.runtime.assembling import assemble, unspliced
 from notes_cli.runtime.opening import SKILLS, SkillRef, Watch, unseen
 from notes_cli.runtime.settling import Draft, Settings, drafted
-from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Thought, deciding_after, replying, thinking
+from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Speaker, Thought, deciding_after, unheard
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import of_fields
 
@@ -306,9 +306,16 @@ def answering(workspace: Workspace, request: Request, plan: Plan, listener: List
         if listener.answer:
             listener.answer(text)
 
+    speaker = Speaker(
+        *(workspace, request.sampling, request.limit, request.max_think),
+        say=hear,
+        say_thought=(listener.thought if plan.settings.think else None) or unheard,  # one that was asked for
+        chosen=listener.chosen,
+        grammar=plan.grammar,
+    )
     thought, decision, stopped, text, tokens = None, None, None, "", 0
     if plan.settings.think:
-        thought = yield from thinking(workspace, notebook, request.sampling, request.max_think, listener.thought)
+        thought = yield from speaker.thinking(notebook)
         listener.thought_ended(thought, True)
     if request.choices is not None:
         if thought:
@@ -317,14 +324,7 @@ def answering(workspace: Workspace, request: Request, plan: Plan, listener: List
             decision = yield from deciding(notebook, request.choices)
         text = decision.choice
     else:
-        reply = yield from replying(
-            *(workspace, notebook, request.sampling, request.limit),
-            max_think=request.max_think,
-            say=hear,
-            thought=thought,
-            chosen=listener.chosen,
-            grammar=plan.grammar,
-        )
+        reply = yield from speaker.replying(notebook, thought)
         if thought is None and reply.thought:  # one that nobody had asked for
             listener.thought_ended(reply.thought, False)
         thought, text, tokens, stopped = reply.thought, reply.text, reply.tokens, reply.stopped

@@ -22,7 +22,7 @@ from notes_cli.measure.session import Cause, verify_session
 from notes_cli.runtime.assembling import Prompt, assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.corrections import known_fields
-from notes_cli.runtime.thinking import thinking
+from notes_cli.runtime.thinking import Speaker
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -188,7 +188,6 @@ def test_turns_that_are_gone_were_never_there(make: Open, skill: Skill, name: st
 def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever opens and closes chains of thought: what is left is what the template makes of an answer without one."""
     from notes_cli.engine.loop import run
-    from notes_cli.engine.sampler import SamplerOptions
 
     from ..thinkers import Scripted
 
@@ -199,7 +198,7 @@ def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monke
         session.begin(prompt, notebook)
         script = Scripted(workspace.model, "Let me see.</think>")
         monkeypatch.setattr("notes_cli.runtime.thinking.Sampler", script)
-        run(thinking(workspace, notebook, SamplerOptions(), 40))
+        run(Speaker(workspace, max_think=40).thinking(notebook))
         write(workspace, notebook, "Because.")
         session.keep()
         say(session, "And then?", "Nothing.")
