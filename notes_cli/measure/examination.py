@@ -12,8 +12,8 @@ from notes_cli.measure.session import SessionReport, verify_session
 from notes_cli.measure.verify import Report, field_questions, verify
 from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.asking import SILENT, Listener, Request, keep_lists
-from notes_cli.runtime.assembling import Prompt
 from notes_cli.runtime.opening import SKILLS, SkillRef, open_segments
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.settling import settled
 from notes_cli.runtime.workspace import Workspace

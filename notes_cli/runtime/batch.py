@@ -30,8 +30,9 @@ from notes_cli.runtime.asking import (
     room_for,
     tell_unspliced,
 )
-from notes_cli.runtime.assembling import Parts, Prompt, assemble, cells_meanwhile, chunks_of, parts_of
+from notes_cli.runtime.assembling import assemble, cells_meanwhile
 from notes_cli.runtime.opening import SkillRef, open_segments
+from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
 from notes_cli.runtime.settling import Settings, check_no_results, held_to, settled
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk, at_question

@@ -16,7 +16,7 @@ import numpy as np
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
-from notes_cli.runtime.assembling import Parts, Prompt
+from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
 _OPENING = Chunk("text")  # BOS

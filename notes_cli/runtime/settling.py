@@ -14,16 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from notes_cli.classes import dataclass
-from notes_cli.editing.methods import RECOMPUTE, Method
+from notes_cli.editing.methods import ERRATUM, RECOMPUTE, Method
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, SessionError, SkillError
 from notes_cli.library.files import ERRATA
 from notes_cli.library.store import Library
-from notes_cli.runtime.assembling import Prompt, method_for
-from notes_cli.runtime.corrections import Fielded, check_values, known_fields, meant, parse_errata
+from notes_cli.runtime.corrections import Fielded, check_values, known_fields, meant, parse_errata, resolved
 from notes_cli.runtime.opening import open_segments
-from notes_cli.runtime.settings import UNMEASURED, composing, defaults
+from notes_cli.runtime.prompt import Prompt, changes_of
+from notes_cli.runtime.settings import UNMEASURED, choose, composing, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, parse_erratum, read_errata, shipped_wordings, word
 from notes_cli.text.keys import listed
@@ -231,6 +231,18 @@ def _method(
     if request.recompute:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
     return method_for(workspace, Prompt(request.question, segments, values=request.values, think=think))
+
+
+def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
+    """The edit method for the prompt's values where the user names none, and why."""
+    if any(
+        one.skill == segment.name
+        for segment in prompt.segments
+        if segment.media
+        for one, _ in resolved(prompt.values, prompt.segments)
+    ):
+        return ERRATUM, f"{ERRATUM}: a skill that it corrects has an image, and no rows of such a one are edited"
+    return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think)
 
 
 def _tell_meant(request: Request, skills: Sequence[Fielded], listener: Listener) -> None:

@@ -14,8 +14,8 @@ from notes_cli.errors import ModelError
 from notes_cli.library.container import SegmentInfo
 from notes_cli.library.standing import StandingErrata
 from notes_cli.runtime.asking import Request
-from notes_cli.runtime.assembling import Prompt, parts_of, with_tools
 from notes_cli.runtime.prefixes import Layout, Prefixes
+from notes_cli.runtime.prompt import Prompt, parts_of, with_tools
 from notes_cli.runtime.settings import UNMEASURED, defaults
 from notes_cli.runtime.settling import check_usable, named_apart, thinks
 from notes_cli.runtime.thinking import ROOM

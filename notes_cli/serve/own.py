@@ -32,8 +32,9 @@ from notes_cli.runtime.asking import (
     room_for,
     tell_unspliced,
 )
-from notes_cli.runtime.assembling import Parts, Prompt, assembling, cells_meanwhile, parts_of
+from notes_cli.runtime.assembling import assembling, cells_meanwhile
 from notes_cli.runtime.opening import no_image, open_skill, tell_edited
+from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.requests import RequestFields, read_request
 from notes_cli.runtime.settling import Draft, drafted
 from notes_cli.runtime.thinking import Thought

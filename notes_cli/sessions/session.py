@@ -28,8 +28,9 @@ from notes_cli.runtime.asking import (
     room_for,
     stream,
 )
-from notes_cli.runtime.assembling import Placing, Prompt, assemble, changes_of
+from notes_cli.runtime.assembling import Placing, assemble
 from notes_cli.runtime.corrections import known_fields, meant, one_value
+from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.settling import held_to, open_asked, settled
 from notes_cli.runtime.workspace import Workspace

@@ -18,9 +18,10 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import UnsupportedError
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 

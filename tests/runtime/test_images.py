@@ -26,13 +26,14 @@ from notes_cli.measure.composition import whole_of
 from notes_cli.measure.edits import verify_edits
 from notes_cli.measure.verify import verify
 from notes_cli.runtime.asking import Answer, Request, ask, explain
-from notes_cli.runtime.assembling import Prompt, assemble, parts_of
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.freshness import reasons
 from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.keeping import compile_to_library, stale
 from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill
 

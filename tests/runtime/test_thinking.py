@@ -15,8 +15,9 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError
 from notes_cli.runtime import thinking as room
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.thinking import ROOM, Reply, Say, Speaker, Thought, deciding_after, unheard
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Reasoning

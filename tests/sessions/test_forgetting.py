@@ -19,9 +19,10 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
 from notes_cli.measure.session import Cause, verify_session
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.corrections import known_fields
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.thinking import Speaker
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.archive import load, save
