@@ -224,7 +224,7 @@ class _Batch:
         if stem.ready(chunks):
             parts, before, meanwhile = None, stem.tokens, 0
             question = workspace.tokenize(chunks[-1])
-            question = question if len(chunks) > 1 else workspace.opened(question)
+            question = question if len(chunks) > 1 else workspace.with_bos(question)
         else:
             parts = parts_of(workspace, prompt, chunks)
             before, meanwhile, question = parts.stem.count, cells_meanwhile(prompt, parts), parts.tokens[-1]

@@ -121,9 +121,9 @@ def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | Non
         _longest(by_name[chunk.name], changes) if chunk.kind == "splice" else workspace.tokenize(chunk)
         for chunk in chunks
     ]
-    opening = workspace.opened(np.zeros(0, np.int32))  # BOS, where a template without words of its own begins
+    opening = workspace.with_bos(np.zeros(0, np.int32))  # BOS, where a template without words of its own begins
     if chunks[0].kind != "splice":
-        tokens[0], opening = workspace.opened(tokens[0]), opening[:0]
+        tokens[0], opening = workspace.with_bos(tokens[0]), opening[:0]
     return Parts(tuple(chunks), tuple(tokens), opening, changes)
 
 

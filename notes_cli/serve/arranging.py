@@ -281,7 +281,7 @@ def check_bias(workspace: Workspace, asked: Asked) -> None:
 def _raw(workspace: Workspace, prompt: str | tuple[int, ...]) -> Tokens:
     """The tokens of a raw prompt, in which control tokens are such."""
     if isinstance(prompt, str):
-        tokens = workspace.opened(workspace.model.tokenize(prompt, special=True))
+        tokens = workspace.with_bos(workspace.model.tokenize(prompt, special=True))
     else:
         tokens = np.array(prompt, np.int32)
     if not len(tokens):

@@ -33,12 +33,13 @@ from notes_cli.runtime.asking import (
     tell_unspliced,
 )
 from notes_cli.runtime.assembling import assembling, cells_meanwhile
+from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.runtime.opening import no_image, open_skill, tell_edited
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.requests import RequestFields, read_request
 from notes_cli.runtime.settling import Draft, drafted
 from notes_cli.runtime.thinking import Thought
-from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import wire
 from notes_cli.serve.arranging import Desk
 from notes_cli.serve.jobs import Job

@@ -85,7 +85,7 @@ class Shelf:
         without a projector, ImageError for one that cannot be decoded."""
         workspace = self._workspace
         if not private:
-            projector = workspace.projector if workspace.sees else None
+            projector = workspace.seeing.projector if workspace.sees else None
             for info in self.known():
                 same = info.pictures and info.text == picture.text and projector in (None, info.projector)
                 if same and (segment := self.opened(info)) is not None:

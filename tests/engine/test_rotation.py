@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import notes_cli.runtime.workspace as work
+import notes_cli.runtime.identity as work
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model

@@ -153,7 +153,7 @@ def rendered(workspace: Workspace, system: str | None, talk: Talk, skill: Skill 
     for chunk in build(workspace.template, Conversation(tuple(messages[:-1]))):
         assert skill or chunk.kind != "splice"
         ids = workspace.tokens_of(skill) if chunk.kind == "splice" and skill else workspace.tokenize(chunk)
-        found += [int(token) for token in (ids if found else workspace.opened(ids))]
+        found += [int(token) for token in (ids if found else workspace.with_bos(ids))]
     return found + [int(token) for token in workspace.model.tokenize(talk[-1][1])]
 
 
