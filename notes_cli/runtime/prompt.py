@@ -128,10 +128,10 @@ def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | Non
 
 
 def with_tools(
-    workspace: Workspace, prompt: Prompt, known: Iterable[SegmentInfo], opened: Callable[[SegmentInfo], Segment | None]
+    workspace: Workspace, prompt: Prompt, known: Iterable[SegmentInfo], open_: Callable[[SegmentInfo], Segment | None]
 ) -> tuple[Prompt, list[Chunk]]:
     """The prompt with a compiled set of tools in the place where its template tells of the very same ones, token by
-    token, and its chunks; both as they are where none is known. `opened` gives the one of `known` that is placed, None
+    token, and its chunks; both as they are where none is known. `open_` gives the one of `known` that is placed, None
     where it is not there any more."""
     from notes_cli.text.toolset import with_splice  # for those whose conversation has tools
 
@@ -144,7 +144,7 @@ def with_tools(
                 continue
             cut, runs = found
             same = np.array_equal(workspace.model.tokenize_runs(runs), info.tokens)
-            if same and (segment := opened(info)) is not None:
+            if same and (segment := open_(info)) is not None:
                 return replace(prompt, segments=[*prompt.segments, segment]), cut
     return prompt, chunks
 

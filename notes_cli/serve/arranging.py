@@ -152,7 +152,7 @@ def _arranged(
         # Whoever has a salt learns nothing of what others have compiled.
         texts: list[Segment | SegmentInfo] = [*known.values(), *([] if asked.notes.private else desk.shelf.known())]
         messages = [
-            replace(one, parts=matched(one.parts, found, texts, desk.shelf.opened)) if one.role in roles else one
+            replace(one, parts=matched(one.parts, found, texts, desk.shelf.open)) if one.role in roles else one
             for one in messages
         ]
     messages = [_with_images(desk, asked, one, found, dry=dry) for one in messages]
@@ -172,7 +172,7 @@ def _arranged(
         conversation = Conversation(tuple(messages), asked.tools)
         prompt = Prompt("", list(found.values()), think=think, conversation=conversation)
         sets = desk.shelf.known() if asked.tools and not asked.notes.private else ()
-        prompt, chunks = with_tools(workspace, prompt, sets, desk.shelf.opened)
+        prompt, chunks = with_tools(workspace, prompt, sets, desk.shelf.open)
         parts = parts_of(workspace, prompt, chunks)
     except ModelError:
         if "tool" not in roles or not any(messages[copy.message].role == "tool" for copy in copies):
