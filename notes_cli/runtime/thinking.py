@@ -175,7 +175,8 @@ class Speaker:
         if begins.found:
             thought = yield from self.thinking(notebook, begun=begins.rest, calls=self.calls is not None)
             return (yield from self.replying(notebook, replace(thought, tokens=len(notebook) - start)))
-        told.add(end.feed(begins.flush() + end.flush()))
+        told.add(end.feed(begins.flush()))
+        told.add(end.flush())
         return Reply(told.text.strip(), len(notebook) - start, thought, "end" if end.found else notebook.stopped)
 
     def _said_in_chain(self, answer: str) -> tuple[str, Stopped]:

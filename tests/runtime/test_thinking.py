@@ -316,3 +316,15 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
             assert (reply.thought is not None) == thinks
             written = b"".join(workspace.model.token_bytes(int(one), special=True) for one in notebook.tokens)
             assert written.endswith(("</think>\n\n" if thinks else "").encode() + reply.text.encode())
+
+
+def test_an_answer_that_ends_like_the_beginning_of_a_stop_is_whole(
+    make_workspace: MakeWorkspace, script: Script
+) -> None:
+    """What might have been a stop and was none is said, too."""
+    workspace = make_workspace(template=UNAWARE)
+    notebook = assemble(workspace, Prompt("Why?"), room=200)
+    said: list[str] = []
+    script(workspace, "It is AN")
+    found = run_replying(workspace, notebook, 100, stops=("AND",), say=said.append)
+    assert found.text == "".join(said) == "It is AN"
