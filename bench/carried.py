@@ -31,7 +31,8 @@ from notes_cli.engine.segment import Carry, Segment, Transition
 from notes_cli.measure.compare import cosine, divergence
 from notes_cli.measure.proof import interval
 from notes_cli.runtime import compiling
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import parse_skill

@@ -28,7 +28,8 @@ from notes_cli.engine.decision import decide
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine, divergence
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session

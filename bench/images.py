@@ -33,9 +33,10 @@ from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.images import Picture as File
 from notes_cli.images import read_picture
 from notes_cli.measure.proof import interval
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.corrections import parse_errata
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import image_skill
 from training.eye import pictures

@@ -38,7 +38,8 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import KEPT, Segment
 from notes_cli.library.container import open_stored, peek, write_segment
 from notes_cli.measure.compare import cosine, divergence, same_top
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 
 Logits = NDArray[np.float32]

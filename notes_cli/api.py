@@ -33,17 +33,15 @@ from notes_cli.runtime.asking import (
     Listener,
     Plan,
     Request,
-    SkillRef,
     Stream,
     ask,
     ask_stream,
     explain,
-    opened,
 )
 from notes_cli.runtime.naming import model_file, projector_of
+from notes_cli.runtime.opening import SkillRef, open_segments
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +66,7 @@ if TYPE_CHECKING:
     from notes_cli.sessions.session import Session as Held
     from notes_cli.sessions.state import Entry
     from notes_cli.text.blocks import Blocks
+    from notes_cli.text.skill import Skill
 
 
 class Asking(TypedDict, total=False):
@@ -239,7 +238,7 @@ class Model:
         """
         from notes_cli.runtime.compiling import block_warnings
         from notes_cli.runtime.keeping import compile_to_library
-        from notes_cli.text.skill import load_skill
+        from notes_cli.text.skill import Skill, load_skill
 
         workspace = self.workspace
         if not isinstance(source, Skill):
@@ -296,7 +295,7 @@ class Model:
     def segment(self, name: str) -> Segment:
         """A compiled skill by its name, or a segment file. Raise SegmentError if it is not there, or does not fit this
         model."""
-        (segment,) = opened(self.workspace, [name], SILENT)
+        (segment,) = open_segments(self.workspace, [name], SILENT.notice)
         return segment
 
     # Questions.

@@ -12,9 +12,10 @@ from notes_cli.text.sizes import human_size
 if TYPE_CHECKING:
     from notes_cli.engine.pieces import Piece
     from notes_cli.library.info import SegmentInfo
-    from notes_cli.library.store import Entry as Compiled
+    from notes_cli.library.store import SegmentFile
     from notes_cli.measure.session import Cause
-    from notes_cli.runtime.asking import Answer, Plan, Request, Settings
+    from notes_cli.runtime.asking import Answer, Plan, Request
+    from notes_cli.runtime.settling import Settings
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.origin import Origin
     from notes_cli.sessions.state import Entry
@@ -121,7 +122,7 @@ def kept_as(info: SegmentInfo) -> str:
     return f"{info.dtype}, {human_size(info.rows)} of {human_size(info.computed)}"
 
 
-def entry_as_json(entry: Compiled, problem: str | None) -> dict[str, Any]:
+def entry_as_json(entry: SegmentFile, problem: str | None) -> dict[str, Any]:
     """A file of the library as docs/json.md has it; `problem`: why it cannot be read, for people."""
     info, facts = entry.info, {"name": entry.name, "path": str(entry.path), "problem": problem}
     if info is None:

@@ -33,7 +33,8 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
 from notes_cli.measure.compare import cosine, divergence
 from notes_cli.measure.verify import corrected_segment
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session

@@ -22,8 +22,9 @@ from notes_cli.editing.change import stretches
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.measure.compare import cosine, divergence
-from notes_cli.runtime.assembling import Prompt, assemble, changes_of
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, with_values
 from training.world import FILLERS

@@ -15,8 +15,9 @@ from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill

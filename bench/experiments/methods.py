@@ -18,7 +18,8 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens
 from notes_cli.errors import UnsupportedError
 from notes_cli.measure.compare import cosine, divergence
-from notes_cli.runtime.assembling import Prompt, assemble, changes_of
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 

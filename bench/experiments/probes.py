@@ -20,8 +20,9 @@ from bench.experiments.texts import Case, Texts
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.measure.probe import AlikeError, Mixes
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 

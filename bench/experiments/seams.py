@@ -13,7 +13,8 @@ from bench.experiments.table import Row, Table
 from bench.experiments.texts import Texts
 from notes_cli.engine.decision import decide
 from notes_cli.measure.compare import cosine
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 
 TITLE = "Seams and the rotation"

@@ -11,8 +11,8 @@ from bench.experiments.frame import Bar, Summary, grid, share
 from bench.experiments.methods import ALL, draw_methods, hoisted, measure_methods
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import Texts
-from notes_cli.runtime.assembling import Prompt
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 
 TITLE = "Editing inside a transplanted skill"

@@ -91,7 +91,7 @@ def _context(model: Model) -> dict[str, str]:
     """How long a context may be, and what it takes."""
     from notes_cli.engine import limits
     from notes_cli.engine.options import ContextOptions
-    from notes_cli.runtime.workspace import DEFAULT_CONTEXT
+    from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 
     trained, there = limits.trained(model, ContextOptions()), limits.available()
     sizes = sorted({min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT), trained or DEFAULT_CONTEXT})

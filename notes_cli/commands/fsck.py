@@ -45,12 +45,12 @@ def command(repair: bool, json_: bool) -> int:
       notes fsck --repair
     """
     from notes_cli import config
-    from notes_cli.library.tidy import kept
+    from notes_cli.library.tidy import library_files
     from notes_cli.sessions.folder import Sessions
 
     paths = config.paths()
     sessions = Sessions(paths.sessions)
-    segments, names = _if_ours(lambda: kept(paths.library)), _if_ours(sessions.names)
+    segments, names = _if_ours(lambda: library_files(paths.library)), _if_ours(sessions.names)
     size = sum(one.nbytes for one in segments)
     with output.progress("checking", "MB", hidden=json_) as update:
         read = 0

@@ -14,15 +14,15 @@ from notes_cli.commands.options import library, model_option, named
 from notes_cli.explaining import entry_as_json
 
 if TYPE_CHECKING:
-    from notes_cli.library.store import Entry
-    from notes_cli.library.tidy import Kept
+    from notes_cli.library.store import SegmentFile
+    from notes_cli.library.tidy import LibraryFile
     from notes_cli.runtime.freshness import Reason
 
 
 class _Row:
     """A file of the library with all that is shown of it."""
 
-    def __init__(self, entry: Entry, kept: Kept | None, stale: Sequence[Reason]) -> None:
+    def __init__(self, entry: SegmentFile, kept: LibraryFile | None, stale: Sequence[Reason]) -> None:
         self.entry, self.kept, self.stale = entry, kept, stale
 
     @property
@@ -111,14 +111,14 @@ def command(long: bool, sort: str, quiet: bool, json_: bool, model: str | None) 
 def _rows(model: str | None) -> list[_Row]:
     from notes_cli import config
     from notes_cli.library.profiles import Profiles
-    from notes_cli.library.tidy import kept
+    from notes_cli.library.tidy import library_files
     from notes_cli.runtime.freshness import reasons
 
     store, paths = library(), config.paths()
     entries = store.entries()
     if not entries:
         return []
-    there = {one.path: one for one in kept(store.folder)}
+    there = {one.path: one for one in library_files(store.folder)}
     weights, profiles = _weights(model), Profiles(paths.profiles)
     return [
         _Row(

@@ -13,7 +13,7 @@ from notes_cli.commands.options import library
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
-    from notes_cli.library.tidy import Kept
+    from notes_cli.library.tidy import LibraryFile
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -71,7 +71,7 @@ def command(older_than: float | None, max_size: int | None, stale: bool, dry_run
         max_size = store.max_size
         if max_size is None:
             raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE or --stale")
-    there = tidy.kept(store.folder)
+    there = tidy.library_files(store.folder)
     outdated = _outdated(there) if stale else []
     wanted, alone = tidy.chosen(there, outdated, older_than, max_size)
     for one in alone:
@@ -104,7 +104,7 @@ def command(older_than: float | None, max_size: int | None, stale: bool, dry_run
     return 0
 
 
-def _outdated(there: Sequence[Kept]) -> list[Kept]:
+def _outdated(there: Sequence[LibraryFile]) -> list[LibraryFile]:
     """Those that cannot be used as they are: a compile of their text would not give them again."""
     from notes_cli.runtime.freshness import Stale, reasons
 
@@ -114,12 +114,12 @@ def _outdated(there: Sequence[Kept]) -> list[Kept]:
     return [one for one in there if one.path in bad]
 
 
-def _show(wanted: Sequence[Kept]) -> None:
+def _show(wanted: Sequence[LibraryFile]) -> None:
     for one in wanted:
         output.say(str(one))
     output.say(f"in all {_count(wanted)}")
 
 
-def _count(wanted: Sequence[Kept]) -> str:
+def _count(wanted: Sequence[LibraryFile]) -> str:
     size = output.human_size(sum(one.nbytes for one in wanted))
     return f"{'1 file' if len(wanted) == 1 else f'{len(wanted)} files'}, {size}"

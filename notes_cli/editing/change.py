@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from notes_cli.classes import dataclass
 from notes_cli.engine.model import Model
@@ -11,8 +12,9 @@ from notes_cli.engine.patches import Patch, shifted
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.errors import UnsupportedError
 from notes_cli.text.fields import Field, clean_value
-from notes_cli.text.skill import Skill, with_values
-from notes_cli.text.spans import token_spans
+
+if TYPE_CHECKING:
+    from notes_cli.text.skill import Skill
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def change(model: Model, segment: Segment, values: Mapping[str, str]) -> Change 
     here = {name: value for name, value in clean.items() if value != had[name]}
     if not here:
         return None
+    from notes_cli.text.skill import with_values  # an erratum changes no text
+
     skill = with_values(skill_of(segment), here)
     tokens = model.tokenize(skill.text)
     spans = field_spans(model, skill, tokens)
@@ -87,12 +91,16 @@ def skill_of(segment: Segment) -> Skill:
         raise UnsupportedError(
             f"{segment.name} has an image, and its text cannot be edited", "Correct it by an erratum"
         )
+    from notes_cli.text.skill import Skill
+
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
     return Skill(segment.name, segment.description, segment.text, fields, "")
 
 
 def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
     """The tokens that hold each field's value. Raise SkillError where they do not give the text back."""
+    from notes_cli.text.spans import token_spans
+
     pieces = [model.token_bytes(int(token)) for token in tokens]
     places = token_spans(skill.text, pieces, [(field.start, field.end) for field in skill.fields])
     return tuple(FieldSpan(*field, *place) for field, place in zip(skill.fields, places, strict=True))

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from notes_cli.classes import dataclass
 from notes_cli.editing.change import Change
-from notes_cli.editing.influence import deviation
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError
@@ -44,6 +43,8 @@ def most_deviating(
     notebook. Without one nothing is computed, and any tokens are returned in their place."""
     effect = np.zeros(len(segment), np.float32)
     if notebook is not None:
+        from notes_cli.editing.influence import deviation  # a pass is what few edits need
+
         effect = deviation(notebook, segment, change, layers)
     return _highest(segment, change, effect, k)
 

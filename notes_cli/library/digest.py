@@ -1,15 +1,12 @@
 """Digests of model files, remembered, because hashing gigabytes takes seconds.
 
 A digest is believed again while path, device, file number, size and both times are the same (the modification time
-alone can be set to anything; the change time cannot). The memory is a small JSON file; lost or damaged it costs time,
-never correctness. It knows nothing of models.
+alone can be set to anything; the change time cannot). It knows nothing of models.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable
@@ -18,8 +15,7 @@ from typing import BinaryIO
 
 from notes_cli.engine.source import stamp
 from notes_cli.errors import ModelError, NotesError, Progress, reason
-from notes_cli.library import private
-from notes_cli.library.atomic import replacing
+from notes_cli.library.memory import Memory
 
 CHUNK = 4 << 20
 KEPT = 256  # files remembered, the latest
@@ -42,8 +38,7 @@ def remembered(path: Path, file: BinaryIO, memory: Path, find: Callable[[], str]
     try:
         path = path.resolve()
         before = list(stamp(file))
-        known = _load(memory)
-        entry = known.get(str(path))
+        entry = _memory(memory).load().get(str(path))
         if entry is not None and entry[:-1] == before and only in (None, entry[-1]):
             return str(entry[-1])
         found = find()
@@ -52,9 +47,7 @@ def remembered(path: Path, file: BinaryIO, memory: Path, find: Callable[[], str]
     except OSError as error:
         raise ModelError(f"cannot read {path}: {reason(error)}") from error
     if settled and after == before:
-        known.pop(str(path), None)
-        known[str(path)] = [*before, found]
-        _store(memory, dict(list(known.items())[-KEPT:]))
+        _memory(memory).add({str(path): [*before, found]})
     return found
 
 
@@ -62,7 +55,7 @@ def known_sha256(path: Path, memory: Path) -> str | None:
     """The digest of a file if it is remembered and the file has not changed; nothing else of it is read."""
     try:
         path = path.resolve()
-        entry = _load(memory).get(str(path))
+        entry = _memory(memory).load().get(str(path))
         with path.open("rb") as file:
             return str(entry[-1]) if entry is not None and entry[:-1] == list(stamp(file)) else None
     except (OSError, NotesError):
@@ -82,27 +75,13 @@ def _hash(file: BinaryIO, progress: Progress | None) -> str:
     return digest.hexdigest()
 
 
-def _load(memory: Path) -> dict[str, list[int | str]]:
-    """What is remembered; only entries of the right shape. Raise NotesError for what others may have written."""
-    private.check(memory.parent)
-    private.check_file(memory)
-    try:
-        data = json.loads(memory.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return {path: entry for path, entry in data.items() if _sound(entry)} if isinstance(data, dict) else {}
+def _memory(path: Path) -> Memory[list[int | str]]:
+    """The stamp of each file by its path, and the digest."""
+    return Memory(path, KEPT, _sound, list)
 
 
-def _sound(entry: object) -> bool:
-    return (
-        isinstance(entry, list)
-        and [type(part) for part in entry] == [int, int, int, int, int, str]
-        and len(entry[-1]) == 64
-        and set(entry[-1]) <= set("0123456789abcdef")
-    )
-
-
-def _store(memory: Path, known: dict[str, list[int | str]]) -> None:
-    """Two processes may write at once: the last one wins, and the other hashes again some day."""
-    with contextlib.suppress(OSError), replacing(memory) as temporary:
-        temporary.write_text(json.dumps(known, indent=1), encoding="utf-8")
+def _sound(entry: list[int | str]) -> list[int | str]:
+    kinds, digest = [type(part) for part in entry], str(entry[-1])
+    if kinds != [int, int, int, int, int, str] or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise ValueError(entry)
+    return entry

@@ -39,8 +39,8 @@ from notes_cli.text.sizes import human_size
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A file of the library: its info, or why it cannot be read."""
+class SegmentFile:
+    """A segment file of the library: its info, or why it cannot be read."""
 
     name: str
     path: Path
@@ -67,7 +67,7 @@ class Store(Protocol):
     def resolve(self, word: str) -> Target:
         """What a user's word means."""
 
-    def entries(self, name: str | None = None) -> list[Entry]:
+    def entries(self, name: str | None = None) -> list[SegmentFile]:
         """What is known of all segments, or of those of one name."""
 
     def path(self, name: str, identity: Identity) -> Path:
@@ -111,7 +111,7 @@ class Library:
         """Names of all compiled skills."""
         return sorted({name for name, _ in self._files()})
 
-    def entries(self, name: str | None = None) -> list[Entry]:
+    def entries(self, name: str | None = None) -> list[SegmentFile]:
         """Every file of the library (of one name), by name. A file that cannot be read is listed with its problem."""
         return [_entry(found, path) for found, path in self._files() if name in (None, found)]
 
@@ -297,14 +297,14 @@ def check_called(held: SegmentInfo | Segment, path: Path, name: str) -> None:
         raise SegmentError(f"{path} holds {held.name}, and is not {name}", Help.REMOVE_FILE(path=path))
 
 
-def _entry(name: str, path: Path) -> Entry:
+def _entry(name: str, path: Path) -> SegmentFile:
     try:
         private.check_file(path)
         info = peek(path)
         check_called(info, path, name)
-        return Entry(name, path, info)
+        return SegmentFile(name, path, info)
     except NotesError as error:
-        return Entry(name, path, None, error)
+        return SegmentFile(name, path, None, error)
 
 
 def changes(

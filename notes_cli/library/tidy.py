@@ -28,7 +28,7 @@ _PATIENCE = 10.0  # seconds that another process may tidy
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class LibraryFile:
     """A file of the library: what it takes, and when it was used last (or written, if never)."""
 
     name: str
@@ -52,12 +52,12 @@ class Kept:
 class Tidied:
     """What went, what did not although it should have, each with the reason, and what is left in bytes."""
 
-    removed: Sequence[Kept]
-    spared: Sequence[tuple[Kept, str]]
+    removed: Sequence[LibraryFile]
+    spared: Sequence[tuple[LibraryFile, str]]
     nbytes: int
 
 
-def kept(folder: Path) -> list[Kept]:
+def library_files(folder: Path) -> list[LibraryFile]:
     """All files of the library, the least recently used first. No file is opened. Raise NotesError."""
     found = []
     for name, path in segment_files(folder):
@@ -66,7 +66,7 @@ def kept(folder: Path) -> list[Kept]:
         except OSError:  # removed meanwhile, or a link to nowhere
             continue
         uses = uses_of(path)
-        found.append(Kept(name, path, stat.st_size, uses.count, max(stat.st_mtime, uses.last or 0.0)))
+        found.append(LibraryFile(name, path, stat.st_size, uses.count, max(stat.st_mtime, uses.last or 0.0)))
     return sorted(found, key=lambda one: (one.last, one.name))
 
 
@@ -93,7 +93,7 @@ def remove(path: Path) -> bool:
     return gone
 
 
-def sole(one: Kept, others: Iterable[Kept]) -> bool:
+def sole(one: LibraryFile, others: Iterable[LibraryFile]) -> bool:
     """Whether its text would be lost with it: a file that it came from is not there, and no other segment has it.
 
     Also where that cannot be known, because the segment cannot be read now.
@@ -111,8 +111,8 @@ def sole(one: Kept, others: Iterable[Kept]) -> bool:
 
 
 def chosen(
-    there: Sequence[Kept], outdated: Sequence[Kept], older_than: float | None, most: int | None
-) -> tuple[list[Kept], list[Kept]]:
+    there: Sequence[LibraryFile], outdated: Sequence[LibraryFile], older_than: float | None, most: int | None
+) -> tuple[list[LibraryFile], list[LibraryFile]]:
     """What is to go, the least recently used first, and what stays of it because its text is nowhere else.
 
     `outdated` ones go in any case; `older_than`: those that were not used for so many seconds; `most`: bytes that may
@@ -120,7 +120,7 @@ def chosen(
     """
     going = {one.path for one in outdated}
     left = sum(one.nbytes for one in there if one.path not in going)
-    alone: list[Kept] = []
+    alone: list[LibraryFile] = []
     for one in there:
         old = older_than is not None and one.idle > older_than
         if one.path in going or not (old or (most is not None and left > most)):
@@ -133,7 +133,7 @@ def chosen(
     return [one for one in there if one.path in going], alone
 
 
-def remove_each(wanted: Iterable[Kept], folder: Path, outdated: Collection[Kept] = ()) -> Tidied:
+def remove_each(wanted: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = ()) -> Tidied:
     """Remove these as they were seen, but none that is in use. A text that is nowhere else goes only with `outdated`
     ones."""
     return _remove(wanted, folder, None, outdated)
@@ -142,7 +142,7 @@ def remove_each(wanted: Iterable[Kept], folder: Path, outdated: Collection[Kept]
 def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
     """Remove the least recently used files until all take no more than `most` bytes; never `new`, whose lock the caller
     holds. If that one alone takes more, it is the others that may take so much: they need not all go for it."""
-    there = kept(folder)
+    there = library_files(folder)
     large = sum(one.nbytes for one in there if one.path == new)
     most = most + large if large > most else most
     if sum(one.nbytes for one in there) <= most:
@@ -150,12 +150,14 @@ def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
     return _remove(sorted((one for one in there if one.path != new), key=lambda one: not _sent(one)), folder, most)
 
 
-def _remove(wanted: Iterable[Kept], folder: Path, most: int | None, outdated: Collection[Kept] = ()) -> Tidied:
+def _remove(
+    wanted: Iterable[LibraryFile], folder: Path, most: int | None, outdated: Collection[LibraryFile] = ()
+) -> Tidied:
     """Remove these, with `most` until no more bytes than that are left. One process at a time does, so that two of them
     do not both make the room that one needs. One that cannot be removed does not keep the others."""
     try:
         with locked(folder / LOCKS / "tidy.lock", wait=_PATIENCE):
-            left = {one.path: one for one in kept(folder)}
+            left = {one.path: one for one in library_files(folder)}
             total = sum(one.nbytes for one in left.values())
             removed, spared = [], []
             failed: UnwritableError | None = None
@@ -182,7 +184,7 @@ def _remove(wanted: Iterable[Kept], folder: Path, most: int | None, outdated: Co
         raise UnwritableError(f"cannot write to the library {folder}: {reason(error)}") from error
 
 
-def _spared(one: Kept, left: Mapping[Path, Kept], outdated: bool) -> str | None:
+def _spared(one: LibraryFile, left: Mapping[Path, LibraryFile], outdated: bool) -> str | None:
     """Remove a file, None; or why it stays. Raise UnwritableError if the folder does not let us."""
     if left[one.path] != one:  # since somebody decided that it goes, who may have been asked for minutes
         return "it was used or compiled meanwhile"
@@ -191,7 +193,7 @@ def _spared(one: Kept, left: Mapping[Path, Kept], outdated: bool) -> str | None:
     return None if remove(one.path) else "it is in use"
 
 
-def _sent(one: Kept) -> bool:
+def _sent(one: LibraryFile) -> bool:
     """Whether it is an image that a client of a server sent, which is in no file here."""
     if not one.name.startswith(names.SENT):
         return False
@@ -205,7 +207,7 @@ def _is_sent(info: SegmentInfo) -> bool:
     return not info.source and any(info.name == names.of_sent(media.sha256) for media in info.media)
 
 
-def _text(one: Kept) -> str | None:
+def _text(one: LibraryFile) -> str | None:
     try:
         return peek(one.path).text
     except NotesError:

@@ -34,8 +34,9 @@ from notes_cli.measure.pairs import Pair
 from notes_cli.measure.proof import LEAST, choose
 from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.asking import SILENT, Listener
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
 from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace

@@ -26,8 +26,9 @@ from notes_cli.measure.pairs import Asked, Pair
 from notes_cli.measure.proof import LEAST, Right, as_good, better, count_of
 from notes_cli.measure.verify import ANSWER, Case, decided
 from notes_cli.measure.wording import verify_system
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace

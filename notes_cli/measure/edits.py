@@ -13,8 +13,10 @@ from notes_cli.editing.methods import METHODS, RECOMPUTE, Method
 from notes_cli.errors import NotesError, Notice, Progress, UnsupportedError
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.verify import ANSWER, check_questions, decided, other_decision
-from notes_cli.runtime.assembling import Prompt, assemble, changes_of, method_for
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.settings import AUTO, DEFAULT_SEAM
+from notes_cli.runtime.settling import method_for
 from notes_cli.runtime.workspace import Workspace
 
 ALL = "all"

@@ -11,21 +11,11 @@ from notes_cli.measure.edits import Edits, verify_edits
 from notes_cli.measure.session import SessionReport, verify_session
 from notes_cli.measure.verify import Report, field_questions, verify
 from notes_cli.measure.wording import verify_system
-from notes_cli.runtime.asking import (
-    SILENT,
-    SKILLS,
-    Listener,
-    Request,
-    SkillRef,
-    corrected,
-    keep_lists,
-    opened,
-    prompt_of,
-    settle,
-    tell_meant,
-)
-from notes_cli.runtime.assembling import Prompt
+from notes_cli.runtime.asking import SILENT, Listener, Request, keep_lists
+from notes_cli.runtime.opening import SKILLS, SkillRef, open_segments
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import AUTO
+from notes_cli.runtime.settling import settled
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.session import Session
 
@@ -56,36 +46,27 @@ class Examination:
         keep_lists(self, splice=SKILLS, questions=str, errata=str, methods=str, choices=str)
 
 
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """An examination of skills that have been opened."""
-
-    prompt: Prompt  # without a question
-    questions: Sequence[str]
-    seam: int
-
-
 def examine_splice(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Report:
     """Compare splice and errata with a full recompute of the same tokens; of several skills also what each question
     needs of them, and what repairs those that decide otherwise. Raise NotesError where that cannot be."""
-    settled = _settled(workspace, wanted, listener)
-    how: dict[str, Any] = {"choices": wanted.choices, "seam": settled.seam}
+    prompt, questions, seam = _settled(workspace, wanted, listener)
+    prompt = replace(prompt, values={})
+    how: dict[str, Any] = {"choices": wanted.choices, "seam": seam}
     with listener.watch(LABEL, later=True) as update:
-        report = verify(workspace, settled.prompt, settled.questions, progress=update, **how)
-        composed = compose(workspace, settled.prompt, report.cases, progress=update, **how)
+        report = verify(workspace, prompt, questions, progress=update, **how)
+        composed = compose(workspace, prompt, report.cases, progress=update, **how)
     return replace(report, composition=composed)
 
 
 def examine_edits(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Edits:
     """Compare edit methods that bring in the values with a full recompute of the corrected text. Raise NotesError
     where that cannot be."""
-    settled = _settled(workspace, wanted, listener)
-    prompt = replace(settled.prompt, values=wanted.values)
+    prompt, questions, seam = _settled(workspace, wanted, listener)
     with listener.watch(LABEL, later=True) as update:
         return verify_edits(
-            *(workspace, prompt, settled.questions, wanted.methods),
+            *(workspace, prompt, questions, wanted.methods),
             choices=wanted.choices,
-            seam=settled.seam,
+            seam=seam,
             progress=update,
         )
 
@@ -94,22 +75,19 @@ def examine_session(session: Session, wanted: Examination, listener: Listener = 
     """Compare what is put back from disk with a prefill of the session's tokens, at its end and after each question.
     Only questions, choices and wording count. Raise NotesError where that cannot be."""
     questions = wanted.questions or field_questions(session.state.skills)
-    request = Request("", wording=wanted.wording)
-    settings = settle(session.workspace, request, (), listener, session=True, goes_on=True)
+    request, had = Request("", wording=wanted.wording), session.state.skills
+    wording = settled(session.workspace, request, (), listener, had=had, goes_on=True).settings.wording
     with listener.watch(LABEL, later=True) as update:
-        return verify_session(session, questions, choices=wanted.choices, wording=settings.wording, progress=update)
+        return verify_session(session, questions, choices=wanted.choices, wording=wording, progress=update)
 
 
-def _settled(workspace: Workspace, wanted: Examination, listener: Listener) -> _Settled:
-    """Open the skills and settle what holds."""
-    segments = opened(workspace, wanted.splice, listener)
+def _settled(workspace: Workspace, wanted: Examination, listener: Listener) -> tuple[Prompt, Sequence[str], int]:
+    """The prompt without a question, the questions, and the seam."""
+    segments = open_segments(workspace, wanted.splice, listener.notice, watch=listener.watch)
     system = wanted.system
     if system is None:
         fixed = any(segment.pinned and not (segment.carry and workspace.context.carries) for segment in segments)
         system = "" if fixed else verify_system()
-    request = Request("", errata=wanted.errata, system=system, seam=wanted.seam, wording=wanted.wording)
-    settings = settle(workspace, request, segments, listener)
-    told = corrected(workspace, replace(request, values=wanted.values), segments, listener)
-    tell_meant(told, segments, listener)
-    prompt = prompt_of(replace(request, errata=told.errata), settings, segments)
-    return _Settled(prompt, wanted.questions or field_questions(segments), settings.seam)
+    how: dict[str, Any] = {"seam": wanted.seam, "wording": wanted.wording, "values": wanted.values}
+    draft = settled(workspace, Request("", errata=wanted.errata, system=system, **how), segments, listener)
+    return draft.prompt, wanted.questions or field_questions(segments), draft.settings.seam

@@ -25,8 +25,9 @@ from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Progress, SkillError, UnsupportedError
 from notes_cli.measure.verify import ANSWER, field_questions
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.fields import clean_value
 from notes_cli.text.skill import with_values

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.probe import Mixes, Probe, probe
-from notes_cli.runtime.asking import SILENT, Listener, opened
+from notes_cli.runtime.asking import SILENT, Listener
 from notes_cli.runtime.corrections import known_fields
+from notes_cli.runtime.opening import open_segments
 from notes_cli.runtime.workspace import Workspace
 
 
@@ -32,7 +33,7 @@ class Probing:
 
 def probe_skill(workspace: Workspace, wanted: Probing, listener: Listener = SILENT) -> Probe:
     """Probe the decision. Raise what Mixes raises, and NotesError for a skill that there is not."""
-    (segment,) = opened(workspace, [wanted.skill], listener)
+    (segment,) = open_segments(workspace, [wanted.skill], listener.notice, watch=listener.watch)
     field = wanted.field.strip()
     if "." in field:
         (reference,) = known_fields(segment).resolve(field, f"{segment.name} does not have")

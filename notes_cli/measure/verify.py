@@ -26,8 +26,9 @@ from notes_cli.engine.segment import Segment, quantized
 from notes_cli.errors import Help, NotesError, Notice, Progress
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.composed import Composed
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.corrections import known_fields
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import SkillText

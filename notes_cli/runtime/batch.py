@@ -26,21 +26,14 @@ from notes_cli.runtime.asking import (
     Listener,
     Plan,
     Request,
-    Settings,
-    SkillRef,
     answering,
-    check_no_results,
-    corrected,
-    held_to,
-    named_apart,
-    opened,
-    prompt_of,
     room_for,
-    settle,
-    tell_meant,
     tell_unspliced,
 )
-from notes_cli.runtime.assembling import Parts, Prompt, assemble, cells_meanwhile, chunks_of, parts_of
+from notes_cli.runtime.assembling import assemble, cells_meanwhile
+from notes_cli.runtime.opening import SkillRef, open_segments
+from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
+from notes_cli.runtime.settling import Settings, check_no_results, held_to, settled
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk, at_question
 
@@ -64,7 +57,6 @@ class _Stem:
     """What some requests have in common, and the notebook of it, once one of them is asked."""
 
     wanted: Sequence[SkillRef]  # skills and images, as they were called
-    segments: Sequence[Segment]
     settings: Settings
     prompt: Prompt  # of the first of them
     chunks: Sequence[Chunk] = ()
@@ -237,7 +229,7 @@ class _Batch:
         if stem.ready(chunks):
             parts, before, meanwhile = None, stem.tokens, 0
             question = workspace.tokenize(chunks[-1])
-            question = question if len(chunks) > 1 else workspace.opened(question)
+            question = question if len(chunks) > 1 else workspace.with_bos(question)
         else:
             parts = parts_of(workspace, prompt, chunks)
             before, meanwhile, question = parts.stem.count, cells_meanwhile(prompt, parts), parts.tokens[-1]
@@ -305,13 +297,10 @@ class _Batch:
             self._stems[key] = self._stems.pop(key)
             return self._stems[key]
         wanted = (*request.splice, *request.images)
-        skills = [segment for word in request.splice for segment in self._opened(word)]
-        images = [segment for word in request.images for segment in self._opened(word, image=True)]
-        segments = named_apart([*skills, *images])
-        request = corrected(self._workspace, request, segments, self._listener)
-        settings = settle(self._workspace, request, segments, self._listener)
-        tell_meant(request, segments, self._listener)
-        stem = _Stem(wanted, segments, settings, prompt_of(request, settings, segments))
+        skills = [segment for word in request.splice for segment in self._open(word)]
+        images = [segment for word in request.images for segment in self._open(word, image=True)]
+        draft = settled(self._workspace, request, [*skills, *images], self._listener)
+        stem = _Stem(wanted, draft.settings, draft.prompt)
         busy = [place.stem for place in self._places]
         for other in [one for one, found in self._stems.items() if found not in busy][: 1 - STEMS or None]:
             self._stems.pop(other).close()
@@ -320,13 +309,14 @@ class _Batch:
         self._segments = {word: found for word, found in self._segments.items() if word in words}
         return stem
 
-    def _opened(self, word: SkillRef, *, image: bool = False) -> list[Segment]:
+    def _open(self, word: SkillRef, *, image: bool = False) -> list[Segment]:
         """The segment, which another stem may have opened already."""
-        if not isinstance(word, str):
-            return opened(self._workspace, [word], self._listener, image=image)
-        found = self._segments.get(word) or opened(self._workspace, [word], self._listener, image=image)
-        self._segments[word] = found
-        return found if not image else opened(self._workspace, found, self._listener, image=True)
+        known = self._segments.get(word) if isinstance(word, str) else None
+        say, watch = self._listener.notice, self._listener.watch
+        found = open_segments(self._workspace, known or [word], say, image=image, watch=watch)
+        if isinstance(word, str):
+            self._segments[word] = found
+        return found
 
 
 def _key(request: Request) -> object:

@@ -311,7 +311,7 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: s
         kv=kv,
         media=seen.media if seen else (),
         axes=seen.axes if seen else None,
-        projector=workspace.projector if seen else "",
+        projector=workspace.seeing.projector if seen else "",
         pictures=tuple(Pictured(one.start, one.end, one.picture.data) for one in skill.pictures),
     )
     if segment.pinned and segment.axes is not None:
@@ -326,14 +326,14 @@ def _seen(workspace: Workspace, skill: Skill) -> Seen | None:
         return None
     from notes_cli.engine.eye import joined
 
-    return joined([part for *_, part in workspace.stretches(skill)])
+    return joined([part for *_, part in workspace.seeing.stretches(skill)])
 
 
 def _fields_beside(workspace: Workspace, skill: Skill) -> tuple[FieldSpan, ...]:
     """The tokens that hold each field's value, in the texts between images."""
     found: list[FieldSpan] = []
     row = 0
-    for start, end, part in workspace.stretches(skill):
+    for start, end, part in workspace.seeing.stretches(skill):
         if not part.media:
             inside = (one for one in skill.fields if start <= one.start < end)
             own = tuple(one._replace(start=one.start - start, end=one.end - start) for one in inside)

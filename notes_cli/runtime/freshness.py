@@ -20,7 +20,7 @@ from notes_cli.images import read_picture
 from notes_cli.library.container import SegmentInfo, open_stored
 from notes_cli.library.digest import known_sha256
 from notes_cli.library.profiles import Profile, Profiles
-from notes_cli.library.store import Entry, Library, source_text
+from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.text.names import files_of
 from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Field, Skill, load_source, with_images
@@ -50,7 +50,7 @@ class Reason:
 
 
 def reasons(
-    entry: Entry, entries: Sequence[Entry], profiles: Profiles | None = None, weights: str | None = None
+    entry: SegmentFile, entries: Sequence[SegmentFile], profiles: Profiles | None = None, weights: str | None = None
 ) -> list[Reason]:
     """Why a file of the library is out of date; nothing if it is not. `entries`: all of its name. `weights`: the digest
     of the model in use, None if that is not known."""
@@ -169,7 +169,7 @@ def again(info: SegmentInfo, name: str | None = None) -> Skill:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Compilable:
     """A skill of the library as it would be compiled now: from its file if that is there, else from its segment."""
 
     skill: Skill | ToolSet
@@ -177,7 +177,7 @@ class Kept:
     where: str  # what its text was read from, for people
 
 
-def from_library(library: Library, name: str, other: str | None = None) -> Kept:
+def from_library(library: Library, name: str, other: str | None = None) -> Compilable:
     """The skill of that name, to be called `other`. Raise NotesError if it cannot be read."""
     entries = library.entries(name)
     infos = [entry.info for entry in entries if entry.info is not None]
@@ -188,8 +188,8 @@ def from_library(library: Library, name: str, other: str | None = None) -> Kept:
     files = files_of(info.source)
     if files and all(map(os.path.isfile, files)):
         read = load_tools(info.source, other or name) if info.tools else load_source(info.source, other or name)
-        return Kept(read, info, source_text(info.source))
-    return Kept(again(info, other or name), info, f"the segment: {_no_file(info.source)}")
+        return Compilable(read, info, source_text(info.source))
+    return Compilable(again(info, other or name), info, f"the segment: {_no_file(info.source)}")
 
 
 def _no_file(source: str) -> str:

@@ -256,7 +256,7 @@ def stale(
     same = info.text == skill.text and places == [(one.start, one.end) for one in skill.pictures]
     tokens = info.tokens if skill.pictures and not here and same else workspace.tokens_of(skill)
     found = []
-    if here and info.projector != workspace.projector:
+    if here and info.projector != workspace.seeing.projector:
         found.append(
             "the projector, or its limits, have changed" if info.media else "an image in it was text until now"
         )

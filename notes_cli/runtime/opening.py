@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -15,6 +16,9 @@ from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
     from notes_cli.text.skill import Skill
+
+SkillRef = str | os.PathLike[str] | Segment  # a name of a compiled skill, a segment file or a text, or a segment
+SKILLS = (str, os.PathLike, Segment)  # the same, to ask of a value
 
 
 class Watch(Protocol):
@@ -35,32 +39,41 @@ def unseen(
 
 def open_segments(
     workspace: Workspace,
-    words: Sequence[str],
+    wanted: Sequence[SkillRef],
     say: Say,
     *,
     image: bool = False,
     dry: bool = False,
     watch: Watch = unseen,
 ) -> list[Segment]:
-    """A segment for each word of the user: a name of the library, a segment file, or a text that is compiled now.
+    """A segment for each, in order: one at hand is checked, a text is compiled now.
 
     `image`: each must be an image. `dry`: a text is not compiled; its segment has no rows. `watch` shows how far
     compiling has come. Raise SkillError for what is no image and must be one.
     """
     segments = []
-    for given in words:
-        target = workspace.library.resolve(given)
-        if target.kind == "name":
-            remedy = workspace.compile_again(target.name)
-            path = workspace.library.find(target.name, workspace.identity, remedy)
-            segments.append(workspace.open(path, target.name))
-            tell_edited(workspace, segments[-1], say)
-        elif target.kind == "segment":
-            assert target.path is not None
-            segments.append(workspace.open(target.path))
+    for one in wanted:
+        if isinstance(one, Segment):
+            workspace.check(one)
+            segment = one
         else:
-            segments.append(_open_text(workspace, given, say, watch, image=image, dry=dry))
+            segment = _open(workspace, os.fspath(one), say, watch, image=image, dry=dry)
+        if image and not segment.is_image:
+            raise no_image(segment.name)
+        segments.append(segment)
     return segments
+
+
+def _open(workspace: Workspace, given: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
+    target = workspace.library.resolve(given)
+    if target.kind == "text":
+        return _open_text(workspace, given, say, watch, image=image, dry=dry)
+    if target.path is not None:
+        return workspace.open(target.path)
+    path = workspace.library.find(target.name, workspace.identity, workspace.compile_again(target.name))
+    segment = workspace.open(path, target.name)
+    tell_edited(workspace, segment, say)
+    return segment
 
 
 def tell_edited(workspace: Workspace, segment: Segment, say: Say) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
-from notes_cli.runtime.assembling import Parts, Prompt
+from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
 _OPENING = Chunk("text")  # BOS
@@ -50,7 +50,7 @@ class Layout:
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class Prefix:
     """A notebook with rows that others may go on from."""
 
     notebook: Notebook
@@ -65,7 +65,7 @@ class Prefixes:
     """The notebooks of a context that somebody may go on from."""
 
     def __init__(self) -> None:
-        self.kept: list[Kept] = []
+        self.kept: list[Prefix] = []
         self._numbers: dict[object, int] = {}  # the latest used are last
         self._unused = count(1)
         self._clock = count(1)
@@ -107,7 +107,7 @@ class Prefixes:
             del self._numbers[next(iter(self._numbers))]
         return number
 
-    def find(self, layout: Layout, salt: str) -> tuple[Kept | None, int, int]:
+    def find(self, layout: Layout, salt: str) -> tuple[Prefix | None, int, int]:
         """The notebook that has the longest beginning of the prompt, how many tokens that is, and how many there will
         be, as far as is known, when those that are being read are there. The last token is left to be decoded."""
         best, length, coming = None, 0, 0
@@ -122,13 +122,13 @@ class Prefixes:
                 best, length = one, there
         return best, length, max(coming, length)
 
-    def _alike(self, one: Kept, layout: Layout) -> int:
+    def _alike(self, one: Prefix, layout: Layout) -> int:
         """How many tokens, with their origins, are the same from the beginning on."""
         most = min(len(one.tokens), len(layout) - 1)
         same = (one.tokens[:most] == layout.tokens[:most]) & (one.origins[:most] == layout.origins[:most])
         return most if same.all() else int(same.argmin())
 
-    def _whole(self, one: Kept, layout: Layout, length: int) -> int:
+    def _whole(self, one: Prefix, layout: Layout, length: int) -> int:
         """As much of that as can be gone on from."""
         if one.notebook.context.model.recurrent and not (length == len(one.notebook) == one.notebook.rows):
             return 0  # a state is after its last token
@@ -137,7 +137,7 @@ class Prefixes:
                 length = first
         return 0 if length < layout.pinned else length
 
-    def begin(self, one: Kept, length: int, layout: Layout, *, dry: bool = False) -> Notebook:
+    def begin(self, one: Prefix, length: int, layout: Layout, *, dry: bool = False) -> Notebook:
         """A notebook that goes on after the first tokens of a kept one, which are those of this prompt: that itself, if
         nothing else is in it. A `dry` one only tells what would be done."""
         one.used = next(self._clock)
@@ -151,20 +151,20 @@ class Prefixes:
         notebook.bound = None
         return notebook
 
-    def undo(self, one: Kept | None, notebook: Notebook) -> None:
+    def undo(self, one: Prefix | None, notebook: Notebook) -> None:
         """What was begun could not go on."""
         if one is not None and one.notebook is notebook:
             self.kept.append(one)
         else:
             notebook.close()
 
-    def add(self, notebook: Notebook, layout: Layout, salt: str) -> Kept:
+    def add(self, notebook: Notebook, layout: Layout, salt: str) -> Prefix:
         """A notebook that is being read: others may go on from what of it is there."""
-        one = Kept(notebook, layout.tokens, layout.origins, salt, used=next(self._clock))
+        one = Prefix(notebook, layout.tokens, layout.origins, salt, used=next(self._clock))
         self.kept.append(one)
         return one
 
-    def rest(self, one: Kept) -> None:
+    def rest(self, one: Prefix) -> None:
         """Nobody works on it any more. It stays with all tokens that have rows, if they are sound."""
         book = one.notebook
         if not book.intact or not book.rows:
@@ -180,12 +180,12 @@ class Prefixes:
         one.origins = np.concatenate([one.origins[:known], np.zeros(len(book) - known, np.int32)])
         one.idle, one.used = True, next(self._clock)
 
-    def drop(self, one: Kept) -> None:
+    def drop(self, one: Prefix) -> None:
         if one in self.kept:
             self.kept.remove(one)
         one.notebook.close()
 
-    def resting(self) -> Iterator[Kept]:
+    def resting(self) -> Iterator[Prefix]:
         """Those that nobody works on, the one that was used longest ago first."""
         yield from sorted((one for one in self.kept if one.idle), key=lambda one: one.used)
 

@@ -1,4 +1,4 @@
-"""Thinking: the model writes a chain of thought before its answer, and the answer is told from it.
+"""Speaking: the model writes a chain of thought, then an answer that is told from it, or decides.
 
 A prompt with `think` ends where the chain begins. The chain ends by its mark, by an end token, or at a limit; what must
 precede the answer is put there, so that the notebook ends where the answer begins. Everything here is a task of a loop
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from notes_cli.classes import dataclass
@@ -61,51 +61,218 @@ class Reply:
     stopped: Stopped = "end"
 
 
-def thinking(
-    workspace: Workspace,
-    notebook: Notebook,
-    options: SamplerOptions,
-    limit: int,
-    say: Say | None = None,
-    *,
-    begun: str = "",
-    calls: bool = False,
-) -> Task[Thought]:
-    """Write a chain of at most `limit` tokens; the notebook is left where the answer begins.
+def unheard(text: str) -> None:
+    """Nobody hears it."""
 
-    `say` gets the text as it comes; `begun` is the chain's text that is there already. `calls`: the answer may call
-    tools. Raise EngineError where the context has no room for a chain and its end.
+
+class _Told:
+    """A text that is told as it comes."""
+
+    def __init__(self, say: Say, *, strip: bool = True) -> None:
+        """`strip`: without the blanks that it begins with."""
+        self.text = ""
+        self._say, self._strip = say, strip
+
+    def add(self, text: str) -> None:
+        text = text.lstrip() if self._strip and not self.text else text
+        self.text += text
+        if text:
+            self._say(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """How an answer is spoken, and the chain of thought before it.
+
+    `limit`, `max_think`: tokens of the answer, and of a chain. `say` and `say_thought` get their texts as they come,
+    `chosen` each token of an answer, with the logits that it was chosen from, before `say` gets its text. `stops`:
+    texts before which the answer ends. `grammar`: what the answer is held to, and a chain is not; then it is not
+    stripped either. `calls`: it may call tools; one that does is held to no grammar.
     """
-    reasoning, start = workspace.reasoning.calling if calls else workspace.reasoning, len(notebook)
-    chain = Until(reasoning.close)
-    parts: list[str] = []
 
-    def add(text: str) -> bool:
-        text = text if any(parts) else text.lstrip()
-        parts.append(text)
-        if say and text:
-            say(text)
-        return chain.found
+    workspace: Workspace
+    sampling: SamplerOptions = field(default_factory=SamplerOptions)
+    limit: int = 0
+    max_think: int = THINK
+    say: Say = unheard
+    say_thought: Say = unheard
+    stops: Sequence[str] = ()
+    chosen: Chosen | None = None
+    grammar: str | None = None
+    calls: Calls | None = None
 
-    add(chain.feed(begun))
-    asked, limit = limit, 0 if chain.found else _within(notebook, limit)
-    yield from _writing(workspace, notebook, options, limit, lambda text: add(chain.feed(text)))
-    add(chain.flush())
-    count = len(notebook) - start
-    finished = chain.found or notebook.stopped == "end"
-    room = notebook.stopped != "context" and limit == asked
-    if count:
-        notebook.pieces[-1] = replace(notebook.pieces[-1], reason=Reason.THOUGHT)
-    if reasoning.inside:
-        finished |= reasoning.found("".join(parts)) is not None
-        answer = yield from _concluding(workspace, notebook, options, parts, add)
-        thought, stopped = "".join(parts).strip(), _why(finished, room)
-        return Thought(thought, len(notebook) - start, finished, answer, stopped=stopped)
-    missing, rest = _missing(reasoning, chain)
-    closing, cut = workspace.model.tokenize(missing, special=True), "" if finished else str(count)
-    notebook.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
-    thought, stopped = "".join(parts).strip(), _why(finished, room)
-    return Thought(thought, len(notebook) - start, finished, rest=rest, stopped=stopped)
+    def thinking(self, notebook: Notebook, *, begun: str = "", calls: bool = False) -> Task[Thought]:
+        """Write a chain; the notebook is left where the answer begins.
+
+        `begun`: the chain's text that is there already. `calls`: the answer may call tools. Raise EngineError where the
+        context has no room for a chain and its end.
+        """
+        reasoning, start = self.workspace.reasoning, len(notebook)
+        reasoning = reasoning.calling if calls else reasoning
+        told, chain = _Told(self.say_thought), Until(reasoning.close)
+
+        def hear(text: str) -> bool:
+            told.add(chain.feed(text))
+            return chain.found
+
+        limit = 0 if hear(begun) else _within(notebook, self.max_think)
+        yield from self._writing(notebook, limit, hear)
+        told.add(chain.flush())
+        count = len(notebook) - start
+        finished = chain.found or notebook.stopped == "end"
+        room = notebook.stopped != "context" and limit == self.max_think
+        if count:
+            notebook.pieces[-1] = replace(notebook.pieces[-1], reason=Reason.THOUGHT)
+        answer = rest = ""
+        if reasoning.inside:
+            finished |= reasoning.found(told.text) is not None
+            answer = yield from self._concluding(notebook, told)
+        else:
+            missing, rest = _missing(reasoning, chain)
+            closing, cut = self.workspace.model.tokenize(missing, special=True), "" if finished else str(count)
+            notebook.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
+        stopped = _why(finished, room)
+        return Thought(told.text.strip(), len(notebook) - start, finished, answer, rest, stopped)
+
+    def _concluding(self, notebook: Notebook, told: _Told) -> Task[str]:
+        """The answer that a chain ends with; one that was cut short is brought to it. Empty if there is none."""
+        reasoning = self.workspace.reasoning
+
+        def hear(text: str) -> bool:
+            told.add(text)
+            return False
+
+        if reasoning.found(told.text) is None:
+            notebook.append(self.workspace.model.tokenize(reasoning.answer), "answer", reason=Reason.THOUGHT_END)
+            told.add(reasoning.answer)
+            yield from self._writing(notebook, OUTCOME, hear)
+        found = reasoning.found(told.text)
+        return found[1].strip() if found else ""
+
+    def replying(self, notebook: Notebook, thought: Thought | None = None) -> Task[Reply]:
+        """Write the answer. `thought`: the chain that precedes it; without one the model may begin one unasked."""
+        if self.grammar is not None:
+            return (yield from self._formed(notebook, thought))
+        if thought and thought.answer:
+            text, stopped = self._said_in_chain(thought.answer)
+            if text:
+                self.say(text)
+            return Reply(text, 0, thought, stopped)
+        return (yield from self._free(notebook, thought))
+
+    def _free(self, notebook: Notebook, thought: Thought | None) -> Task[Reply]:
+        """Write an answer that is held to nothing."""
+        reasoning, start, told = self.workspace.reasoning, len(notebook), _Told(self.say)
+        begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end, self.stops)
+
+        def hear(text: str) -> bool:
+            told.add(end.feed(begins.feed(text)))
+            return begins.found or end.found
+
+        told.add(end.feed(thought.rest if thought else ""))
+        marks = self.calls.form.marks if self.calls else ""
+        yield from self._writing(notebook, self.limit, hear, chosen=self.chosen, marks=marks)
+        if begins.found:
+            thought = yield from self.thinking(notebook, begun=begins.rest, calls=self.calls is not None)
+            return (yield from self.replying(notebook, replace(thought, tokens=len(notebook) - start)))
+        told.add(end.feed(begins.flush()))
+        told.add(end.flush())
+        return Reply(told.text.strip(), len(notebook) - start, thought, "end" if end.found else notebook.stopped)
+
+    def _said_in_chain(self, answer: str) -> tuple[str, Stopped]:
+        """As much of an answer that is in the chain as was asked for, and what it stopped at."""
+        model, end = self.workspace.model, Until("", self.stops)
+        tokens = model.tokenize(answer)
+        whole = len(tokens) <= self.limit
+        if not whole:
+            answer = b"".join(map(model.token_bytes, tokens[: self.limit].tolist())).decode(errors="ignore")
+        text = end.feed(answer) + end.flush()
+        return text, "end" if end.found or whole else "limit"
+
+    def _formed(self, notebook: Notebook, thought: Thought | None) -> Task[Reply]:
+        """Write calls, where it may be calls, or an answer that is held to the grammar."""
+        if thought is None:
+            thought = yield from self._unasked(notebook)
+        elif thought.answer or thought.rest.strip():
+            thought = _without_answer(self.workspace, notebook, thought)
+        called = (yield from self._calling(notebook, self.calls, thought)) if self.calls else None
+        return called or (yield from self._held(notebook, thought))
+
+    def _unasked(self, notebook: Notebook) -> Task[Thought | None]:
+        """The chain that a model begins before an answer which nobody asked it to think about; None if it does not."""
+        marks = self.workspace.model.tokenize(self.workspace.reasoning.open.strip(), special=True)
+        if not len(marks):
+            return None
+        (logits,) = yield [notebook]
+        if int(logits.argmax()) != marks[0]:
+            return None
+        start = len(notebook)
+        notebook.append(marks, "answer")
+        thought = yield from self.thinking(notebook)
+        return replace(thought, tokens=len(notebook) - start)
+
+    def _calling(self, notebook: Notebook, calls: Calls, thought: Thought | None) -> Task[Reply | None]:
+        """Write an answer for as long as it may be calls; None where it is none, and nothing of it is left then. Raise
+        UnsupportedError for a model that cannot go back."""
+        start, answer, end = len(notebook), "", Until(self.workspace.reasoning.end, self.stops)
+
+        def hear(text: str) -> bool:
+            nonlocal answer
+            answer += end.feed(text)
+            return end.found or not calls.may_be(answer)
+
+        yield from self._writing(notebook, self.limit, hear, marks=calls.form.marks)
+        answer += end.flush()
+        stopped = "end" if end.found else notebook.stopped
+        if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
+            if self.workspace.model.recurrent and notebook.rows > start:
+                what = "this model cannot take back what was no call: send tools, or a form of the answer"
+                raise UnsupportedError(what)
+            notebook.truncate(start)
+            return None
+        if answer:
+            self.say(answer)
+        return Reply(answer.strip(), len(notebook) - start, thought, stopped)
+
+    def _held(self, notebook: Notebook, thought: Thought | None) -> Task[Reply]:
+        """Write an answer that is held to the grammar."""
+        start, told, end = len(notebook), _Told(self.say, strip=False), Until("", self.stops)
+
+        def hear(text: str) -> bool:
+            told.add(end.feed(text))
+            return end.found
+
+        yield from self._writing(notebook, self.limit, hear, chosen=self.chosen, grammar=self.grammar)
+        told.add(end.flush())
+        return Reply(told.text, len(notebook) - start, thought, "end" if end.found else notebook.stopped)
+
+    def _writing(
+        self,
+        notebook: Notebook,
+        limit: int,
+        hear: Callable[[str], bool],
+        *,
+        chosen: Chosen | None = None,
+        grammar: str | None = None,
+        marks: str = "",
+    ) -> Task[None]:
+        """Write at most `limit` tokens. `hear` gets the text as it comes, in whole characters, and says whether that is
+        enough. Of special tokens only marks have a text, `marks` among them."""
+        model, reasoning = self.workspace.model, self.workspace.reasoning
+        shown = (reasoning.open + reasoning.close + reasoning.end + marks).encode()
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        with Sampler(self.sampling, None if grammar is None else Grammar(model, grammar)) as sampler:
+            writer = Writer(notebook, sampler, limit)
+            while writer.goes_on:
+                (logits,) = yield [notebook]
+                token = writer.choose(logits)
+                if token is not None:
+                    if chosen:
+                        chosen(token, logits)
+                    special = model.token_bytes(token, special=True)
+                    if hear(decoder.decode(special if special in shown else model.token_bytes(token))):
+                        return
+        hear(decoder.decode(b"", final=True))
 
 
 def _why(whole: bool, room: bool) -> Stopped:
@@ -124,23 +291,6 @@ def _within(notebook: Notebook, limit: int) -> int:
     return min(limit, size - start - ROOM)
 
 
-def _concluding(
-    workspace: Workspace,
-    notebook: Notebook,
-    options: SamplerOptions,
-    parts: Sequence[str],
-    add: Callable[[str], object],
-) -> Task[str]:
-    """The answer that a chain ends with; one that was cut short is brought to it. Empty if there is none."""
-    reasoning = workspace.reasoning
-    if reasoning.found("".join(parts)) is None:
-        notebook.append(workspace.model.tokenize(reasoning.answer), "answer", reason=Reason.THOUGHT_END)
-        add(reasoning.answer)
-        yield from _writing(workspace, notebook, options, OUTCOME, lambda text: bool(add(text)) and False)
-    found = reasoning.found("".join(parts))
-    return found[1].strip() if found else ""
-
-
 def _missing(reasoning: Reasoning, chain: Until) -> tuple[str, str]:
     """What must be put after a chain for the answer to begin, and what of the answer is there already."""
     if not chain.found:
@@ -148,6 +298,20 @@ def _missing(reasoning: Reasoning, chain: Until) -> tuple[str, str]:
     if reasoning.answer.startswith(chain.rest):
         return reasoning.answer[len(chain.rest) :], ""
     return "", chain.rest
+
+
+def _without_answer(workspace: Workspace, notebook: Notebook, thought: Thought) -> Thought:
+    """Take back what the model has begun to answer in its chain, or in one token with its closing mark."""
+    if thought.answer:
+        place, length = _position_of(workspace, notebook, thought), len(notebook)
+        notebook.truncate(place)
+        text = thought.text.rpartition(thought.answer)[0].rstrip()
+        return replace(thought, text=text, answer="", tokens=thought.tokens - (length - place))
+    last = workspace.model.token_bytes(int(notebook.tokens[-1]), special=True)
+    notebook.truncate(len(notebook) - 1)
+    mark = last.removesuffix(thought.rest.encode()).decode(errors="replace")
+    notebook.append(workspace.model.tokenize(mark, special=True), "answer", reason=Reason.THOUGHT_END)
+    return replace(thought, rest="")
 
 
 def deciding_after(
@@ -170,13 +334,11 @@ def deciding_after(
     return replace(decision, choice=choice)
 
 
-def choosing(
-    workspace: Workspace, notebook: Notebook, choices: Sequence[str], limit: int, options: SamplerOptions | None = None
-) -> Task[Decision]:
+def choosing(workspace: Workspace, notebook: Notebook, choices: Sequence[str], limit: int) -> Task[Decision]:
     """Decide at the end of a notebook; with a `limit` above 0, after a chain of thought of at most so many tokens."""
     if not limit:
         return (yield from deciding(notebook, choices))
-    thought = yield from thinking(workspace, notebook, options or SamplerOptions(), limit)
+    thought = yield from Speaker(workspace, max_think=limit).thinking(notebook)
     return (yield from deciding_after(workspace, notebook, choices, thought))
 
 
@@ -187,197 +349,3 @@ def _position_of(workspace: Workspace, notebook: Notebook, thought: Thought) -> 
         position -= 1
         following = workspace.model.token_bytes(int(notebook.tokens[position])) + following
     return position
-
-
-def replying(
-    workspace: Workspace,
-    notebook: Notebook,
-    options: SamplerOptions,
-    limit: int,
-    *,
-    max_think: int = THINK,
-    say: Say | None = None,
-    say_thought: Say | None = None,
-    thought: Thought | None = None,
-    stops: Sequence[str] = (),
-    chosen: Chosen | None = None,
-    grammar: str | None = None,
-    calls: Calls | None = None,
-) -> Task[Reply]:
-    """Write the answer, of at most `limit` tokens; `say` gets its text as it comes.
-
-    `thought`: the chain that precedes it. A model that begins one unasked has at most `max_think` tokens for it.
-    `stops`: texts before which the answer ends. `chosen` gets each token of it, with the logits that it was chosen
-    from, before `say` gets its text. `grammar`: what the answer is held to, and the chain is not; then it is not
-    stripped either. `calls`: it may call tools; one that does is held to no grammar.
-    """
-    if grammar is not None:
-        if thought is None:
-            thought = yield from _unasked(workspace, notebook, options, max_think, say_thought)
-        elif thought.answer or thought.rest.strip():
-            thought = _without_answer(workspace, notebook, thought)
-        if calls is not None:
-            called = yield from _calling(workspace, notebook, options, limit, calls, say, thought, stops)
-            if called is not None:
-                return called
-        return (yield from _held(workspace, notebook, options, limit, grammar, say, thought, stops, chosen))
-    if thought and thought.answer:
-        text, stopped = _said_in_chain(workspace, thought.answer, limit, stops)
-        if say and text:
-            say(text)
-        return Reply(text, 0, thought, stopped)
-    reasoning, start = workspace.reasoning, len(notebook)
-    parts: list[str] = []
-    marks = calls.form.marks if calls else ""
-    begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end, stops)
-
-    def add(text: str) -> bool:
-        text = end.feed(text)
-        text = text if any(parts) else text.lstrip()
-        parts.append(text)
-        if say and text:
-            say(text)
-        return begins.found or end.found
-
-    add(thought.rest if thought else "")
-    yield from _writing(workspace, notebook, options, limit, lambda text: add(begins.feed(text)), chosen, marks=marks)
-    if begins.found:
-        thought = yield from thinking(
-            *(workspace, notebook, options, max_think, say_thought), begun=begins.rest, calls=calls is not None
-        )
-        thought = replace(thought, tokens=len(notebook) - start)
-        rest = {"say": say, "thought": thought, "stops": stops, "chosen": chosen, "calls": calls}
-        return (yield from replying(workspace, notebook, options, limit, **rest))  # type: ignore[arg-type]
-    add(begins.flush() + end.flush())
-    stopped = "end" if end.found else notebook.stopped
-    return Reply("".join(parts).strip(), len(notebook) - start, thought, stopped)
-
-
-def _unasked(
-    workspace: Workspace, notebook: Notebook, options: SamplerOptions, limit: int, say: Say | None
-) -> Task[Thought | None]:
-    """The chain that a model begins before an answer which nobody asked it to think about; None if it does not."""
-    marks = workspace.model.tokenize(workspace.reasoning.open.strip(), special=True)
-    if not len(marks):
-        return None
-    (logits,) = yield [notebook]
-    if int(logits.argmax()) != marks[0]:
-        return None
-    start = len(notebook)
-    notebook.append(marks, "answer")
-    thought = yield from thinking(workspace, notebook, options, limit, say)
-    return replace(thought, tokens=len(notebook) - start)
-
-
-def _said_in_chain(workspace: Workspace, answer: str, limit: int, stops: Sequence[str]) -> tuple[str, Stopped]:
-    """As much of an answer that is in the chain as was asked for, and what it stopped at."""
-    tokens, end = workspace.model.tokenize(answer), Until("", stops)
-    whole = len(tokens) <= limit
-    if not whole:
-        answer = b"".join(map(workspace.model.token_bytes, tokens[:limit].tolist())).decode(errors="ignore")
-    text = end.feed(answer) + end.flush()
-    return text, "end" if end.found or whole else "limit"
-
-
-def _without_answer(workspace: Workspace, notebook: Notebook, thought: Thought) -> Thought:
-    """Take back what the model has begun to answer in its chain, or in one token with its closing mark."""
-    if thought.answer:
-        place, length = _position_of(workspace, notebook, thought), len(notebook)
-        notebook.truncate(place)
-        text = thought.text.rpartition(thought.answer)[0].rstrip()
-        return replace(thought, text=text, answer="", tokens=thought.tokens - (length - place))
-    last = workspace.model.token_bytes(int(notebook.tokens[-1]), special=True)
-    notebook.truncate(len(notebook) - 1)
-    mark = last.removesuffix(thought.rest.encode()).decode(errors="replace")
-    notebook.append(workspace.model.tokenize(mark, special=True), "answer", reason=Reason.THOUGHT_END)
-    return replace(thought, rest="")
-
-
-def _calling(
-    workspace: Workspace,
-    notebook: Notebook,
-    options: SamplerOptions,
-    limit: int,
-    calls: Calls,
-    say: Say | None,
-    thought: Thought | None,
-    stops: Sequence[str],
-) -> Task[Reply | None]:
-    """Write an answer for as long as it may be calls; None where it is none, and nothing of it is left then. Raise
-    UnsupportedError for a model that cannot go back."""
-    start, parts, end = len(notebook), [""], Until(workspace.reasoning.end, stops)
-
-    def hear(text: str) -> bool:
-        parts.append(end.feed(text))
-        return end.found or not calls.may_be("".join(parts))
-
-    yield from _writing(workspace, notebook, options, limit, hear, marks=calls.form.marks)
-    parts.append(end.flush())
-    answer = "".join(parts)
-    stopped = "end" if end.found else notebook.stopped
-    if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
-        if workspace.model.recurrent and notebook.rows > start:
-            raise UnsupportedError("this model cannot take back what was no call: send tools, or a form of the answer")
-        notebook.truncate(start)
-        return None
-    if say and answer:
-        say(answer)
-    return Reply(answer.strip(), len(notebook) - start, thought, stopped)
-
-
-def _held(
-    workspace: Workspace,
-    notebook: Notebook,
-    options: SamplerOptions,
-    limit: int,
-    grammar: str,
-    say: Say | None,
-    thought: Thought | None,
-    stops: Sequence[str],
-    chosen: Chosen | None,
-) -> Task[Reply]:
-    """Write an answer that is held to a grammar."""
-    start, parts, end = len(notebook), [""], Until("", stops)
-
-    def hear(text: str) -> bool:
-        text = end.feed(text)
-        parts.append(text)
-        if say and text:
-            say(text)
-        return end.found
-
-    yield from _writing(workspace, notebook, options, limit, hear, chosen, grammar)
-    if held := end.flush():
-        parts.append(held)
-        if say:
-            say(held)
-    return Reply("".join(parts), len(notebook) - start, thought, "end" if end.found else notebook.stopped)
-
-
-def _writing(
-    workspace: Workspace,
-    notebook: Notebook,
-    options: SamplerOptions,
-    limit: int,
-    hear: Callable[[str], bool],
-    chosen: Chosen | None = None,
-    grammar: str | None = None,
-    marks: str = "",
-) -> Task[None]:
-    """Write at most `limit` tokens. `hear` gets the text as it comes, in whole characters, and says whether that is
-    enough. Of special tokens only marks have a text, `marks` among them."""
-    model, reasoning = workspace.model, workspace.reasoning
-    shown = (reasoning.open + reasoning.close + reasoning.end + marks).encode()
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    with Sampler(options, None if grammar is None else Grammar(model, grammar)) as sampler:
-        writer = Writer(notebook, sampler, limit)
-        while writer.goes_on:
-            (logits,) = yield [notebook]
-            token = writer.choose(logits)
-            if token is not None:
-                if chosen:
-                    chosen(token, logits)
-                special = model.token_bytes(token, special=True)
-                if hear(decoder.decode(special if special in shown else model.token_bytes(token))):
-                    return
-    hear(decoder.decode(b"", final=True))

@@ -12,7 +12,7 @@ from notes_cli.engine.decision import log_softmax
 from notes_cli.engine.loop import Logits, Task, together
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook, Stopped
-from notes_cli.runtime.thinking import replying, thinking
+from notes_cli.runtime.thinking import Speaker
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.arranging import Arranged
 from notes_cli.text.messages import ToolCall
@@ -114,20 +114,17 @@ def _chat(
     def say_thought(text: str) -> None:
         hear(TextDelta(index, text, thought=True))
 
-    thought = None
-    if arranged.think:
-        thought = yield from thinking(workspace, notebook, sampling, wanted.max_think, say_thought, calls=bool(form))
-    reply = yield from replying(
-        *(workspace, notebook, sampling, arranged.limit),
-        max_think=wanted.max_think,
+    speaker = Speaker(
+        *(workspace, sampling, arranged.limit, wanted.max_think),
         say=say,
         say_thought=say_thought,
-        thought=thought,
         stops=wanted.stops,
         chosen=told.chosen,
         grammar=wanted.grammar,
         calls=Calls(form, arranged.asked.tools) if form and not wanted.must_call else None,
     )
+    thought = (yield from speaker.thinking(notebook, calls=bool(form))) if arranged.think else None
+    reply = yield from speaker.replying(notebook, thought)
     calls: tuple[ToolCall, ...] = ()
     if listening:
         rest, calls = listening.end()

@@ -13,10 +13,11 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.container import SegmentInfo
 from notes_cli.library.standing import StandingErrata
-from notes_cli.runtime.asking import Request, check_usable, named_apart
-from notes_cli.runtime.assembling import Prompt, parts_of, with_tools
+from notes_cli.runtime.asking import Request
 from notes_cli.runtime.prefixes import Layout, Prefixes
+from notes_cli.runtime.prompt import Prompt, parts_of, with_tools
 from notes_cli.runtime.settings import UNMEASURED, defaults
+from notes_cli.runtime.settling import check_usable, named_apart, thinks
 from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, Copy, Talk, told
@@ -145,13 +146,13 @@ def _arranged(
     """Arrange messages, with these skills in the system message and those that are matched where they are. `known`:
     those that the conversation has. `roles`: of the messages in which texts are looked for."""
     workspace, wanted = desk.workspace, asked.writing
-    think = wanted.think and (wanted.max_think > 0 or bool(workspace.reasoning.open))
+    think = thinks(workspace, wanted.think, wanted.max_think)
     found, messages = dict(named), list(asked.messages)
     if asked.notes.match:
         # Whoever has a salt learns nothing of what others have compiled.
         texts: list[Segment | SegmentInfo] = [*known.values(), *([] if asked.notes.private else desk.shelf.known())]
         messages = [
-            replace(one, parts=matched(one.parts, found, texts, desk.shelf.opened)) if one.role in roles else one
+            replace(one, parts=matched(one.parts, found, texts, desk.shelf.open)) if one.role in roles else one
             for one in messages
         ]
     messages = [_with_images(desk, asked, one, found, dry=dry) for one in messages]
@@ -171,7 +172,7 @@ def _arranged(
         conversation = Conversation(tuple(messages), asked.tools)
         prompt = Prompt("", list(found.values()), think=think, conversation=conversation)
         sets = desk.shelf.known() if asked.tools and not asked.notes.private else ()
-        prompt, chunks = with_tools(workspace, prompt, sets, desk.shelf.opened)
+        prompt, chunks = with_tools(workspace, prompt, sets, desk.shelf.open)
         parts = parts_of(workspace, prompt, chunks)
     except ModelError:
         if "tool" not in roles or not any(messages[copy.message].role == "tool" for copy in copies):
@@ -280,7 +281,7 @@ def check_bias(workspace: Workspace, asked: Asked) -> None:
 def _raw(workspace: Workspace, prompt: str | tuple[int, ...]) -> Tokens:
     """The tokens of a raw prompt, in which control tokens are such."""
     if isinstance(prompt, str):
-        tokens = workspace.opened(workspace.model.tokenize(prompt, special=True))
+        tokens = workspace.with_bos(workspace.model.tokenize(prompt, special=True))
     else:
         tokens = np.array(prompt, np.int32)
     if not len(tokens):

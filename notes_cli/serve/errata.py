@@ -7,7 +7,7 @@ from typing import Any
 
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.library.standing import StandingErrata, holding
-from notes_cli.runtime.workspace import DEFAULT_CONTEXT
+from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json

@@ -10,7 +10,7 @@ from notes_cli.engine.segment import KEPT
 from notes_cli.errors import CompilingError, Help, NotesError, Progress, SegmentError, TakenError
 from notes_cli.explaining import entry_as_json
 from notes_cli.library.standing import holding
-from notes_cli.library.store import Entry, Library, source_text
+from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.runtime.compiling import block_warnings
 from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.serve.bounds import Size, of_texts
@@ -148,7 +148,7 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
     return work
 
 
-def _origin(entry: Entry) -> str:
+def _origin(entry: SegmentFile) -> str:
     """Where the text of a skill came from, for people."""
     source = entry.info.source if entry.info else ""
     return "from no file (it was sent to a server, or piped in)" if source == "-" else f"from {source_text(source)}"

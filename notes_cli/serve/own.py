@@ -25,20 +25,21 @@ from notes_cli.images import SUFFIXES, looks_like_image
 from notes_cli.runtime.asking import (
     ENDLESS,
     Answer,
-    Draft,
     Listener,
     Plan,
     Request,
     answering,
     room_for,
-    settled,
     tell_unspliced,
 )
-from notes_cli.runtime.assembling import Parts, assembling, cells_meanwhile, parts_of
+from notes_cli.runtime.assembling import assembling, cells_meanwhile
+from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.runtime.opening import no_image, open_skill, tell_edited
+from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.requests import RequestFields, read_request
+from notes_cli.runtime.settling import Draft, drafted
 from notes_cli.runtime.thinking import Thought
-from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import wire
 from notes_cli.serve.arranging import Desk
 from notes_cli.serve.jobs import Job
@@ -63,6 +64,7 @@ class _Alone:
 
     request: Request
     draft: Draft
+    prompt: Prompt
     parts: Parts
 
 
@@ -205,10 +207,10 @@ class Own:
         if self._alone is None:
             request = self._read(at, self.words)
             self._tell_edited(at, request)
-            draft = settled(workspace, request, self._listener, dry=self._explain)
-            self._alone = _Alone(request, draft, parts_of(workspace, draft.prompt))
+            draft = drafted(workspace, request, self._listener, dry=self._explain)
+            self._alone = _Alone(request, draft, draft.prompt, parts_of(workspace, draft.prompt))
         one = self._alone
-        tokens = one.parts.count + cells_meanwhile(one.draft.prompt, one.parts)
+        tokens = one.parts.count + cells_meanwhile(one.prompt, one.parts)
         spare = room_for(workspace, one.request, one.draft.settings.think)
         workspace.check_length(tokens + min(spare, 1))
         needed = _Needed.of(workspace, at.room, one.request, tokens, spare)
@@ -225,7 +227,7 @@ class Own:
             self._hold(at, needed, notebook)
         try:
             yield from assembling(
-                *(workspace, draft.prompt, one.parts),
+                *(workspace, one.prompt, one.parts),
                 seam=draft.settings.seam,
                 splice=not request.recompute,
                 dry=self._explain,
@@ -233,7 +235,7 @@ class Own:
                 exact=request.exact,
                 begun=notebook,
             )
-            plan = draft.planned(notebook)
+            plan = Plan.of(draft, notebook)
             if self._explain:
                 self._tell({"document": plan_as_json(plan)})
                 return

@@ -71,7 +71,7 @@ class Shelf:
                 self._infos.pop(path, None)
         return found
 
-    def opened(self, info: SegmentInfo) -> Segment | None:
+    def open(self, info: SegmentInfo) -> Segment | None:
         """The skill that this was said of; None where it cannot be opened, or is another one now."""
         try:
             segment = self._at(info.path, info.name)
@@ -85,10 +85,10 @@ class Shelf:
         without a projector, ImageError for one that cannot be decoded."""
         workspace = self._workspace
         if not private:
-            projector = workspace.projector if workspace.sees else None
+            projector = workspace.seeing.projector if workspace.sees else None
             for info in self.known():
                 same = info.pictures and info.text == picture.text and projector in (None, info.projector)
-                if same and (segment := self.opened(info)) is not None:
+                if same and (segment := self.open(info)) is not None:
                     return segment
         name = names.of_sent(picture.sha256)
         skill = image_skill(picture, name)
@@ -147,13 +147,13 @@ def matched(
     parts: tuple[Part, ...],
     skills: dict[str, Segment],
     known: Sequence[Segment | SegmentInfo],
-    opened: Callable[[SegmentInfo], Segment | None],
+    open_: Callable[[SegmentInfo], Segment | None],
 ) -> tuple[Part, ...]:
     """The parts of a message, with texts that are those of known skills as such, each of which `skills` has then, too.
 
     A text is one if it is a whole part, or whole paragraphs of it: what the model reads is the same text, as often as
     it is there. Of several skills the longest counts, and of those of one name the first, or the one that `skills` has.
-    `opened` gives one that is not open yet.
+    `open_` gives one that is not open yet.
     """
     first: dict[str, Segment | SegmentInfo] = dict(skills)
     for one in known:
@@ -164,7 +164,7 @@ def matched(
         cut = [_cut(part.text, one.text) if isinstance(part, TextPart) else [] for part in parts]
         if not any(cut):
             continue
-        segment = one if isinstance(one, Segment) else opened(one)
+        segment = one if isinstance(one, Segment) else open_(one)
         if segment is None:
             continue
         skills[segment.name] = segment

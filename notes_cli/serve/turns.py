@@ -16,7 +16,7 @@ from notes_cli.errors import NotesError
 from notes_cli.explaining import explanation
 from notes_cli.runtime.asking import Counts, Listener, Plan
 from notes_cli.runtime.assembling import assembling
-from notes_cli.runtime.prefixes import Kept, Layout
+from notes_cli.runtime.prefixes import Layout, Prefix
 from notes_cli.serve.answering import Probabilities, TextDelta, Written, writing
 from notes_cli.serve.arranging import Arranged, Desk, arrange
 from notes_cli.serve.jobs import Begun, Job, Told, Turn
@@ -64,7 +64,7 @@ class Turns:
         counts = replace(Counts.of(notebook), shared=live)
         return explanation(notebook.pieces, asdict(counts), arranged.notices)
 
-    def answer(self, job: Job, arranged: Arranged, held: Kept, live: int, first: int) -> Task[None]:
+    def answer(self, job: Job, arranged: Arranged, held: Prefix, live: int, first: int) -> Task[None]:
         """Read the prompt, write the answers, and leave the first one's notebook to others."""
         layout, notebook = arranged.layout, held.notebook
         books: list[Notebook] = []
@@ -150,7 +150,7 @@ class Turns:
             begun=notebook,
         )
 
-    def _leave(self, held: Kept) -> None:
+    def _leave(self, held: Prefix) -> None:
         """A notebook that nobody works on any more: others may go on from it, if it is sound."""
         if held not in self._prefixes.kept:
             return

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from time import perf_counter
 
 from notes_cli.editing.methods import Method
 from notes_cli.engine.loop import Task
@@ -20,26 +19,20 @@ from notes_cli.errors import EngineError, Help, Notice, SessionError
 from notes_cli.runtime.asking import (
     SILENT,
     Answer,
-    Counts,
     Listener,
     Plan,
     Request,
     Stream,
     answer,
     answering,
-    corrected,
-    held_to,
-    named_apart,
-    opened,
-    prompt_of,
     room_for,
-    settle,
     stream,
-    tell_meant,
 )
-from notes_cli.runtime.assembling import Placing, Prompt, assemble, changes_of
+from notes_cli.runtime.assembling import Placing, assemble
 from notes_cli.runtime.corrections import known_fields, meant, one_value
+from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.settings import DEFAULT_SEAM
+from notes_cli.runtime.settling import held_to, open_asked, settled
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -131,26 +124,24 @@ class Session:
         if request.results:
             self._check_results(request)
         grammar = held_to(self.workspace, request)
-        skills = opened(self.workspace, request.splice, listener)
-        segments = [*skills, *opened(self.workspace, request.images, listener, image=True)]
+        segments = open_asked(self.workspace, request, listener)
         self._check_images(segments)
-        segments = named_apart(segments, [skill.name for skill in self.state.skills])
-        at = perf_counter()
-        request = corrected(self.workspace, request, segments, listener, had=self.state.skills)
-        settings = settle(self.workspace, request, segments, listener, session=True, goes_on=goes_on)
-        tell_meant(request, [*self.state.skills, *segments], listener)
+        draft = settled(
+            self.workspace, request, segments, listener, had=self.state.skills, goes_on=goes_on, grammar=grammar
+        )
+        request, settings = draft.request, draft.settings
         room = room_for(self.workspace, request, settings.think)
         if request.results:
             notebook = self.answered(request.results, room, settings.think)
         elif goes_on:
             notebook = self.follow(
                 *(request.question, request.errata, settings.wording, room, settings.think),
-                segments=segments,
+                segments=draft.segments,
                 seam=settings.seam,
                 strict=request.strict,
             )
         else:
-            prompt = prompt_of(request, settings, segments)
+            prompt = draft.prompt
             notebook = assemble(
                 self.workspace,
                 prompt,
@@ -161,7 +152,7 @@ class Session:
                 exact=request.exact,
             )
             self.begin(prompt, notebook)
-        return Plan(notebook, settings, Counts.of(notebook), at, grammar)
+        return Plan.of(draft, notebook)
 
     def answering(
         self, request: Request, listener: Listener = SILENT, assembled: Callable[[Plan], object] = lambda plan: None

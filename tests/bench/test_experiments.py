@@ -25,7 +25,8 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment, Tokens, floats
 from notes_cli.library.profiles import Profile
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 
 SEED = 7

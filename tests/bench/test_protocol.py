@@ -41,7 +41,8 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import floats
 from notes_cli.errors import UnsupportedError
 from notes_cli.measure.probe import AlikeError, Column, Mixes
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from training.tiny import words, world
 

@@ -29,8 +29,9 @@ from notes_cli.engine.patches import Range, disturbed
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.measure.calibrate import CLASSES, SAFEST
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session

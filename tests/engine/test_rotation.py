@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import notes_cli.runtime.workspace as work
+import notes_cli.runtime.identity as work
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
@@ -18,9 +18,10 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import UnsupportedError
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 

@@ -47,7 +47,7 @@ def put(folder: Path, identity: Identity, make_segment: MakeSegment, tmp_path: P
 
 
 def names(folder: Path) -> list[str]:
-    return [one.name for one in tidy.kept(folder)]
+    return [one.name for one in tidy.library_files(folder)]
 
 
 def test_the_least_recently_used_is_first(folder: Path, put: Callable[..., Path]) -> None:
@@ -59,7 +59,7 @@ def test_the_least_recently_used_is_first(folder: Path, put: Callable[..., Path]
         Library(folder).used(old)
     assert names(folder) == ["middle", "young", "old"]
     assert (old.read_bytes(), old.stat().st_mtime_ns) == before
-    assert [one.uses for one in tidy.kept(folder)] == [0, 0, 3] and uses.uses_of(young) == uses.Uses()
+    assert [one.uses for one in tidy.library_files(folder)] == [0, 0, 3] and uses.uses_of(young) == uses.Uses()
 
 
 def test_uses_of_many_processes_are_all_counted(folder: Path, put: Callable[..., Path]) -> None:
@@ -151,7 +151,7 @@ def test_a_text_that_is_nowhere_else_is_not_removed_by_itself(
     done = tidy.shrink(folder, 0)
     assert [(one.name, why) for one, why in done.spared] == [("piped", "its text is nowhere else")]
     assert names(folder) == ["piped"]
-    there = tidy.kept(folder)
+    there = tidy.library_files(folder)
     assert tidy.chosen(there, [], 1.0, None) == ([], there)
     second = path.with_name(f"piped.{'0' * 12}.gguf")
     second.write_bytes(path.read_bytes())
@@ -161,7 +161,7 @@ def test_a_text_that_is_nowhere_else_is_not_removed_by_itself(
 def test_what_has_changed_since_it_was_chosen_stays(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
     """Somebody is asked whether it may go, and takes time: it was used, compiled again, or its file has gone."""
     used, written, alone = put("used", 300), put("written", 200), put("alone", 100)
-    there = tidy.kept(folder)
+    there = tidy.library_files(folder)
     Library(folder).used(used)
     written.write_bytes(written.read_bytes())
     (tmp_path / "alone.txt").unlink()
@@ -171,7 +171,10 @@ def test_what_has_changed_since_it_was_chosen_stays(folder: Path, put: Callable[
         ("alone", "its text is nowhere else"),
     ]
     assert not done.removed and alone.exists()
-    assert len(tidy.remove_each(tidy.kept(folder), folder, [one for one in there if one.name == "alone"]).removed) == 3
+    assert (
+        len(tidy.remove_each(tidy.library_files(folder), folder, [one for one in there if one.name == "alone"]).removed)
+        == 3
+    )
 
 
 def test_one_that_cannot_be_removed_keeps_no_others(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
@@ -275,7 +278,7 @@ def test_a_text_of_several_files_is_somewhere_else(tmp_path: Path, put: Callable
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for file in files:
         file.write_text("words")
-    (one,) = tidy.kept(put("both", source="\n".join(map(str, files))).parent)
+    (one,) = tidy.library_files(put("both", source="\n".join(map(str, files))).parent)
     assert not tidy.sole(one, [])
     files[1].unlink()
     assert tidy.sole(one, [])

@@ -11,8 +11,9 @@ from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.edits import EditCase, Edits, Tried, verify_edits
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, with_values

@@ -12,8 +12,9 @@ from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.errors import NotesError
 from notes_cli.measure.session import Cause, LayerError, Point, SessionReport, verify_session
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.rows import RowFiles

@@ -9,8 +9,9 @@ import pytest
 from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
 from notes_cli.measure.verify import Case, Control, Report, corrected_segment, field_questions, verify
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill, with_values

@@ -12,13 +12,15 @@ import pytest
 from notes_cli.commands.remedies import worded
 from notes_cli.engine.loop import run
 from notes_cli.errors import NotesError, Notice, SegmentError
-from notes_cli.runtime.assembling import Prompt, assemble, assembling, method_for, parts_of
+from notes_cli.runtime.assembling import assemble, assembling
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.opening import open_segments
 from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.settings import DEFAULT_SEAM
+from notes_cli.runtime.settling import method_for
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message

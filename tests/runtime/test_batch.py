@@ -155,7 +155,7 @@ def test_no_token_of_a_skill_is_decoded_or_placed_twice(
 
 def workspace_chunk(workspace: Workspace, request: Request) -> Any:
     """The last chunk of a request's prompt: the question, without the template's words before it."""
-    from notes_cli.runtime.assembling import Prompt, chunks_of
+    from notes_cli.runtime.prompt import Prompt, chunks_of
 
     prompt = Prompt(request.question, request.splice, system=request.system)  # type: ignore[arg-type]
     return at_question(chunks_of(workspace, prompt))[-1]

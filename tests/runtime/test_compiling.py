@@ -16,9 +16,10 @@ from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedEr
 from notes_cli.library import begun
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.runtime import compiling
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import MOVES, block_warnings, compile_skill, plan
 from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, load_skill, parse_skill

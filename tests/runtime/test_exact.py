@@ -16,9 +16,10 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.explaining import why
 from notes_cli.runtime.asking import Request, ask, explain
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
@@ -87,7 +88,7 @@ def test_what_mixes_rows_is_not_exact() -> None:
 
 def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measured method that leaves rows of the old value gives way to the erratum, and says why."""
-    monkeypatch.setattr("notes_cli.runtime.asking.method_for", lambda *_: (Method("field"), "measured"))
+    monkeypatch.setattr("notes_cli.runtime.settling.method_for", lambda *_: (Method("field"), "measured"))
     request = Request("Why?", [compile_skill(workspace, skill)], values={"date": "2026-07-01"}, exact=True)
     settings = explain(workspace, request).settings
     assert settings.method == Method() and "exact" in str(settings.why)

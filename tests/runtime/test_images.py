@@ -26,13 +26,14 @@ from notes_cli.measure.composition import whole_of
 from notes_cli.measure.edits import verify_edits
 from notes_cli.measure.verify import verify
 from notes_cli.runtime.asking import Answer, Request, ask, explain
-from notes_cli.runtime.assembling import Prompt, assemble, parts_of
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.freshness import reasons
 from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.keeping import compile_to_library, stale
 from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill
 
@@ -124,7 +125,7 @@ def test_other_limits_or_another_projector_compile_it_again(seeing: Workspace, t
     skill = photo(tmp_path)
     path = compile_to_library(seeing, skill).path
     info = peek(path)
-    assert "max=16" in info.projector and info.projector == seeing.projector
+    assert "max=16" in info.projector and info.projector == seeing.seeing.projector
     model, projector = config.shipped_eye()
     options = ContextOptions(n_ctx=512, n_threads=1)
     with Workspace(model, options, projector=projector, image_tokens=(None, 9)) as other:
@@ -212,19 +213,19 @@ def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path)
     model, projector = config.shipped_eye()
     path = Path(shutil.copy(projector, tmp_path / "mmproj.gguf"))
     with Workspace(model, ContextOptions(n_threads=1), projector=path) as workspace:
-        _ = workspace.eye
+        _ = workspace.seeing.eye
         path.rename(tmp_path / "moved.gguf")
         write_projector(path, "qwen2vl_merger", 128)
         with pytest.raises(ModelError, match="was changed after it was loaded"):
-            _ = workspace.projector  # its change time is another one: who can say that it is the same?
+            _ = workspace.seeing.projector  # its change time is another one: who can say that it is the same?
     path.unlink()
     shutil.copy(projector, path)
     with Workspace(model, ContextOptions(n_threads=1), projector=path) as workspace:
-        _ = workspace.eye
+        _ = workspace.seeing.eye
         other = write_projector(tmp_path / "other.gguf", "qwen2vl_merger", 128)
         path.write_bytes(other.read_bytes())
         with pytest.raises(ModelError, match="was changed after it was loaded"):
-            _ = workspace.projector
+            _ = workspace.seeing.projector
 
 
 def test_an_image_may_be_shown_twice(seeing: Workspace, tmp_path: Path) -> None:

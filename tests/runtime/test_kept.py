@@ -15,10 +15,11 @@ from notes_cli.explaining import why
 from notes_cli.library import begun
 from notes_cli.library.container import open_segment, peek, small, write_segment
 from notes_cli.runtime import compiling
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill, plan
 from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill

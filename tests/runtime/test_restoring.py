@@ -20,9 +20,10 @@ from notes_cli.errors import DamagedError
 from notes_cli.explaining import why
 from notes_cli.library.container import open_segment, open_stored, write_segment
 from notes_cli.measure.verify import verify
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import UNTRUSTED, compile_skill
 from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill

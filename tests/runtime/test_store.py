@@ -14,10 +14,11 @@ from notes_cli.config import Paths
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import Notice, Remedy, Say, SegmentError
-from notes_cli.library.store import Entry, Library, Target
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.library.store import Library, SegmentFile, Target
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.opening import open_segments
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 
@@ -36,7 +37,7 @@ class Remote:
     def resolve(self, word: str) -> Target:
         return self.shared.resolve(word)
 
-    def entries(self, name: str | None = None) -> list[Entry]:
+    def entries(self, name: str | None = None) -> list[SegmentFile]:
         return self.shared.entries(name)
 
     def path(self, name: str, identity: Identity) -> Path:

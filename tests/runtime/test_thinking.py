@@ -13,12 +13,12 @@ from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.loop import run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.errors import EngineError
 from notes_cli.runtime import thinking as room
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
-from notes_cli.runtime.thinking import ROOM, Reply, Thought, deciding_after, replying, thinking
+from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.thinking import ROOM, Reply, Say, Speaker, Thought, deciding_after, unheard
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Reasoning
 from notes_cli.text.skill import Skill, load_skill, parse_skill
@@ -26,7 +26,6 @@ from notes_cli.text.skill import Skill, load_skill, parse_skill
 from ..conftest import MakeWorkspace
 from ..thinkers import HARMONY, OPENED, PLAIN, RESPONSE, SWITCH, UNAWARE, Scripted
 
-GREEDY = SamplerOptions()
 Script = Callable[[Workspace, str], None]
 
 
@@ -43,12 +42,14 @@ def shipped() -> Iterator[Workspace]:
         yield workspace
 
 
-def run_thinking(*given: Any, **how: Any) -> Thought:
-    return run(thinking(*given, **how))
+def run_thinking(workspace: Workspace, notebook: Notebook, limit: int, say: Say = unheard) -> Thought:
+    return run(Speaker(workspace, max_think=limit, say_thought=say).thinking(notebook))
 
 
-def run_replying(*given: Any, **how: Any) -> Reply:
-    return run(replying(*given, **how))
+def run_replying(
+    workspace: Workspace, notebook: Notebook, limit: int, thought: Thought | None = None, **how: Any
+) -> Reply:
+    return run(Speaker(workspace, limit=limit, **how).replying(notebook, thought))
 
 
 def run_deciding(*given: Any) -> Decision:
@@ -87,11 +88,11 @@ def test_the_answer_is_told_from_the_chain(
     thoughts: list[str] = []
     words: list[str] = []
     script(workspace, chain)
-    thought = run_thinking(workspace, notebook, GREEDY, 100, thoughts.append)
+    thought = run_thinking(workspace, notebook, 100, thoughts.append)
     start = len(notebook)
     assert thought.finished and thought.tokens == start - prompt
     script(workspace, answer)
-    found = run_replying(workspace, notebook, GREEDY, 100, thought=thought, say=words.append)
+    found = run_replying(workspace, notebook, 100, thought=thought, say=words.append)
     assert found.text == answer.split("</response>")[0] == "".join(words)
     assert thought.text == chain.split("</")[0].split("<|")[0].strip() == "".join(thoughts).strip()
     assert found.tokens == len(notebook) - start and found.thought is thought
@@ -108,7 +109,7 @@ def test_at_the_limit_the_mark_is_put_in(
     notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     before = shown(notebook)
     script(workspace, "abcdefgh" * 50)
-    thought = run_thinking(workspace, notebook, GREEDY, limit)
+    thought = run_thinking(workspace, notebook, limit)
     assert (thought.text, thought.finished) == ("abcdefgh"[:limit], False)
     assert shown(notebook) == before + thought.text + workspace.reasoning.closing
     assert len(notebook.logits()) == workspace.model.n_vocab
@@ -120,7 +121,7 @@ def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Scri
     workspace = make_workspace(kind, template=SWITCH)
     notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "Done </thi")
-    thought = run_thinking(workspace, notebook, GREEDY, 50)
+    thought = run_thinking(workspace, notebook, 50)
     assert (thought.text, thought.finished) == ("Done </thi", True)
     assert shown(notebook).endswith("<think>\nDone </thi</think>\n\n")
     assert run_deciding(workspace, notebook, ["a", "b"], thought) == decide(notebook, ["a", "b"])
@@ -132,10 +133,10 @@ def test_a_mark_that_is_a_special_token(make_workspace: MakeWorkspace, script: S
     workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close="<|im_start|>", answer="\n")
     notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "A<|im_start|>")
-    thought = run_thinking(workspace, notebook, GREEDY, 50)
+    thought = run_thinking(workspace, notebook, 50)
     assert (thought.text, thought.finished) == ("A", True)
     script(workspace, "B")
-    assert run_replying(workspace, notebook, GREEDY, 50, thought=thought).text == "B"
+    assert run_replying(workspace, notebook, 50, thought=thought).text == "B"
     assert shown(notebook).endswith("<|im_start|>A<|im_start|>\nB")
 
 
@@ -147,10 +148,10 @@ def test_what_comes_in_one_token_with_the_mark(make_workspace: MakeWorkspace, sc
     # The special token <|im_start|> is part of the marks, so its text is seen, and begins with the closing mark.
     workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close="<", answer="\n\n")
     script(workspace, "A<|im_start|>")
-    thought = run_thinking(workspace, notebook, GREEDY, 50)
+    thought = run_thinking(workspace, notebook, 50)
     assert (thought.text, thought.rest, thought.finished) == ("A", "|im_start|>", True)
     script(workspace, " B")
-    assert run_replying(workspace, notebook, GREEDY, 50, thought=thought).text == "|im_start|> B"
+    assert run_replying(workspace, notebook, 50, thought=thought).text == "|im_start|> B"
     assert shown(notebook).endswith("A<|im_start|> B")
 
 
@@ -165,12 +166,12 @@ def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, sc
         notebook = assemble(workspace, Prompt("Why?"), room=200)
         said: list[str] = []
         script(workspace, text)
-        found = run_replying(workspace, notebook, GREEDY, 100, max_think=20, say=said.append)
+        found = run_replying(workspace, notebook, 100, max_think=20, say=said.append)
         assert (found.text, "".join(said)) == (answer, answer)
         assert found.thought and (found.thought.text, found.thought.finished) == (chain, whole)
     notebook = assemble(workspace, Prompt("Why?"), room=200)
     script(workspace, "Use <think> for it.")
-    found = run_replying(workspace, notebook, GREEDY, 100)
+    found = run_replying(workspace, notebook, 100)
     assert (found.text, found.thought) == ("Use <think> for it.", None)
 
 
@@ -182,11 +183,11 @@ def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: 
     assert "Think" not in shown(assemble(workspace, Prompt("Why?")))
     notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "First this, then that.")
-    thought = run_thinking(workspace, notebook, GREEDY, 100)
+    thought = run_thinking(workspace, notebook, 100)
     assert (thought.text, thought.finished) == ("First this, then that.", True)
     assert shown(notebook).endswith("assistant\nFirst this, then that.\n\nAnswer:")
     script(workspace, " 42")
-    assert run_replying(workspace, notebook, GREEDY, 100, thought=thought).text == "42"
+    assert run_replying(workspace, notebook, 100, thought=thought).text == "42"
 
 
 def test_spliced_or_not_the_prompt_of_a_chain_is_the_same(make_workspace: MakeWorkspace, skill: Skill) -> None:
@@ -203,14 +204,14 @@ def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace
     workspace = make_workspace(template=SWITCH, n_ctx=256, fixed_size=True)
     notebook = assemble(workspace, Prompt("Why?", think=True))
     script(workspace, "a" * 1000)
-    thought = run_thinking(workspace, notebook, GREEDY, 1000)
+    thought = run_thinking(workspace, notebook, 1000)
     assert not thought.finished and len(thought.text) > 50
     assert len(notebook) <= notebook.context.n_ctx - ROOM + len(workspace.reasoning.closing)
     notebook.close()
     empty = len(assemble(workspace, Prompt("x", think=True)))
     notebook = assemble(workspace, Prompt("x" * (notebook.context.n_ctx - empty - 5), think=True))
     with pytest.raises(EngineError, match="context is too small"):
-        run_thinking(workspace, notebook, GREEDY, 1000)
+        run_thinking(workspace, notebook, 1000)
 
 
 def test_a_context_that_others_fill(
@@ -229,7 +230,7 @@ def test_a_context_that_others_fill(
     before = len(notebook)
     monkeypatch.setattr(notebook, "extend", full)
     script(workspace, "a" * 1000)
-    thought = run_thinking(workspace, notebook, GREEDY, 100)
+    thought = run_thinking(workspace, notebook, 100)
     assert (thought.text, thought.finished, thought.stopped) == ("a" * 6, False, "context")
 
 
@@ -244,10 +245,10 @@ def returns(shipped: Workspace) -> Prompt:
 def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, returns: Prompt) -> None:
     """That is the answer: nothing more is written for it, and the choice is decided where it is named."""
     notebook = assemble(shipped, returns, room=300)
-    thought = run_thinking(shipped, notebook, GREEDY, 200)
+    thought = run_thinking(shipped, notebook, 200)
     assert thought.text.endswith("So the return is accepted.") and thought.finished
     tokens, pieces = notebook.tokens.tolist(), list(notebook.pieces)
-    found = run_replying(shipped, notebook, GREEDY, 50, thought=thought)
+    found = run_replying(shipped, notebook, 50, thought=thought)
     assert (found.text, found.tokens) == ("accepted", 0)
     wanted = notebook.logits()
     decision = run_deciding(shipped, notebook, ["refused", "accepted", "reviewed"], thought)
@@ -260,7 +261,7 @@ def test_a_chain_cut_short_is_brought_to_an_answer(shipped: Workspace, returns: 
     """Even where nothing was thought: the chain's own last words come, and it says that it is not whole."""
     for limit in (0, 6):
         notebook = assemble(shipped, returns, room=300)
-        thought = run_thinking(shipped, notebook, GREEDY, limit)
+        thought = run_thinking(shipped, notebook, limit)
         assert not thought.finished and thought.answer in ("accepted", "refused")
         assert run_deciding(shipped, notebook, ["accepted", "refused"], thought).choice == thought.answer
 
@@ -268,7 +269,7 @@ def test_a_chain_cut_short_is_brought_to_an_answer(shipped: Workspace, returns: 
 def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Prompt) -> None:
     """They are weighed at the end of the notebook; so they are where the answer follows the chain."""
     notebook = assemble(shipped, returns, room=300)
-    thought = run_thinking(shipped, notebook, GREEDY, 200)
+    thought = run_thinking(shipped, notebook, 200)
     assert run_deciding(shipped, notebook, ["yes", "no"], thought) == decide(notebook, ["yes", "no"])
     thought = Thought("Well.", 1, True)
     assert run_deciding(shipped, notebook, ["accepted", "no"], thought) == decide(notebook, ["accepted", "no"])
@@ -287,7 +288,7 @@ def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
     for values in ({}, {"date": "2026-07-01"}):
         prompt = Prompt("May I return this?", [segment], values=values, think=True)
         notebook = assemble(shipped, prompt, room=300)
-        said[bool(values)] = run_thinking(shipped, notebook, GREEDY, 200)
+        said[bool(values)] = run_thinking(shipped, notebook, 200)
     assert said[False].answer == "accepted" and said[True].answer == "refused"
     assert "2026-07-01" in said[True].text
 
@@ -299,7 +300,8 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
     mark = int(workspace.model.tokenize("<think>", special=True)[0])
     for thinks in (True, False):
         with assemble(workspace, Prompt("Why?")) as notebook:
-            task = replying(workspace, notebook, GREEDY, 20, max_think=4, grammar='root ::= "yes" | "no"')
+            speaker = Speaker(workspace, limit=20, max_think=4, grammar='root ::= "yes" | "no"')
+            task = speaker.replying(notebook)
             wishes, first = next(task), True
             while True:
                 (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]
@@ -314,3 +316,15 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
             assert (reply.thought is not None) == thinks
             written = b"".join(workspace.model.token_bytes(int(one), special=True) for one in notebook.tokens)
             assert written.endswith(("</think>\n\n" if thinks else "").encode() + reply.text.encode())
+
+
+def test_an_answer_that_ends_like_the_beginning_of_a_stop_is_whole(
+    make_workspace: MakeWorkspace, script: Script
+) -> None:
+    """What might have been a stop and was none is said, too."""
+    workspace = make_workspace(template=UNAWARE)
+    notebook = assemble(workspace, Prompt("Why?"), room=200)
+    said: list[str] = []
+    script(workspace, "It is AN")
+    found = run_replying(workspace, notebook, 100, stops=("AND",), say=said.append)
+    assert found.text == "".join(said) == "It is AN"

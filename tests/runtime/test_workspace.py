@@ -79,8 +79,8 @@ def test_bos_opens_a_prompt_once(make_workspace: MakeWorkspace) -> None:
     """Put there where the model wants it, and not a second time where the template has."""
     wants, wants_not = make_workspace(bos=True), make_workspace()
     ids = np.array([65, 66], np.int32)
-    assert wants.opened(ids).tolist() == [256, 65, 66] == wants.opened(wants.opened(ids)).tolist()
-    assert wants_not.opened(ids).tolist() == [65, 66]
+    assert wants.with_bos(ids).tolist() == [256, 65, 66] == wants.with_bos(wants.with_bos(ids)).tolist()
+    assert wants_not.with_bos(ids).tolist() == [65, 66]
     assert wants.left_context[0] == 256
 
 

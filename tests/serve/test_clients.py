@@ -10,7 +10,7 @@ import pytest
 
 from bench import clients
 from notes_cli.engine.options import ContextOptions
-from notes_cli.runtime.prefixes import Kept
+from notes_cli.runtime.prefixes import Prefix
 from notes_cli.serve.jobs import Limits
 
 from .conftest import Served, started
@@ -32,10 +32,10 @@ def test_misbehaving_clients_leave_nothing_behind(served: Served) -> None:
 
 def test_a_leak_is_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: one sequence that is not given back is what the campaign tells of."""
-    prefixes, kept = served.scheduler.prefixes, list[Kept]()
+    prefixes, kept = served.scheduler.prefixes, list[Prefix]()
     rest = prefixes.rest
 
-    def lose(one: Kept) -> None:
+    def lose(one: Prefix) -> None:
         if kept or served.scheduler.tally.outcomes["answered"] < 26:
             rest(one)
         else:

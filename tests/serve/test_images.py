@@ -137,7 +137,7 @@ def test_images_that_are_sent_push_nothing_else_out(seeing: Served, home: Path) 
     """They go first where the library may take no more; a compiled image of the user's own stays."""
     library = seeing.scheduler.workspace.library
     assert isinstance(library, Library)
-    photo, *_ = [one for one in tidy.kept(library.folder) if one.name == "photo"]
+    photo, *_ = [one for one in tidy.library_files(library.folder) if one.name == "photo"]
     before, library.max_size = library.max_size, 3 * photo.nbytes
     try:
         for seed in range(10, 16):

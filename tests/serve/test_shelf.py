@@ -76,7 +76,7 @@ def test_few_stay_open(full: Path) -> None:
             shelf.segment(f"skill{number:03d}")
         assert files() <= before + OPEN and shelf.segment("skill000") is first
         infos = {info.name: info for info in shelf.known()}
-        again = shelf.opened(infos["skill001"])
+        again = shelf.open(infos["skill001"])
         assert again is not None and again.text == infos["skill001"].text
 
 
@@ -86,11 +86,11 @@ def test_a_text_that_has_changed_is_not_taken_for_the_old_one(full: Path) -> Non
         shelf = Shelf(workspace)
         old = next(info for info in shelf.known() if info.name == "skill299")
         write_segment(old.path, replace(open_segment(old.path), text=old.text + " And more."))
-        assert shelf.opened(old) is None
+        assert shelf.open(old) is None
         new = next(info for info in shelf.known() if info.name == "skill299")
-        assert shelf.opened(new) is not None and new.text.endswith("more.")
+        assert shelf.open(new) is not None and new.text.endswith("more.")
         Library(old.path.parent).remove("skill299")
-        assert shelf.opened(new) is None and "skill299" not in {info.name for info in shelf.known()}
+        assert shelf.open(new) is None and "skill299" not in {info.name for info in shelf.known()}
 
 
 def test_a_server_may_open_as_many_files_as_the_system_lets_it() -> None:

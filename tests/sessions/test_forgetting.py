@@ -19,10 +19,11 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
 from notes_cli.measure.session import Cause, verify_session
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.corrections import known_fields
-from notes_cli.runtime.thinking import thinking
+from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.thinking import Speaker
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -152,7 +153,7 @@ def rendered(workspace: Workspace, system: str | None, talk: Talk, skill: Skill 
     for chunk in build(workspace.template, Conversation(tuple(messages[:-1]))):
         assert skill or chunk.kind != "splice"
         ids = workspace.tokens_of(skill) if chunk.kind == "splice" and skill else workspace.tokenize(chunk)
-        found += [int(token) for token in (ids if found else workspace.opened(ids))]
+        found += [int(token) for token in (ids if found else workspace.with_bos(ids))]
     return found + [int(token) for token in workspace.model.tokenize(talk[-1][1])]
 
 
@@ -188,7 +189,6 @@ def test_turns_that_are_gone_were_never_there(make: Open, skill: Skill, name: st
 def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever opens and closes chains of thought: what is left is what the template makes of an answer without one."""
     from notes_cli.engine.loop import run
-    from notes_cli.engine.sampler import SamplerOptions
 
     from ..thinkers import Scripted
 
@@ -199,7 +199,7 @@ def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monke
         session.begin(prompt, notebook)
         script = Scripted(workspace.model, "Let me see.</think>")
         monkeypatch.setattr("notes_cli.runtime.thinking.Sampler", script)
-        run(thinking(workspace, notebook, SamplerOptions(), 40))
+        run(Speaker(workspace, max_think=40).thinking(notebook))
         write(workspace, notebook, "Because.")
         session.keep()
         say(session, "And then?", "Nothing.")

@@ -12,7 +12,8 @@ from bench.protocol.texts import Next, Policies
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import decide
 from notes_cli.measure.probe import Mixes
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 

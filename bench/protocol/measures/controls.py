@@ -16,8 +16,9 @@ from bench.protocol.seeds import rng_of
 from bench.protocol.texts import Next
 from notes_cli.engine.decision import decide
 from notes_cli.engine.segment import LayerRows, RowArray, Segment, floats
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 
 OTHER = Size(skills=(1, 1), rules=(3, 3), rows=(2, 5), spare=(0, 2), fillers=(0, 2))

@@ -12,7 +12,8 @@ from bench.protocol.measures.greedy import answer, room
 from bench.protocol.texts import Next
 from notes_cli.engine.decision import decide
 from notes_cli.measure.verify import corrected_segment
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 

@@ -26,7 +26,8 @@ from notes_cli.engine.loop import run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens
 from notes_cli.errors import UnsupportedError
-from notes_cli.runtime.assembling import Prompt, assemble, assembling, parts_of
+from notes_cli.runtime.assembling import assemble, assembling
+from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.workspace import Workspace
 
 POSITIONS = (100, 1_000, 10_000, 100_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.experiments.cases import THINK
 from bench.protocol.texts import Policies
 from notes_cli.engine.notebook import Notebook
-from notes_cli.runtime.assembling import Prompt
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from training.tiny.measure import outcome, said
 

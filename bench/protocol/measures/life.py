@@ -19,8 +19,9 @@ from bench.protocol.measures.greedy import ANSWER
 from bench.protocol.texts import Next
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.errors import UnsupportedError
-from notes_cli.runtime.assembling import Prompt, assemble, parts_of
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.workspace import Workspace
 from training.tiny.measure import said
 

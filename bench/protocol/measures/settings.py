@@ -21,7 +21,8 @@ from bench.protocol.measures.splice import last
 from bench.protocol.measures.weights import KINDS, write_as
 from bench.protocol.texts import Next, Policies
 from notes_cli.engine.decision import decide
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 
 CACHES = ("f16", "q8_0", "q4_0")  # of K and V

@@ -17,7 +17,7 @@ from bench.protocol.texts import Next
 from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import run
 from notes_cli.measure.probe import AlikeError, Mixes
-from notes_cli.runtime.assembling import Prompt
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 

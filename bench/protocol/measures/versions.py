@@ -10,8 +10,9 @@ from bench.protocol.measures.beside import beside
 from bench.protocol.measures.greedy import answer, room
 from bench.protocol.texts import Next
 from notes_cli.engine.decision import decide
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 
 OLDER = "older"

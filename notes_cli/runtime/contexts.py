@@ -1,0 +1,246 @@
+"""The context of a model: made when it is wanted, enlarged for what is put into it, with scratch notebooks beside it.
+
+It knows no user, and nothing of what is put into it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from notes_cli.engine import limits
+from notes_cli.engine.context import Context
+from notes_cli.engine.model import Model
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.segment import Tokens
+from notes_cli.errors import EngineError, Help
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DEFAULT_CONTEXT = 4096
+SEQUENCES = 4  # that a context has to begin with
+MOST_SEQUENCES = 255  # of llama.cpp's 256 a rewrite parks old rows under one (native/notes_decode.cpp)
+
+
+class Contexts:
+    """A model with its one context. Use it as a context manager, or close it."""
+
+    def __init__(
+        self,
+        model: Model,
+        options: ContextOptions | None,
+        *,
+        fixed_size: bool,
+        beyond_trained: bool,
+        log: Callable[[str], None] | None,
+    ) -> None:
+        """It takes the model over, and closes it. The options are those of Workspace. Raise EngineError for an n_ctx
+        that was chosen beyond what the model was trained for."""
+        self.model = model
+        self._alone = os.getpid(), threading.RLock()
+        self._options = options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
+        self._fixed_size, self._beyond_trained, self._log = fixed_size, beyond_trained, log
+        self._context: Context | None = None
+        self._left: Notebook | None = None  # what compiles begin with, while several are made (`compiling`)
+        self._sharing = 0  # blocks of `compiling` that are open
+        trained = limits.trained(model, options)
+        # The most tokens that a context may have, None for any number.
+        self.longest = None if beyond_trained and not limits.learned(model) else trained
+        if not options.n_ctx:
+            self._options = replace(options, n_ctx=trained or DEFAULT_CONTEXT)
+        elif fixed_size:
+            self._check_trained(options.n_ctx, "a context of {:,} tokens was asked for")
+        elif self.longest is not None:
+            self._options = replace(options, n_ctx=min(options.n_ctx, self.longest))
+
+    @property
+    def alone(self) -> threading.RLock:
+        """Held by the thread that computes (alone.py). A process that was forked has one of its own: threads that held
+        this one are not in it."""
+        process, lock = self._alone
+        if process != os.getpid():
+            self._alone = process, lock = os.getpid(), threading.RLock()
+        return lock
+
+    def close(self) -> None:
+        self._forget_left()
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+        self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def context(self) -> Context:
+        """The one context. It hands out sequences, and grows with what is put into them, unless its size was given."""
+        if self._context is None:
+            options = self.options
+            if options.n_sequences == 1 and not self.model.recurrent:  # each state takes memory, and grows on demand
+                options = replace(options, n_sequences=SEQUENCES, unified=True)
+            self._context = Context(self.model, options)
+            self._context.longest = self.longest  # also where it has more cells, for several sequences
+            self._told()
+        return self._context
+
+    def _told(self) -> None:
+        if self._log and self._context:
+            options = self._context.options
+            self._log(f"a context of {options.n_ctx:,} tokens: {limits.memory(self.model, options)}")
+
+    @property
+    def options(self) -> ContextOptions:
+        """How the context is made, as it is now."""
+        return self._context.options if self._context else self._options
+
+    @contextmanager
+    def scratch(self, tokens: int = 0) -> Iterator[Notebook]:
+        """An empty notebook to compute `tokens` rows in, beside those that are in use: in f16 or f32, also where the
+        cache is quantized. It is given back afterwards."""
+        context = self.context
+        if self._beside(tokens):
+            with Notebook(context) as notebook:
+                yield notebook
+        else:
+            size = context.options.n_ctx  # not less: LongRoPE goes by it
+            if not self._fixed_size:
+                size = max(size, -(-tokens // 256) * 256)
+            options = replace(context.compile_options, n_ctx=size, n_sequences=1, unified=False)
+            with Context(self.model, options) as other:
+                other.unmovable, other.carries = context.unmovable, context.carries
+                yield Notebook(other)
+
+    def _beside(self, tokens: int, shared: int = 0) -> bool:
+        """Whether so many rows can be computed in the context itself, beside those that are in use, of which it is to
+        share some."""
+        context = self.context
+        room = context.room() >= tokens - shared and context.n_ctx >= tokens
+        return context.compile_options == context.options and room
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Within the block what compiles begin with is decoded once, and stays for the next one: rows are those of a
+        compile by itself."""
+        with self.alone:
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self.alone:
+                self._sharing -= 1
+                if not self._sharing:
+                    self._forget_left()
+
+    def _forget_left(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left.close()
+
+    @contextmanager
+    def scratch_after(self, left: Tokens, tokens: int) -> Iterator[Notebook]:
+        """A scratch notebook that begins with these tokens, for `tokens` rows in all. Within `compiling` it shares them
+        with others before and after it."""
+        there = len(self._left) if self._left and np.array_equal(self._left.tokens, left) else 0
+        shares = self._sharing and not self.model.recurrent and self.context.options.unified
+        if not shares or not self._beside(tokens, there):
+            self._forget_left()
+            with self.scratch(tokens) as notebook:
+                notebook.append(left)
+                notebook.flush()
+                yield notebook
+            return
+        if self._left is None or not self._left.intact or not there:
+            self._forget_left()
+            self._left = self.notebook()
+            self._left.append(left)
+            self._left.flush()
+        with self._left.share() as notebook:
+            yield notebook
+
+    def make_room(self, tokens: int, spare: int = 0, held: int = 0) -> None:
+        """See to room for a sequence of so many tokens, of which it has `held` already. The context is made larger
+        where it must be; the sequences that are in use come along.
+
+        `spare` tokens more are for an answer, as many as there is room for, at least one. Raise EngineError where that
+        is more than the model was trained for.
+        """
+        self.check_length(tokens + min(spare, 1))
+        wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
+        beside = self._context.used if self._context else 0  # cells that are in use
+        beside -= min(beside, len(self._left) if self._left else 0)  # what is kept for compiles asks for no more room
+        size = max(wanted, beside + wanted - held)
+        if size <= self.options.n_ctx or self._fixed_size:
+            return
+        size = -(-size // 256) * 256
+        if self.longest is not None and not beside:
+            size = min(size, self.longest)
+        if self._context:
+            self._forget_left()  # nobody needs it enough to have rows come along
+            self._context.resize(n_ctx=size)
+            self._told()
+        else:
+            self._options = replace(self._options, n_ctx=size)
+
+    def size_alone(self, tokens: int, spare: int) -> int:
+        """Tokens that the context would have by `make_room` if nothing else had ever been in it."""
+        size = self._options.n_ctx
+        wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
+        if wanted > size and not self._fixed_size:
+            size = -(-wanted // 256) * 256
+        return size if self.longest is None else min(size, self.longest)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the context may be made larger: nobody chose its size."""
+        return not self._fixed_size
+
+    def check_length(self, tokens: int) -> None:
+        """Raise EngineError for more tokens in one sequence than the model was trained for."""
+        self._check_trained(tokens, "{:,} tokens are to be read and written")
+
+    def make_way(self, tokens: int, sequences: int) -> None:
+        """See to cells for so many tokens, and sequences, beside those in use, which others are going to share.
+
+        Raise EngineError where there cannot be so many: the size was given, the memory does not suffice, or rows would
+        not fit any more (LongRoPE). Then all is as it was.
+        """
+        context = self.context
+        cells = context.used + tokens
+        if cells <= context.cells and sequences <= context.free:
+            return
+        if cells > context.cells and self._fixed_size:
+            raise EngineError(f"{cells:,} tokens do not fit into the {context.cells:,} of this context")
+        if context.held + sequences > MOST_SEQUENCES:
+            raise EngineError(f"{context.held + sequences} sequences are more than the {MOST_SEQUENCES} of a context")
+        size = -(-cells // 256) * 256 if cells > context.cells else 0
+        context.resize(n_ctx=size, n_sequences=context.held + sequences, rotated_alike=True)
+        self._told()
+
+    def _check_trained(self, tokens: int, what: str) -> None:
+        """Raise EngineError for more tokens than the model was trained for, RoPE scaling counted in."""
+        if self.longest is None or tokens <= self.longest:
+            return
+        why = f"{what.format(tokens)}, but {self.model.name} was trained for {self.longest:,}"
+        if limits.learned(self.model):
+            raise EngineError(f"{why}, and has no position beyond", "Take fewer")
+        scales = (1 / factor for factor in (2, 4, 8, 16, 32))
+        yarn = (replace(self.options, rope_scaling="yarn", rope_freq_scale=scale) for scale in scales)
+        reach = (one.rope_freq_scale for one in yarn if (limits.trained(self.model, one) or 0) >= tokens)
+        scale = next(reach, None)
+        raise EngineError(why, Help.SCALE_ROPE(scale=scale) if scale else Help.BEYOND_TRAINED())
+
+    def notebook(self, *, dry: bool = False) -> Notebook:
+        """An empty notebook in a sequence of its own, beside those that are in use. Close it afterwards."""
+        return Notebook(self.context, dry=dry)

@@ -1,0 +1,160 @@
+"""What a model is in its context, and what was measured of it: whether rows may be moved, and a state carried."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+from notes_cli.config import Paths
+from notes_cli.engine import system
+from notes_cli.engine.identity import Identity
+from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.rotation import RotationCheck, measure_rotation
+from notes_cli.engine.source import Source
+from notes_cli.errors import ModelError, NotesError
+from notes_cli.library.digest import file_sha256
+from notes_cli.library.memory import Memory
+from notes_cli.library.profiles import Profiles
+from notes_cli.runtime.contexts import Contexts
+
+REMEMBERED = 256  # rotations
+
+
+class Identified(Contexts):
+    """A model in its context, by its identity."""
+
+    def __init__(
+        self,
+        model: Model,
+        options: ContextOptions | None,
+        paths: Paths,
+        *,
+        fixed_size: bool,
+        beyond_trained: bool,
+        carry: bool | None,
+        hashing: Callable[[int, int], None] | None,
+        log: Callable[[str], None] | None,
+    ) -> None:
+        """As Contexts; `paths`: of what is remembered of models. The others are those of Workspace."""
+        super().__init__(model, options, fixed_size=fixed_size, beyond_trained=beyond_trained, log=log)
+        self.paths = paths
+        self._carry, self._hashing = carry, hashing
+        self._weights: str | None = None
+        self._measured: dict[str, bool] = {}  # whether a profile says that a state may be carried, by what it is of
+
+    @property
+    def weights(self) -> str:
+        """SHA-256 of the model's file (of the digests of its files, if it is split), remembered between runs.
+
+        It is that of what was loaded: raise ModelError if a file has been changed since.
+        """
+        sources = self.model.sources
+        if self._weights is None:
+            digest = self._hash()
+            found = [source for source in sources if source.changed]
+        else:
+            found = [source for source in sources if source.changed]
+            digest = self._hash() if found else self._weights
+            if digest == self._weights:  # moved, linked or touched
+                for source in found:
+                    source.settle()
+                found = []
+        if found:
+            raise _changed(found[0].path)
+        self._weights = digest
+        return digest
+
+    def _hash(self) -> str:
+        digests = [self._digest(source) for source in self.model.sources]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+    def _digest(self, source: Source) -> str:
+        return file_sha256(source.path, source.file, self.paths.models / "digests.json", self._hashing)
+
+    def digest(self, source: Source) -> str:
+        """SHA-256 of an open file. Raise ModelError if it has been changed since."""
+        found = self._digest(source)
+        if source.changed:
+            raise _changed(source.path)
+        return found
+
+    @property
+    def identity(self) -> Identity:
+        """Identity of this model in this context. Raise UnsupportedError where its rows cannot be read."""
+        return self.learn()
+
+    def learn(self) -> Identity:
+        """See to it that the context goes by what is known of a model of this identity: whether its rows may be moved,
+        and a state carried. Whoever asks for the identity has that done, so nobody can forget it."""
+        identity = self.context.identity(self.weights)
+        turned = self._rotations.get(self._rotation_key(identity))
+        self.context.unmovable = None if turned is None or turned.right else turned.reason
+        if self.model.recurrent:
+            self.context.carries = self._carries(identity)
+        return identity
+
+    def _carries(self, identity: Identity) -> bool:
+        """Whether a state may be carried through skills: as was chosen, else as was measured."""
+        if self._carry is not None:
+            return self._carry
+        cache = self.context.options.cache
+        key = f"{identity.key} {cache}"
+        if key not in self._measured:
+            self._measured[key] = False
+            with suppress(NotesError):  # a profile that cannot be followed; who asks for it is told
+                profile = Profiles(self.paths.profiles).find(identity, cache)
+                self._measured[key] = profile is not None and profile.carries
+        return self._measured[key]
+
+    @contextmanager
+    def carrying(self, carry: bool) -> Iterator[None]:
+        """A state is carried through skills in this block, or is not, whatever was chosen: to measure it."""
+        before, self._carry = self._carry, carry
+        try:
+            self.learn()
+            yield
+        finally:
+            self._carry = before
+            self.learn()
+
+    def measure_rotation(self) -> None:
+        """See, once an identity, whether keys turn as we think; if not, rows of it will not be moved."""
+        key = self._rotation_key(self.identity)
+        if key in self._rotations:
+            return
+        with self.scratch() as notebook:
+            self._rotations[key] = measure_rotation(notebook.context, notebook.sequence)
+        self._checks.add({key: self._rotations[key]})
+        self.learn()
+
+    @cached_property
+    def _rotations(self) -> dict[str, RotationCheck | None]:
+        return self._checks.load()
+
+    @property
+    def _checks(self) -> Memory[RotationCheck | None]:
+        """None: there was nothing to measure."""
+        return Memory(self.paths.models / "turns.json", REMEMBERED, _check_of, lambda check: check and asdict(check))
+
+    def _rotation_key(self, identity: Identity) -> str:
+        """The same model and rotation under the same native library, which is rebuilt with other graphs."""
+        return f"{identity.key} {system.build()}"
+
+
+def _changed(path: Path) -> ModelError:
+    return ModelError(f"{path} was changed after it was loaded: what was computed belongs to no file", "Run this again")
+
+
+def _check_of(entry: dict[str, int | float] | None) -> RotationCheck | None:
+    if entry is None:
+        return None
+    check = RotationCheck(**{name: entry[name] for name in ("distance", "layer", "error", "bound")})  # type: ignore[arg-type]
+    kinds = [type(value) for value in asdict(check).values()]
+    if kinds != [int, int, float, float] or not check.bound < 1:
+        raise ValueError(entry)
+    return check

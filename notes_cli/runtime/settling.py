@@ -1,0 +1,278 @@
+"""Settling: what holds for a request, once its skills are open, and the prompt that comes of it.
+
+Questions alone, in a batch, in a session and in a verification are all settled by `settled`, and so is what a server is
+asked in the words of `notes ask`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from notes_cli.classes import dataclass
+from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
+from notes_cli.engine.grammar import Grammar
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import GrammarError, Help, NotesError, Notice, SessionError, SkillError
+from notes_cli.library.files import ERRATA
+from notes_cli.library.store import Library
+from notes_cli.runtime.corrections import Fielded, check_values, known_fields, meant, parse_errata, resolved
+from notes_cli.runtime.opening import open_segments
+from notes_cli.runtime.prompt import Prompt, changes_of
+from notes_cli.runtime.settings import UNMEASURED, choose, composing, defaults
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.erratum import Erratum, parse_erratum, read_errata, shipped_wordings, word
+from notes_cli.text.keys import listed
+
+if TYPE_CHECKING:
+    from notes_cli.runtime.asking import Listener, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What holds for a request: what was named, else what was measured of the model, else what is safe."""
+
+    think: bool
+    wording: str
+    place: str
+    seam: int
+    method: Method | None = None  # None where no new values come in
+    why: str | None = None  # the method, if it was not named
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request whose prompt is to be assembled: what holds for it, and when its skills were there
+    (time.perf_counter)."""
+
+    request: Request  # with what everybody is told
+    segments: Sequence[Segment]  # skills, then images
+    settings: Settings
+    opened: float
+    grammar: str | None = None  # what the answer is held to
+
+    @property
+    def prompt(self) -> Prompt:
+        """Its prompt, which in a session is that of the first turn. Raise SkillError for an erratum of a field that no
+        skill has, and for a skill to be decoded that is not spliced."""
+        request, segments = self.request, self.segments
+        return Prompt(
+            request.question,
+            segments,
+            parse_errata(request.errata, segments),
+            request.system,
+            self.settings.wording,
+            values=request.values,
+            method=self.settings.method or Method(),
+            place=self.settings.place,
+            shown=frozenset(one.name for one in segments[len(segments) - len(request.images) :]),
+            decoded=_decoded(request, segments),
+            think=self.settings.think,
+        )
+
+
+def drafted(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Draft:
+    """Open the skills of a request without a session, and settle it. `dry`: texts are not compiled."""
+    check_no_results(request)
+    grammar = held_to(workspace, request)
+    segments = open_asked(workspace, request, listener, dry=dry)
+    return settled(workspace, request, segments, listener, grammar=grammar)
+
+
+def settled(
+    workspace: Workspace,
+    request: Request,
+    segments: Sequence[Segment],
+    listener: Listener,
+    *,
+    had: Sequence[Fielded] | None = None,
+    goes_on: bool = False,
+    grammar: str | None = None,
+) -> Draft:
+    """Settle what holds for a request with these skills and images, and tell what of that is worth telling. `had`: the
+    skills that its session has already, None without a session; one that `goes_on` amends them by edits alone."""
+    _ = workspace.context  # making it is a part of opening
+    at, before = time.perf_counter(), had or ()
+    segments = named_apart(segments, [one.name for one in before])
+    request = _corrected(workspace, request, segments, listener, before)
+    settings = _settings(workspace, request, segments, listener, session=had is not None, goes_on=goes_on)
+    _tell_meant(request, [*before, *segments], listener)
+    return Draft(request, segments, settings, at, grammar)
+
+
+def check_no_results(request: Request) -> None:
+    """Raise SessionError for results of tools: the calls that they answer are in a session."""
+    if request.results:
+        raise SessionError("results of tools go with a session, whose last answer has called them")
+
+
+def held_to(workspace: Workspace, request: Request) -> str | None:
+    """The grammar that the answer is held to; None without one. Raise GrammarError for one that cannot be used."""
+    if request.json_schema is None and request.grammar is None:
+        return None
+    from notes_cli.text.grammar import check_grammar
+    from notes_cli.text.schema import schema_grammar
+
+    given = [request.json_schema is not None, request.grammar is not None, request.choices is not None]
+    if sum(given) > 1:
+        raise GrammarError("an answer can be held to one of: a JSON schema, a grammar, choices", "Leave the others out")
+    grammar = request.grammar if request.json_schema is None else schema_grammar(request.json_schema)
+    assert grammar is not None
+    check_grammar(grammar)
+    check_usable(workspace, grammar)
+    return grammar
+
+
+def check_usable(workspace: Workspace, grammar: str) -> None:
+    """Raise GrammarError for a grammar that was read and cannot be used: a rule begins with itself."""
+    Grammar(workspace.model, grammar).close()
+
+
+def open_asked(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> list[Segment]:
+    """The segments of the skills that a request splices, then those of its images (opening.py)."""
+    opened = partial(open_segments, workspace, say=listener.notice, watch=listener.watch, dry=dry)
+    return [*opened(request.splice), *opened(request.images, image=True)]
+
+
+def named_apart(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[Segment]:
+    """The segments, an image whose name is taken, or that another before it has, by another name: it may be shown
+    twice."""
+    seen = set(taken)
+    named: list[Segment] = []
+    for one in segments:
+        name, number = one.name, 1
+        while one.is_image and name in seen:
+            number += 1
+            name = f"{one.name}-{number}"
+        seen.add(name)
+        named.append(one if name == one.name else replace(one, name=name))
+    return named
+
+
+def _corrected(
+    workspace: Workspace, request: Request, segments: Sequence[Segment], listener: Listener, had: Sequence[Fielded]
+) -> Request:
+    """The request with what everybody is told of the skills that come with it, unless it says something itself. `had`:
+    the skills that were there before."""
+    library = workspace.library
+    if not segments or not isinstance(library, Library) or not (library.folder / ERRATA).exists():
+        return request
+    from notes_cli.library.standing import StandingErrata, holding
+
+    errata = StandingErrata(library.folder).all()
+    known = known_fields(*had, *segments)
+    own = {one.key for one in read_errata(request.errata, known) if one.field}
+    own |= {one.key for name in request.values for one in known.find(name)}
+    said = []
+    for segment in segments:
+        fields = {span.name: span.value for span in segment.fields}
+        for name, value in holding(errata, segment.name, fields).items():
+            key = known.key(segment.name, name)
+            if key not in own:
+                said.append(f"{key}={value}")
+                listener.notice(Notice(f"{key} is {value}: everybody is told"))
+    return replace(request, errata=(*said, *request.errata))
+
+
+def _settings(
+    workspace: Workspace,
+    request: Request,
+    segments: Sequence[Segment],
+    listener: Listener,
+    *,
+    session: bool,
+    goes_on: bool,
+) -> Settings:
+    """`session`: the profile holds without skills, too."""
+    _check_seam(request.seam or 0, segments)
+    if request.wording:
+        word(Erratum("", "", ""), request.wording)  # raises for one that there is not, also where nothing is worded
+    check_values(request.values, request.errata, segments)
+    think = thinks(workspace, request.think, request.max_think)
+    # Without skills nothing goes by the profile, and a model need not be read for it.
+    found = defaults(workspace, think=think) if segments or session else UNMEASURED
+    if found.note:
+        listener.notice(Notice(found.note.what, found.note.remedy, warning=True))
+    wording = request.wording or found.wording or shipped_wordings().default
+    seam = found.seam if request.seam is None else request.seam
+    told = composing(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
+    if told and not request.recompute and not think:  # it was measured without a chain of thought
+        listener.notice(told)
+    method, why = (None, None) if goes_on else _method(workspace, request, segments, think)
+    return Settings(think, wording, request.place or found.place, seam, method, why)
+
+
+def thinks(workspace: Workspace, wanted: bool, most: int) -> bool:
+    """Whether the model is asked for a chain of thought, of `most` tokens: a cue without one would only mislead, so
+    such a model is asked directly."""
+    return wanted and (most > 0 or bool(workspace.reasoning.open))
+
+
+def _check_seam(seam: int, segments: Sequence[Segment]) -> None:
+    """Raise NotesError for a seam that leaves nothing of a skill to splice."""
+    for segment in segments:
+        if seam >= len(segment) and not segment.media:  # of an image what precedes its rows, whatever is asked
+            raise NotesError(
+                f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}",
+                Help.SHORTER_SEAM(),
+            )
+
+
+def _method(
+    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool
+) -> tuple[Method | None, str | None]:
+    """The method that was named, or the one that fits, and why; None where nothing is amended."""
+    if not request.values:
+        return None, None
+    if request.method:
+        if request.exact and not request.method.record.exact:
+            what = f"{request.method} leaves rows that were computed with the old value, and exact rows were asked for"
+            raise NotesError(what, Help.OTHER_METHOD(method=f"{SUFFIX} or {ERRATUM}"))
+        return request.method, None
+    if request.recompute:
+        return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
+    method, why = method_for(workspace, Prompt(request.question, segments, values=request.values, think=think))
+    if request.exact and not method.record.exact:
+        return ERRATUM, f"{ERRATUM}: exact rows were asked for, and {method} leaves some of the old value"
+    return method, why
+
+
+def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
+    """The edit method for the prompt's values where the user names none, and why."""
+    if any(
+        one.skill == segment.name
+        for segment in prompt.segments
+        if segment.media
+        for one, _ in resolved(prompt.values, prompt.segments)
+    ):
+        return ERRATUM, f"{ERRATUM}: a skill that it corrects has an image, and no rows of such a one are edited"
+    return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think)
+
+
+def _tell_meant(request: Request, skills: Sequence[Fielded], listener: Listener) -> None:
+    """Tell which fields `*.field` stands for, and which errata with an equals sign are of none."""
+    fields = known_fields(*skills)
+    for told in meant([*request.errata, *request.values], fields):
+        listener.notice(Notice(told))
+    for text in request.errata:
+        if "=" in text and parse_erratum(text, fields).field is None:
+            what = f"no skill has a field {text.partition('=')[0].strip()!r}: {text.strip()!r} is said in these words"
+            listener.notice(Notice(what))
+
+
+def _decoded(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
+    """The names of the skills that are to be decoded. Raise SkillError for one that is not to be spliced."""
+    names = {one.name: one.name for one in segments}
+    words = zip(request.splice, segments, strict=False)
+    names |= {os.fspath(word): segment.name for word, segment in words if not isinstance(word, Segment)}
+    for one in request.decode:
+        if one not in names:
+            raise SkillError(
+                f"{one} is to be decoded, and is none of the skills to splice",
+                f"They are: {listed(sorted(set(names.values())))}",
+            )
+    return frozenset(names[one] for one in request.decode)
