@@ -13,7 +13,7 @@ FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 REVERSED = (ROOT / "docs" / "results-reversed.md").read_text(encoding="utf-8")
 MEASURED = (ROOT / "training" / "tiny" / "measured.txt").read_text(encoding="utf-8")
-NOTES = "**Where does a decision rest?**"
+NOTES = "**Which rows does a decision rest on?**"
 LOOKS_UP = "## Training decides it"
 KINDS = ("table", "date", "amount")
 WORDS = ("known", "held-out")
@@ -22,13 +22,13 @@ ROWS = {
     "right, asked directly": "plain, direct",
     "right after a chain of thought": "plain, reasoned",
     "right after an erratum": "erratum, direct",
-    "spliced decides as recomputed": "spliced as recomputed",
-    "**only the field's own rows are new**: acts on the new value": "fields above: field",
-    "**only the rows after the field are new**: acts on the new value": "fields above: follow",
-    "after a chain of thought, only the field's own rows are new": "fields above, thinking: field",
-    "fields below their rules: only the value's own rows are new": "fields below: field",
-    "after an older version of the same policy: spliced decides as recomputed": "two versions: rotated as recomputed",
-    "the same without the rotation": "two versions: not rotated as recomputed",
+    "spliced: same decision as recomputed": "spliced as recomputed",
+    "**only the field's own rows are new**: decides by the new value": "fields above: field",
+    "**only the rows after the field are new**: decides by the new value": "fields above: follow",
+    "only the field's own rows are new, after a chain of thought": "fields above, thinking: field",
+    "only the value's own rows are new, in a field below its rules": "fields below: field",
+    "spliced after an older version of the policy: same decision as recomputed": "two versions: rotated as recomputed",
+    "the same, without rotating the keys": "two versions: not rotated as recomputed",
 }
 # What a row of the table of failures is called, and what the page of results calls its figure: of several the lowest.
 ASKED = {
