@@ -2,15 +2,18 @@
 
     python -m bench.models
 
-They are the one that ships, the reversed model, and random weights in the shape of the first.
+They are the one that ships, the reversed model, and random weights in the shape of the first. The counts are kept in
+docs/results/models.json, too.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.experiments.calibration import profile_of
 from bench.experiments.keeping import ROOT
@@ -19,10 +22,11 @@ from bench.reversed_model import REVERSED, REVERSED_NAME
 from notes_cli.config import shipped_model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Profile
-from notes_cli.measure.finding import ROW, grid, row
+from notes_cli.measure.finding import ROW, finding, grid, row
 from notes_cli.runtime.workspace import Workspace
 
 PAGE = ROOT / "docs" / "models.md"
+KEPT = ROOT / "docs" / "results" / "models.json"
 BEGIN, END = "<!-- written by python -m bench.models -->\n", "<!-- end -->\n"
 SEED = 1
 
@@ -31,12 +35,26 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         random = write_random(shipped_model(), Path(folder, "random.gguf"), SEED)
         models = {"notes-tiny": shipped_model(), REVERSED_NAME: REVERSED, "random weights": random}
-        rows = [row(_measured(path, name)) for name, path in models.items()]
+        profiles = [_measured(path, name) for name, path in models.items()]
     before, found, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     assert found and end, f"{PAGE} has no place for the table"
-    PAGE.write_text(f"{before}{BEGIN}{grid(ROW, rows)}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}{grid(ROW, [row(one) for one in profiles])}\n{END}{after}", encoding="utf-8")
+    KEPT.write_text(json.dumps([_kept(one) for one in profiles], indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _kept(profile: Profile) -> dict[str, Any]:
+    """What was counted, without times: they are those of a machine that does other things, too."""
+    found = finding(profile)
+    return {
+        "model": profile.identity.model,
+        "weights": profile.identity.weights,
+        "cache": profile.cache,
+        "uses": profile.methods,
+        "finding": found.kind if found else "",
+        "measured": [{name: value for name, value in asdict(one).items() if name != "ms"} for one in profile.measured],
+    }
 
 
 def _measured(path: Path, name: str) -> Profile:

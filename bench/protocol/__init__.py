@@ -19,5 +19,7 @@ What the page leaves open was settled here before the model that shall ship was 
   never differs is within the margin, with 20 it could not be. Of ten questions one each is about an early, a middle
   and a late fact, two about changed ones, three about rules, two about overruled ones. Sessions are dated notes, not
   messages of a chat: the text of a skill has no tokens of the template.
+* R6 goes by greedy answers and counts a seam in every skill, as a splice does by default. R7 counts the tokens of the
+  blocks that an edit compiles again; the question after it is the same for all S. Both are of training seed 1 alone.
 * Differences without any variation get Wilson's half-width for each of their shares, as if these were independent.
 """

@@ -2,6 +2,7 @@
 
     python -m bench.protocol FILE [H1 H4 ...] [--seed-of-training N] [--cases N] [--write docs]
     python -m bench.protocol FILE --beside reversed    another model, to compare; --beside random: FILE's shape alone
+    python -m bench.protocol --write docs    the page again, of what is stored: nothing is measured
 
 Texts are of training/tiny/world.py, drawn from the commit that last changed docs/protocol.md: in a checkout without git
 it is named by --commit. They come in two passes, with words that training never saw and with known ones. Rows are kept
@@ -22,7 +23,7 @@ from typing import Any
 from bench.experiments.keeping import Kept, KeptError
 from bench.experiments.table import Row, Table
 from bench.protocol import picture, report
-from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Hypothesis, judge
+from bench.protocol.hypotheses import ADDED, HYPOTHESES, NOT_BUILT, Hypothesis, judge
 from bench.protocol.measures import MEASURES, Measure
 from bench.protocol.measures.weights import write_random
 from bench.protocol.seeds import ROOT, CommitError, frozen, named, rng_of
@@ -52,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.write and not given.write.is_dir():
         parser.error(f"--write {given.write}: there is no such folder")
     which = given.seed_of_training or given.beside
+    if given.model is None:
+        if not given.write or names != list(HYPOTHESES) or which or given.cases:
+            parser.error("FILE is missing; only --write DOCS does without, alone")
+        return _page(given.write)
     if given.write and (given.cases or which is None):
         parser.error("--write takes --seed-of-training or --beside, and as many cases as docs/protocol.md asks")
     try:
@@ -92,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", type=Path, metavar="FILE", help="GGUF to measure")
+    parser.add_argument("model", type=Path, nargs="?", metavar="FILE", help="GGUF to measure")
     parser.add_argument("names", nargs="*", metavar="H1", help="hypotheses (default: all)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seed-of-training", type=int, choices=report.SEEDS, help="which of the three models it is")
@@ -108,16 +113,39 @@ def _parser() -> argparse.ArgumentParser:
 def _write(docs: Path, which: int | str, about: Mapping[str, Any], found: Sequence[report.Found]) -> None:
     """The JSON of this training seed or other model, with what it has of other hypotheses, and the page of all that are
     there, which says what was not measured. Raise KeptError, and write nothing, where they do not belong together."""
-    folder = docs / "results"
-    folder.mkdir(exist_ok=True)
-    files: dict[int | str, Path] = {each: folder / f"protocol-seed-{each}.json" for each in report.SEEDS}
-    files |= {each: folder / f"protocol-{each}.json" for each in report.BESIDE}
-    documents = {each: report.read(path) for each, path in files.items() if path.is_file() and each != which}
-    documents[which] = report.document(about, report.merged(files[which], about, found))
-    report.page(documents)  # raises before anything is written
+    files = report.files(docs)
+    parts: dict[int | str, list[report.Found]] = {which: []}
+    for one in found:
+        later = isinstance(which, int) and one["hypothesis"] in ADDED
+        parts.setdefault(report.later(int(which)) if later else which, []).append(one)
+    parts = {name: of for name, of in parts.items() if of or len(parts) == 1}
+    written = {name: report.document(about, report.merged(files[name], about, of)) for name, of in parts.items()}
+    documents = _stored(docs) | written
+    report.page(documents, docs)  # raises before anything is written
+    (docs / "results").mkdir(exist_ok=True)
+    for name, one in written.items():
+        report.write(files[name], one)
+    _draw(docs, documents)
+
+
+def _page(docs: Path) -> int:
+    """The page of what is stored. Returns an exit status."""
+    try:
+        _draw(docs, _stored(docs))
+    except KeptError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _stored(docs: Path) -> dict[int | str, report.Found]:
+    return {which: report.read(path) for which, path in report.files(docs).items() if path.is_file()}
+
+
+def _draw(docs: Path, documents: Mapping[int | str, report.Found]) -> None:
+    report.check(documents)
     drawn = picture.save(docs / report.PICTURE, report.by_seed(documents))
-    report.write(files[which], documents[which])
-    (docs / report.PAGE).write_text(report.page(documents, drawn), encoding="utf-8")
+    (docs / report.PAGE).write_text(report.page(documents, docs, drawn), encoding="utf-8")
 
 
 class Run:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bench.experiments import agent
+from bench.experiments import agent, blocks
 from bench.experiments.intervals import NOTHING, Figure, Part, figure, ratio, slope
 from bench.experiments.methods import ALL, HALVES
 from bench.experiments.table import Table
@@ -17,6 +17,7 @@ from bench.protocol.lives import SORTS
 from bench.protocol.measures import heads
 from bench.protocol.measures.distance import POSITIONS, WAYS
 from bench.protocol.measures.life import SESSIONS
+from bench.protocol.measures.seams import SEAMS
 from bench.protocol.measures.selective import KS
 from bench.protocol.texts import WORDS
 
@@ -405,6 +406,34 @@ def _sort(name: str, rows: Table) -> Iterator[Check]:
         yield _share(f"{name}: spliced says what was right before", rows, "old")
 
 
+def _seams(tables: Tables) -> Iterator[Check]:
+    parts = {seam: tables["seams"].where(seam=seam) for seam in SEAMS}
+    yield _share("recompute right", parts[SEAMS[0]], "recompute_right")
+    for seam, rows in parts.items():
+        yield _share(f"seam of {seam}: decides as recomputed", rows, "same")
+        yield _share(f"seam of {seam}: right", rows, "right")
+        yield _share(f"seam of {seam}: choice as recomputed", rows, "choice_same")
+        yield from _beside(rows, name=f"seam of {seam}")
+    none, *some = SEAMS
+    for seam in some:
+        name = f"seam of {seam} less {none}: decides as recomputed"
+        yield _less(name, Part(parts[seam], "same"), Part(parts[none], "same"))
+        left = ratio(Part(parts[seam], "distance"), Part(parts[none], "distance"))
+        yield Check(f"seam of {seam}: distance that is left (1 - cosine), of that with {none}", left)
+
+
+def _edited_blocks(tables: Tables) -> Iterator[Check]:
+    for layout in blocks.LAYOUTS:
+        rows = tables["blocks"].where(layout=layout)
+        whole = Part(rows.where(asked_for=1), "recompiled")
+        for size in blocks.SIZES:
+            part, name = rows.where(asked_for=size), f"{layout}, S = {size}"
+            yield _mean(f"{name}: tokens decoded by an edit, mean", part, "recompiled")
+            if size > 1:
+                yield Check(f"{name}: tokens decoded, of those with S = 1", ratio(Part(part, "recompiled"), whole))
+            yield _share(f"{name}: as the recompute", part, "same")
+
+
 def _heads(tables: Tables) -> Iterator[Check]:
     rows = tables["heads"]
     for way, does in heads.WAYS.items():
@@ -458,8 +487,13 @@ HYPOTHESES = {
         Hypothesis("R3", "q8_0, f32 and q4_0 weights", ("weights", "weights notes"), 200, _settings("weights")),
         # The page states a margin, so this one has a bar; n counts questions.
         Hypothesis("R5", "a life of 30 sessions, spliced one by one", ("life",), 200 * sum(SORTS.values()), _lives),
+        # Added after the first figures, for rows of the paper's table that nothing above measures.
+        Hypothesis("R6", "seam repair: 0, 1 and 4 tokens of a skill decoded again", ("seams",), 200, _seams),
+        Hypothesis("R7", "an edit of one of S blocks", ("blocks",), 60, _edited_blocks),
     )
 }
+# These are kept apart from the others, whose figures are of what measured them then; and why a seed may have none.
+ADDED = dict.fromkeys(("R6", "R7"), "the file of this model is not kept")
 NOT_BUILT = {
     "R4": "models of about 1 and 10 million parameters (they need trainings)",
 }

@@ -11,7 +11,7 @@ from typing import Any
 from bench.experiments.frame import grid
 from bench.experiments.keeping import KeptError
 from bench.protocol import paper
-from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Check, Verdict
+from bench.protocol.hypotheses import ADDED, HYPOTHESES, NOT_BUILT, Check, Verdict
 
 SEEDS = (1, 2, 3)  # of training: a hypothesis holds if it holds for each
 BESIDE = {"reversed": "The reversed model, an ablation", "random": "Random weights"}  # these decide nothing
@@ -103,27 +103,59 @@ def merged(path: Path, about: Mapping[str, Any], found: Sequence[Found]) -> list
     return sorted(every.values(), key=lambda one: order.index(one["hypothesis"]))
 
 
+def files(docs: Path) -> dict[int | str, Path]:
+    """Where what was measured of each model is kept: of a training seed, what was added later apart from the rest."""
+    names: dict[int | str, str] = {seed: f"seed-{seed}" for seed in SEEDS}
+    names |= {later(seed): f"added-seed-{seed}" for seed in SEEDS} | {name: name for name in BESIDE}
+    return {which: docs / "results" / f"protocol-{name}.json" for which, name in names.items()}
+
+
+def later(seed: int) -> str:
+    """What the document of a training seed is called that has the hypotheses of ADDED."""
+    return f"added, seed {seed}"
+
+
 def by_seed(documents: Mapping[int | str, Found]) -> paper.Verdicts:
-    """The verdicts of each training seed that was measured, by hypothesis and words."""
-    data = {seed: documents[seed] for seed in SEEDS if seed in documents}
-    return {seed: {(v["hypothesis"], v["words"]): v for v in one["verdicts"]} for seed, one in data.items()}
+    """The verdicts of each training seed that was measured, by hypothesis and words; those that were added last."""
+    data = {
+        seed: [documents[which] for which in (seed, later(seed)) if which in documents]
+        for seed in SEEDS
+        if seed in documents
+    }
+    return {
+        seed: {(v["hypothesis"], v["words"]): v for one in those for v in one["verdicts"]}
+        for seed, those in data.items()
+    }
 
 
-def page(documents: Mapping[int | str, Found], drawn: bool = False) -> str:
-    """The page, of one document for each training seed that was measured, and for each model beside them. Raise
-    KeptError where they are of other texts or settings, and for a model that is in two of them. `drawn`: there is a
-    picture."""
-    data = {seed: documents[seed] for seed in SEEDS if seed in documents}
-    others = {title: documents[name] for name, title in BESIDE.items() if name in documents}
+def check(documents: Mapping[int | str, Found]) -> None:
+    """Raise KeptError where documents are of other texts or settings, for a model that is in two of them, and for what
+    was added later of another model than its seed is of."""
+    added = {seed: documents[later(seed)] for seed in SEEDS if later(seed) in documents}
+    first = {which: one for which, one in documents.items() if which not in map(later, SEEDS)}
     for name in ("commit", "settings", "sources"):
-        if len({one["about"][name] for one in documents.values()}) > 1:
+        # What is added later is measured by what there is then.
+        several = [*first.values(), *(added.values() if name != "sources" else ())]
+        if len({one["about"][name] for one in several}) > 1:
             of = ", ".join(map(str, documents))
             raise KeptError(
                 f"training seeds {of} were measured with different {name}: measure all alike, or remove the "
                 "protocol-seed-N.json of those that were not"
             )
-    if len({one["about"]["weights"] for one in documents.values()}) < len(documents):
+    if len({one["about"]["weights"] for one in first.values()}) < len(first):
         raise KeptError("two training seeds have the same weights: one of --seed-of-training was wrong")
+    for seed, one in added.items():
+        if seed not in first or first[seed]["about"]["weights"] != one["about"]["weights"]:
+            raise KeptError(f"what was added for training seed {seed} is of another model than its other figures")
+
+
+def page(documents: Mapping[int | str, Found], docs: Path, drawn: bool = False) -> str:
+    """The page, of one document for each training seed that was measured, what was added later, and each model beside
+    them. `docs`: the folder that has what other benches have stored; `drawn`: there is a picture. Raise KeptError for
+    what does not belong together."""
+    check(documents)
+    data = {seed: documents[seed] for seed in SEEDS if seed in documents}
+    others = {title: documents[name] for name, title in BESIDE.items() if name in documents}
     verdicts = by_seed(documents)
     so = {name: overall(each.words, name, verdicts) for name, each in HYPOTHESES.items()}
     shown = [f"![Which rows decide, and the note index]({paper.to(PICTURE, PAGE)})"] if drawn else []
@@ -133,11 +165,15 @@ def page(documents: Mapping[int | str, Found], drawn: bool = False) -> str:
         *shown,
         *(_of(f"Training seed {seed}", one["about"]) for seed, one in data.items()),
     ]
+    for seed in data:
+        if later(seed) in documents:
+            names = " and ".join(dict.fromkeys(v["hypothesis"] for v in documents[later(seed)]["verdicts"]))
+            parts.append(_of(f"{names} of training seed {seed}, added later", documents[later(seed)]["about"]))
     parts += [_of(title, one["about"]) for title, one in others.items()]
     missing = [str(seed) for seed in SEEDS if seed not in data]
     if missing:
         parts.append(f"Not measured yet: training seed {', '.join(missing)}. What fails is decided, what holds is not.")
-    parts += [paper.table(verdicts, so, PAGE), "## The hypotheses"]
+    parts += [paper.table(verdicts, so, PAGE, docs), "## The hypotheses"]
     rows = []
     for each in HYPOTHESES.values():
         told = [
@@ -147,25 +183,28 @@ def page(documents: Mapping[int | str, Found], drawn: bool = False) -> str:
         rows.append(" | ".join((each.name, each.what, *told, so[each.name])))
     rows += [" | ".join((name, what, *("not built" for _ in data), "not built")) for name, what in NOT_BUILT.items()]
     parts.append(grid(" | ".join(("", "hypothesis", *(f"seed {seed}" for seed in data), "in all")), rows))
-    for seed, one in data.items():
+    for seed, found in verdicts.items():
         parts.append(f"## Training seed {seed}")
-        parts += [_section(found) for found in one["verdicts"]]
+        parts += map(_section, found.values())
     for title, one in others.items():
         parts.append(f"## {title}\n\nNo hypothesis is of this model: its figures are there to compare.")
-        parts += [_section(found) for found in one["verdicts"]]
+        parts += map(_section, one["verdicts"])
     return "\n\n".join(parts) + "\n"
 
 
 def overall(words: Sequence[str], name: str, verdicts: Mapping[int, Mapping[tuple[str, str], Found]]) -> str:
-    """Over all training seeds and words: a hypothesis fails if it fails for one, and holds if it holds for each."""
+    """Over all training seeds and words: a hypothesis fails if it fails for one, and holds if it holds for each. What
+    was added later is of the seeds that have it."""
+    of = [seed for seed in SEEDS if name not in ADDED or any(one == name for one, _ in verdicts.get(seed, {}))]
     said = [
         _says(verdicts[seed].get((name, each)) if seed in verdicts else None).partition(":")[0]
-        for seed in SEEDS
+        for seed in of
         for each in words
     ]
     if "fails" in said:
         return "**fails**"
-    return said[0] if len(set(said)) == 1 else "undecided"
+    alone = f", seed {', '.join(map(str, of))} alone" if 0 < len(of) < len(SEEDS) else ""
+    return f"{said[0]}{alone}" if len(set(said)) == 1 else "undecided" if said else "not measured"
 
 
 def _says(found: Found | None) -> str:

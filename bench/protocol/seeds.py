@@ -1,14 +1,20 @@
-"""Seeds that nobody could have chosen: each case is drawn from the commit that froze docs/protocol.md."""
+"""Seeds that nobody could have chosen: each case is drawn from the commit that froze docs/protocol.md.
+
+That is the one that last changed the page before the first figure. Figures that are kept name it, as a dated addition
+changes the page, but must not choose other texts.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 import subprocess
 from pathlib import Path
 
 PAGE = "docs/protocol.md"
+FIGURES = "docs/results/protocol-seed-*.json"
 ROOT = Path(__file__).resolve().parents[2]
 NAME_IT = f"Name the commit that last changed {PAGE} before the first figure by --commit"
 
@@ -18,7 +24,10 @@ class CommitError(Exception):
 
 
 def frozen(root: Path = ROOT) -> str:
-    """The full hash of the commit that last changed the protocol. Raise CommitError where git does not tell."""
+    """The full hash of the commit that last changed the protocol before the first figure. Raise CommitError where
+    neither figures nor git tell."""
+    for path in sorted(root.glob(FIGURES)):
+        return str(json.loads(path.read_text(encoding="utf-8"))["about"]["commit"])
     try:
         found = _git(root, "log", "-1", "--format=%H", "--", PAGE)
         changed = _git(root, "status", "--porcelain", "--", PAGE)

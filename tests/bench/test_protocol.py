@@ -24,14 +24,16 @@ from bench.experiments.methods import ALL
 from bench.experiments.table import Row, Table
 from bench.experiments.texts import First
 from bench.protocol import __main__ as command
-from bench.protocol import paper, seeds
-from bench.protocol.hypotheses import HYPOTHESES, NOT_BUILT, Verdict, judge
+from bench.protocol import paper, report, seeds
+from bench.protocol.elsewhere import SOURCES, Source, Told
+from bench.protocol.hypotheses import ADDED, HYPOTHESES, NOT_BUILT, Verdict, judge
 from bench.protocol.lives import SORTS, Question, live
-from bench.protocol.measures import Measure, again, distance, heads, life, lines, mixing, notes, settings
+from bench.protocol.measures import Measure, again, distance, heads, life, lines, mixing, notes, seams, settings
 from bench.protocol.measures.lines import places
 from bench.protocol.measures.thinking import Reasoned
 from bench.protocol.measures.weights import write_as, write_random
 from bench.protocol.report import PAGE, as_json, document, merged, overall, page, write
+from bench.protocol.rows import ROWS
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import KINDS, Next, Policies
 from bench.reversed_model import REVERSED
@@ -47,6 +49,7 @@ from notes_cli.runtime.workspace import Workspace
 from training.tiny import words, world
 
 COMMIT = "0123456789" * 4
+DOCS = seeds.ROOT / "docs"
 ABOUT = {"model": "m", "weights": "w" * 64, "settings": "s", "commit": COMMIT, "sources": "x"}
 
 
@@ -73,6 +76,9 @@ def test_the_commit_is_that_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "docs/protocol.md").write_text("other bars")
     with pytest.raises(CommitError, match="changes that are in no commit"):
         frozen(tmp_path)
+    (tmp_path / "docs/results").mkdir()
+    (tmp_path / "docs/results/protocol-seed-2.json").write_text(json.dumps({"about": {"commit": COMMIT}}))
+    assert frozen(tmp_path) == COMMIT  # figures that are kept have texts of that one, whatever the page has got since
     assert named(wanted) == wanted
     for wrong in (wanted[:12], wanted.upper().replace("0", "G"), ""):
         with pytest.raises(CommitError, match="full hash"):
@@ -453,12 +459,48 @@ def in_blocks(together: int, split: int) -> dict[str, Table]:
     count = {"together": together, "split": split}
     return {
         "blocks": Table(
-            {"case": (n + 2) // 3, "layout": layout, "asked_for": size, "same": first(n, count[layout]), **BESIDE}
+            {
+                "case": (n + 2) // 3,
+                "layout": layout,
+                "asked_for": size,
+                "same": first(n, count[layout]),
+                "recompiled": 1600 // size if layout == "together" else 800,
+                **BESIDE,
+            }
             for n in range(1, 61)
             for layout in count
             for size in (1, 2, 4, 8, 16)
         )
     }
+
+
+def seams_of(left: float) -> dict[str, Table]:
+    """Of 200, those without a seam are at a distance of 0.1, the others at so much of that."""
+    return {
+        "seams": Table(
+            {"case": n, "seam": seam, "same": first(n, 180 + 5 * seam), "choice_same": True, "right": True}
+            | {"recompute_right": True, "distance": 0.1 * left if seam else 0.1, **BESIDE}
+            for n in range(1, 201)
+            for seam in seams.SEAMS
+        )
+    }
+
+
+def test_what_a_seam_and_blocks_save() -> None:
+    """Of sums, against no seam and one block; decisions beside; both are reported."""
+    repaired = judge(HYPOTHESES["R6"], "known", seams_of(0.25))
+    found = {check.what: check.figure for check in repaired.checks}
+    assert repaired.says == "reported" and repaired.n == 200
+    assert found["seam of 1: distance that is left (1 - cosine), of that with 0"].value == pytest.approx(0.25)
+    assert found["seam of 4: decides as recomputed"].value == 1
+    assert found["seam of 1 less 0: decides as recomputed"].value == pytest.approx(0.025)
+    edited = judge(HYPOTHESES["R7"], "known", in_blocks(57, 51))
+    found = {check.what: check.figure for check in edited.checks}
+    assert edited.says == "reported" and edited.n == 60
+    for size in (2, 4, 8, 16):
+        assert found[f"together, S = {size}: tokens decoded, of those with S = 1"].value == pytest.approx(1 / size)
+        assert found[f"split, S = {size}: tokens decoded, of those with S = 1"].value == 1
+    assert found["together, S = 16: as the recompute"].value == 0.95
 
 
 def agents(same: int) -> dict[str, Table]:
@@ -934,7 +976,7 @@ def test_all_three_seeds_decide() -> None:
         return overall(("known",), "H1", found)
 
     assert said(300, 299, 285) == "holds" and said(300, 280, 300) == "**fails**" and said(300, 300) == "undecided"
-    text = page(documents(300, 300))
+    text = page(documents(300, 300), DOCS)
     assert "Not measured yet: training seed 3" in text and "R4 | models of about" in text
     assert "H21 | what 4 heads read, and write (python -m training.tiny.heads FILE) | held-out: not measured" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
@@ -977,16 +1019,49 @@ def test_verdicts_of_several_runs_come_together(tmp_path: Path) -> None:
     assert len(merged(path, {**ABOUT, "weights": "x"}, [verdict_of("H1", 300)])) == 1
 
 
+def added_of(seed: int) -> dict[str, object]:
+    return {**as_json(judge(HYPOTHESES["R6"], "known", seams_of(0.5))), "words": "held-out", "seed": seed}
+
+
+def test_what_is_added_later_leaves_all_else_as_it_was(tmp_path: Path) -> None:
+    """In a file of its own, by other sources; told of the seeds that have it; of another model or other texts refused;
+    and the page can be written again of what is stored."""
+    for seed in (1, 2, 3):
+        command._write(tmp_path, seed, {**ABOUT, "weights": str(seed)}, [verdict_of("H1", 300)])
+    before = {path: path.read_bytes() for path in tmp_path.glob("results/*.json")}
+    was = (tmp_path / PAGE).read_text(encoding="utf-8").splitlines()
+    about = {**ABOUT, "weights": "1", "sources": "later"}
+    command._write(tmp_path, 1, about, [added_of(1)])
+    assert {path: path.read_bytes() for path in before} == before
+    text = (tmp_path / PAGE).read_text(encoding="utf-8")
+    seam = next(row for row in text.splitlines() if row.startswith("| seam repair"))
+    assert "distance left, of that with 0: 0.500" in seam and seam.count(f"R6 not measured: {ADDED['R6']}") == 2
+    assert seam.endswith("| R6 undecided |")  # known words are missing
+    assert "R6 of training seed 1, added later: `m`" in text and "\n### R6: seam repair" in text
+    gone = [row for row in was if row not in text.splitlines()]
+    assert all(row.startswith(("| seam repair", "| R6 |")) for row in gone) and len(gone) == 2
+    command._write(tmp_path, 1, about, [added_of(1), {**added_of(1), "words": "known"}])
+    assert "| R6 reported, seed 1 alone |" in (tmp_path / PAGE).read_text(encoding="utf-8")
+    (tmp_path / PAGE).unlink()
+    assert (
+        command.main(["--write", str(tmp_path)]) == 0
+        and "distance left, of that with 0: 0.500" in (tmp_path / PAGE).read_text()
+    )
+    with pytest.raises(KeptError, match="another model than its other figures"):
+        command._write(tmp_path, 2, {**about, "weights": "4"}, [added_of(2)])
+    with pytest.raises(KeptError, match="different commit"):
+        command._write(tmp_path, 2, {**about, "weights": "2", "commit": "f" * 40}, [added_of(2)])
+
+
 # The paper's table.
 
 
 def test_rows_of_the_paper_are_of_figures_that_there_are() -> None:
-    """Each check that a row names is one of its hypothesis; a row has figures or says why not; its page is there."""
+    """Each check that a row names is one of its hypothesis; a row has figures or says why not; no source is lost."""
     empty = {name: Table([]) for each in HYPOTHESES.values() for name in each.measures}
-    tables = {**empty, **toggled(0.0, 1.0), **in_settings(3)}
-    for row in paper.ROWS:
-        assert bool(row.shown) != bool(row.why), row.what
-        assert not row.where or (seeds.ROOT / "docs" / row.where).is_file()
+    tables = {**empty, **toggled(0.0, 1.0), **in_settings(3), **agents(294), **seams_of(0.5), **in_blocks(57, 51)}
+    for row in ROWS:
+        assert bool(row.shown or row.sources) != bool(row.why), row.what
         assert "is not built" not in row.why or row.why.split()[0] in NOT_BUILT
         for shown in row.shown:
             hypothesis = HYPOTHESES[shown.hypothesis]
@@ -995,7 +1070,9 @@ def test_rows_of_the_paper_are_of_figures_that_there_are() -> None:
             barred = any(check.relation for check in checks.values())
             named = any(checks[what].relation for what in shown.checks.values())
             assert shown.barred == (named or not barred), f"{row.what}: says what no bar of {shown.hypothesis} says"
-    assert len({row.what for row in paper.ROWS}) == len(paper.ROWS)
+    assert len({row.what for row in ROWS}) == len(ROWS) == 35
+    assert sorted(row.sources for row in ROWS if row.sources) == sorted(SOURCES)
+    assert [row.what for row in ROWS if row.why] == ["field only, by scale"]
 
 
 def found_of(tables: dict[str, Table]) -> paper.Verdicts:
@@ -1017,10 +1094,14 @@ def test_the_page_says_what_the_figures_say(monkeypatch: pytest.MonkeyPatch) -> 
     assert "the control fails" in paper.finding(swapped)
     assert paper.finding({}) == "Where a decision rests has not been measured yet."
     so = dict.fromkeys(HYPOTHESES, "holds") | {"H4": "**fails**"}
-    rows = paper.table(notes_taken, so, PAGE).splitlines()
+    rows = paper.table(notes_taken, so, PAGE, DOCS).splitlines()
     first = next(row for row in rows if row.startswith("| refresh the field's own"))
     assert "acts on the new value: 0.000 (0.000 to 0.018)" in first and first.endswith("| H4 **fails** |")
-    assert sum(row.startswith("| ") for row in rows) == len(paper.ROWS) + 2 * 6
+    # A head and a line below it for each table: five sections have one of the models of the seeds, five of others.
+    own, others = (sum(bool(row.shown or row.why) for row in ROWS), sum(map(len, SOURCES.values())))
+    assert sum(row.startswith("| ") for row in rows) == own + others + 2 * 10
+    seam = next(row for row in rows if row.startswith("| seam repair"))
+    assert seam.split("|")[3].strip() == f"R6 not measured: {ADDED['R6']}"
     heads_row = next(row for row in rows if row.startswith("| read heads"))
     assert heads_row.count("not measured") >= 1 and "0." not in heads_row.split("|")[3]
 
@@ -1041,6 +1122,105 @@ def test_links_are_of_where_the_page_is() -> None:
     """Beside docs/protocol.md, or a folder below it."""
     assert paper.to("protocol.md", "results/protocol.md") == "../protocol.md"
     assert paper.to("serving.md", "results.md") == "serving.md"
+
+
+# What other benches have stored.
+
+EVERY = [source for each in SOURCES.values() for source in each]
+
+
+def named_as(source: Source) -> str:
+    return f"{source.file} {source.subject}"
+
+
+def test_the_page_is_what_is_stored() -> None:
+    """All of it, the paper's table with it: no figure of the page is another one than its source has now."""
+    stored = command._stored(DOCS)
+    wanted = page(stored, DOCS, drawn=(DOCS / report.PICTURE).is_file())
+    assert (DOCS / PAGE).read_text(encoding="utf-8") == wanted, "run python -m bench.protocol --write docs"
+
+
+@pytest.mark.parametrize("source", EVERY, ids=named_as)
+def test_a_source_has_what_the_page_shows(source: Source, tmp_path: Path) -> None:
+    """Its file, its page and what makes it are there; it gives figures, and without the file none at all."""
+    assert (DOCS / source.page).is_file() and source.figures(DOCS)
+    assert source.figures(tmp_path) is None and paper._told(source, tmp_path).startswith("not measured: there is no")
+    made = source.by.removeprefix("python -m ").removeprefix("make ")
+    module = made.replace(".", "/") + ".py"
+    targets = re.findall(r"(?m)^([a-z-]+):", (seeds.ROOT / "Makefile").read_text())
+    assert (seeds.ROOT / module).is_file() if source.by.startswith("python") else made in targets
+
+
+@pytest.mark.parametrize("source", EVERY, ids=named_as)
+def test_every_figure_goes_with_its_source(source: Source, tmp_path: Path) -> None:
+    """With all numbers of the stored file changed none of the page's figures is left as it was: none is typed in."""
+    path = tmp_path / source.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = (DOCS / source.file).read_text(encoding="utf-8")
+    path.write_text(changed(text) if path.suffix == ".json" else worse(text), encoding="utf-8")
+    before, after = source.figures(DOCS), source.figures(tmp_path)
+    assert before and after and len(before) == len(after)
+    for was, now in zip(before, after, strict=True):
+        assert was.what == now.what and was.value != now.value, was
+
+
+def changed(text: str) -> str:
+    """JSON with other counts of what was the same, other findings, and times of ours that are twice as long; those that
+    they are compared with stay, as what scales both changes no ratio."""
+    twice = r"/notes(-session)?/runs/first$|/(ours|edited)/reused$|/ours/(answers|p90/seconds)$"
+
+    def other(value: Any, name: str) -> Any:
+        if isinstance(value, dict):
+            of = f"{name}/{value['system']}" if "system" in value else name
+            return {key: other(each, f"{of}/{key}") for key, each in value.items()}
+        if isinstance(value, list):
+            return [other(each, name) for each in value]
+        if re.search(r"/same[^/]*$", name):
+            return value - 1 if value else 1
+        return 2 * value if re.search(twice, name) else "other" if name.endswith("/finding") else value
+
+    return json.dumps(other(json.loads(text), ""))
+
+
+def worse(text: str) -> str:
+    """A page of the zoo, or of random scripts, on which nothing is right but by the amplification rule."""
+    text = re.sub(r"(?m)^(\| \S+-(?:dense|moe) )(.*)$", lambda row: row[1] + _wrong(row[2]), text)
+    text = text.replace("| scripts with a difference | 0 |", "| scripts with a difference | 7 |")
+    return re.sub(r"(?m)^(\| no rotation \| \w+) \| (\d+) \| 0 \| 0 \|$", r"\1 | 1 | 0 | \2: all |", text)
+
+
+def _wrong(cells: str) -> str:
+    return re.sub(r"\| (0|\de-\d\d) (?=\|)", "| 7e-01 ", re.sub(r"(exact|refused)(?= \|)", "wrong", cells))
+
+
+def test_what_is_stored_is_read_right() -> None:
+    """Some figures of each sort, against what its own page says of it, or counted by hand."""
+
+    def one(name: str, number: int, begins: str) -> Told:
+        (found,) = [told for told in SOURCES[name][number].figures(DOCS) or () if told.what.startswith(begins)]
+        return found
+
+    serving = (DOCS / "serving.md").read_text(encoding="utf-8")
+    small = serving[serving.index("**The reversed model**") :]
+    row = re.search(r"^\| llama-server, policy edited \| (\d.*) \|$", small, re.M)
+    assert row
+    for load, told in zip((*map("load {}".format, (2, 4, 8, 16)), "all at once"), row[1].split(" | "), strict=True):
+        found = one("serving", 0, f"p90 of llama-server's first token, times ours, {load}")
+        assert f"{found.value:.0f}" == told and found.low < found.value < found.high  # type: ignore[operator]
+    cut = one("serving", 1, "p90 of llama-server's first token, times ours, load 16")
+    assert str(cut).endswith("load 16: at least 15.6 (some were cut off), 12 and 12 requests")
+    race = (DOCS / "race.md").read_text(encoding="utf-8")
+    long = race[race.index("**A skill alone, another question, 32k**") :]
+    ours, full = (
+        float(re.findall(rf"(?m)^\| `{name}`(?:, all decoded)? \| \d\*? \| ([\d.]+) ", long)[0])
+        for name in ("notes ask", "notes ask --no-splice")
+    )
+    assert one("first token", 1, "32k tokens").value == pytest.approx(full / ours, rel=0.02)
+    images = one("images", 0, "among other images")
+    assert (images.value, images.of) == (0.99, "200 questions") and images.low == pytest.approx(0.964, abs=1e-3)
+    assert one("mla", 0, "splice").value == "7 of 7 models, 4 of them by the amplification rule"
+    assert one("recurrent", 0, "splice").value == "0 of 6 models, 6 refused"
+    assert str(one("serving", 0, "answers")).endswith("(no spread stored), 20 and 20 answers")
 
 
 # The command.

@@ -20,6 +20,7 @@ from bench.protocol.measures import (
     life,
     lines,
     notes,
+    seams,
     selective,
     settings,
     splice,
@@ -64,5 +65,6 @@ MEASURES = {
     "weights": Measure(settings.decisions("weights", settings.weights), 200),
     "weights notes": Measure(settings.notes("weights notes", settings.weights), 200),
     "life": Measure(life.measure, 200),
+    "seams": Measure(seams.measure, 200),
     heads.MEASURED: Measure(None, 60, heads.BY),
 }
