@@ -26,21 +26,10 @@ from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
 from notes_cli.runtime.alone import alone, alone_each
-from notes_cli.runtime.asking import (
-    PARALLEL,
-    SILENT,
-    Answer,
-    Listener,
-    Plan,
-    Request,
-    Stream,
-    ask,
-    ask_stream,
-    explain,
-)
+from notes_cli.runtime.asking import PARALLEL, SILENT, Answer, Listener, Plan, Request, Stream, ask, ask_stream, explain
 from notes_cli.runtime.naming import model_file, projector_of
 from notes_cli.runtime.opening import SkillRef, open_segments
-from notes_cli.runtime.settings import AUTO
+from notes_cli.runtime.settings import AUTO, method_named
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -562,7 +551,7 @@ class Session:
     ) -> Iterator[Edited]:
         """Give several fields other values; yield each edit when it is made. Raise NotesError, before the first, where
         one of them cannot be."""
-        return self._session.edits(values, _method(method), listener)
+        return self._session.edits(values, method_named(method), listener)
 
     @alone
     def undo(self) -> Line:
@@ -622,11 +611,4 @@ def _request(question: str | Request, method: Method | str | None, how: Asking) 
     """The request that is meant. Raise NotesError for an edit method that there is not."""
     request = question if isinstance(question, Request) else Request(question)
     given: Any = how  # whose errata may be a mapping
-    return replace(request, method=_method(method) or request.method, **given)
-
-
-def _method(given: Method | str | None) -> Method | None:
-    """None for the one that was measured to be best. Raise NotesError for one that there is not."""
-    if not isinstance(given, str):
-        return given
-    return None if given == AUTO else Method.parse(given, also=(AUTO,))
+    return replace(request, method=method_named(method) or request.method, **given)

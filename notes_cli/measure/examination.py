@@ -63,12 +63,8 @@ def examine_edits(workspace: Workspace, wanted: Examination, listener: Listener 
     where that cannot be."""
     prompt, questions, seam = _settled(workspace, wanted, listener)
     with listener.watch(LABEL, later=True) as update:
-        return verify_edits(
-            *(workspace, prompt, questions, wanted.methods),
-            choices=wanted.choices,
-            seam=seam,
-            progress=update,
-        )
+        given = workspace, prompt, questions, wanted.methods
+        return verify_edits(*given, choices=wanted.choices, seam=seam, progress=update)
 
 
 def examine_session(session: Session, wanted: Examination, listener: Listener = SILENT) -> SessionReport:

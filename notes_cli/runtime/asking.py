@@ -20,7 +20,7 @@ from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
-from notes_cli.runtime.assembling import assemble, unspliced
+from notes_cli.runtime.assembling import assemble, tell_unspliced
 from notes_cli.runtime.opening import SKILLS, SkillRef, Watch, unseen
 from notes_cli.runtime.settling import Draft, Settings, drafted
 from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Speaker, Thought, deciding_after, unheard
@@ -286,15 +286,9 @@ def stream(workspace: Workspace, request: Request, plan: Plan, listener: Listene
 
 def _read(plan: Plan, listener: Listener) -> None:
     """Decode the prompt, telling what of it could not be spliced, and how far it has come."""
-    tell_unspliced(plan.notebook, listener)
+    tell_unspliced(plan.notebook, listener.notice)
     with listener.watch("reading the prompt", plan.counts.decoded) as update:
         plan.notebook.flush(update)
-
-
-def tell_unspliced(notebook: Notebook, listener: Listener) -> None:
-    """Tell what of a prompt could not be spliced."""
-    for notice in unspliced(notebook):
-        listener.notice(notice)
 
 
 def answering(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Task[Answer]:

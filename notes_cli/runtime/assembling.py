@@ -15,7 +15,7 @@ from notes_cli.engine.loop import Task, run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, quantized
-from notes_cli.errors import Help, NotesError, Notice, UnsupportedError
+from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.settings import DEFAULT_SEAM, repair
 from notes_cli.runtime.workspace import Workspace
@@ -47,7 +47,7 @@ def assemble(
 
     `splice=False` decodes the very same tokens instead: the full recompute that everything is compared with.
     `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing. `strict`:
-    raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`unspliced` tells).
+    raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`tell_unspliced`).
     `exact`: place rows only where they are those of a prefill of the whole prompt, and decode all others.
     `parts`: these of the prompt's, if not all. `later`: what is asked is decoded next, and with it the few tokens that
     precede a skill.
@@ -228,23 +228,18 @@ def _uncarried(notebook: Notebook, segment: Segment) -> str | None:
     return context.can_carry(segment.base + seam, position, len(segment) - seam - segment.carry.tail)
 
 
-def unspliced(notebook: Notebook) -> list[Notice]:
-    """A warning for each skill that was to be spliced and is decoded: which, how many tokens, why, and what helps."""
+def tell_unspliced(notebook: Notebook, say: Say) -> None:
+    """Warn of each skill that was to be spliced and is decoded: which, how many tokens, why, and what helps."""
     tokens: dict[tuple[str, str], int] = {}
     for piece in notebook.pieces:
         if piece.refused:
             key = piece.name, piece.detail
             tokens[key] = tokens.get(key, 0) + piece.tokens
     chain = _chain(notebook.pieces)
-    remedy = repair("together", chain) if len(chain) > 1 else None
-    return [
-        Notice(
-            f"{name} is not spliced, its {count} tokens are decoded: {why}",
-            remedy if remedy and name in chain else Help.STRICT(),
-            warning=True,
-        )
-        for (name, why), count in tokens.items()
-    ]
+    together = repair("together", chain) if len(chain) > 1 else None
+    for (name, why), count in tokens.items():
+        remedy = together if together and name in chain else Help.STRICT()
+        say(Notice(f"{name} is not spliced, its {count} tokens are decoded: {why}", remedy, warning=True))
 
 
 def _chain(pieces: Sequence[Piece]) -> list[str]:

@@ -28,9 +28,8 @@ from notes_cli.runtime.asking import (
     Request,
     answering,
     room_for,
-    tell_unspliced,
 )
-from notes_cli.runtime.assembling import assemble, cells_meanwhile
+from notes_cli.runtime.assembling import assemble, cells_meanwhile, tell_unspliced
 from notes_cli.runtime.opening import SkillRef, open_segments
 from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
 from notes_cli.runtime.settling import Settings, check_no_results, held_to, settled
@@ -87,7 +86,7 @@ class _Stem:
             exact=request.exact,
             parts=parts.stem,
         )
-        tell_unspliced(self.notebook, listener)
+        tell_unspliced(self.notebook, listener.notice)
         try:
             with listener.watch("reading what the prompts share", len(self.notebook.pending)) as update:
                 self.notebook.flush(update)

@@ -31,16 +31,7 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.eye import Seen
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, LayerRows, Pictured, Segment, quantized
-from notes_cli.errors import (
-    EngineError,
-    Help,
-    Notice,
-    Progress,
-    Say,
-    SegmentError,
-    SkillError,
-    UnsupportedError,
-)
+from notes_cli.errors import EngineError, Help, Notice, Progress, Say, SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import peek, small
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, block_starts, references

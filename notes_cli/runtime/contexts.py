@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,16 +21,13 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Tokens
 from notes_cli.errors import EngineError, Help
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 DEFAULT_CONTEXT = 4096
 SEQUENCES = 4  # that a context has to begin with
 MOST_SEQUENCES = 255  # of llama.cpp's 256 a rewrite parks old rows under one (native/notes_decode.cpp)
 
 
 class Contexts:
-    """A model with its one context. Use it as a context manager, or close it."""
+    """A model with its one context. Close it."""
 
     def __init__(
         self,
@@ -76,12 +72,6 @@ class Contexts:
             self._context.close()
             self._context = None
         self.model.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def context(self) -> Context:

@@ -168,17 +168,10 @@ def again(info: SegmentInfo, name: str | None = None) -> Skill:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Compilable:
-    """A skill of the library as it would be compiled now: from its file if that is there, else from its segment."""
-
-    skill: Skill | ToolSet
-    latest: SegmentInfo
-    where: str  # what its text was read from, for people
-
-
-def from_library(library: Library, name: str, other: str | None = None) -> Compilable:
-    """The skill of that name, to be called `other`. Raise NotesError if it cannot be read."""
+def from_library(library: Library, name: str, other: str | None = None) -> tuple[Skill | ToolSet, SegmentInfo, str]:
+    """The skill of that name as it would be compiled now, to be called `other`: from its file if that is there, else
+    from its latest segment. With that segment, and where the text was read, for people. Raise NotesError if it cannot
+    be read."""
     entries = library.entries(name)
     infos = [entry.info for entry in entries if entry.info is not None]
     if not infos:
@@ -188,8 +181,8 @@ def from_library(library: Library, name: str, other: str | None = None) -> Compi
     files = files_of(info.source)
     if files and all(map(os.path.isfile, files)):
         read = load_tools(info.source, other or name) if info.tools else load_source(info.source, other or name)
-        return Compilable(read, info, source_text(info.source))
-    return Compilable(again(info, other or name), info, f"the segment: {_no_file(info.source)}")
+        return read, info, source_text(info.source)
+    return again(info, other or name), info, f"the segment: {_no_file(info.source)}"
 
 
 def _no_file(source: str) -> str:

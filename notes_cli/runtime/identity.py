@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 
 from notes_cli.config import Paths
 from notes_cli.engine import system
 from notes_cli.engine.identity import Identity
-from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.source import Source
 from notes_cli.errors import ModelError, NotesError
@@ -26,26 +23,13 @@ REMEMBERED = 256  # rotations
 
 
 class Identified(Contexts):
-    """A model in its context, by its identity."""
+    """A model in its context, by its identity. A workspace sets what follows."""
 
-    def __init__(
-        self,
-        model: Model,
-        options: ContextOptions | None,
-        paths: Paths,
-        *,
-        fixed_size: bool,
-        beyond_trained: bool,
-        carry: bool | None,
-        hashing: Callable[[int, int], None] | None,
-        log: Callable[[str], None] | None,
-    ) -> None:
-        """As Contexts; `paths`: of what is remembered of models. The others are those of Workspace."""
-        super().__init__(model, options, fixed_size=fixed_size, beyond_trained=beyond_trained, log=log)
-        self.paths = paths
-        self._carry, self._hashing = carry, hashing
-        self._weights: str | None = None
-        self._measured: dict[str, bool] = {}  # whether a profile says that a state may be carried, by what it is of
+    paths: Paths  # of what is remembered of models, and of their profiles
+    _carry: bool | None
+    _hashing: Callable[[int, int], None] | None
+    _measured: dict[str, bool]  # whether a profile says that a state may be carried, by what it is of
+    _weights: str | None = None
 
     @property
     def weights(self) -> str:
@@ -65,23 +49,17 @@ class Identified(Contexts):
                     source.settle()
                 found = []
         if found:
-            raise _changed(found[0].path)
+            raise changed(found[0])
         self._weights = digest
         return digest
 
     def _hash(self) -> str:
-        digests = [self._digest(source) for source in self.model.sources]
+        digests = [self.digest(source) for source in self.model.sources]
         return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
-    def _digest(self, source: Source) -> str:
-        return file_sha256(source.path, source.file, self.paths.models / "digests.json", self._hashing)
-
     def digest(self, source: Source) -> str:
-        """SHA-256 of an open file. Raise ModelError if it has been changed since."""
-        found = self._digest(source)
-        if source.changed:
-            raise _changed(source.path)
-        return found
+        """SHA-256 of an open file, which may have been changed meanwhile."""
+        return file_sha256(source.path, source.file, self.paths.models / "digests.json", self._hashing)
 
     @property
     def identity(self) -> Identity:
@@ -146,8 +124,10 @@ class Identified(Contexts):
         return f"{identity.key} {system.build()}"
 
 
-def _changed(path: Path) -> ModelError:
-    return ModelError(f"{path} was changed after it was loaded: what was computed belongs to no file", "Run this again")
+def changed(source: Source) -> ModelError:
+    """What to raise for a file that was."""
+    what = f"{source.path} was changed after it was loaded: what was computed belongs to no file"
+    return ModelError(what, "Run this again")
 
 
 def _check_of(entry: dict[str, int | float] | None) -> RotationCheck | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from notes_cli.editing.methods import Method
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.runtime.asking import ENDLESS, Request
 from notes_cli.runtime.corrections import parse_values
-from notes_cli.runtime.settings import AUTO
+from notes_cli.runtime.settings import method_named
 
 
 class RequestFields(TypedDict):
@@ -41,7 +40,7 @@ class RequestFields(TypedDict):
 
 def read_request(words: RequestFields) -> Request:
     """Raise NotesError for what cannot be meant."""
-    values = parse_values(words["fields"])
+    values, method = parse_values(words["fields"]), words["method"]
     return Request(
         question=words["question"],
         results=words["results"],
@@ -49,7 +48,7 @@ def read_request(words: RequestFields) -> Request:
         images=words.get("images", ()),  # another process may be older
         errata=words["errata"],
         values=values,
-        method=_method(words["method"]) if values else None,
+        method=method_named(method and str(method)) if values else None,
         system=words["system"],
         think=words["think"],
         max_think=words["max_think"],
@@ -66,7 +65,3 @@ def read_request(words: RequestFields) -> Request:
         json_schema=words["json_schema"],
         grammar=words["grammar"],
     )
-
-
-def _method(name: str | None) -> Method | None:
-    return None if name in (None, AUTO) else Method.parse(str(name), also=(AUTO,))

@@ -12,6 +12,7 @@ from notes_cli.engine.eye import Eye, Seen, joined, words
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, ModelError, SegmentError
 from notes_cli.images import read_picture
+from notes_cli.runtime.identity import changed
 from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Skill
 
@@ -44,7 +45,10 @@ class Seeing:
     @cached_property
     def projector(self) -> str:
         """What decides, beside the model, which rows an image gets: the digest of the projector, and its settings."""
-        return f"{self._workspace.digest(self.eye.source)} {self.eye.settings}"
+        digest = self._workspace.digest(self.eye.source)
+        if self.eye.source.changed:
+            raise changed(self.eye.source)
+        return f"{digest} {self.eye.settings}"
 
     def stretches(self, skill: Skill, *, dry: bool = True) -> list[tuple[int, int, Seen]]:
         """The texts of a skill and the images among them, each with its characters [start, end): each text tokenised

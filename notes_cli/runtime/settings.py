@@ -45,6 +45,13 @@ UNMEASURED = Defaults(
 )
 
 
+def method_named(given: Method | str | None) -> Method | None:
+    """None for the one that was measured to be best. Raise NotesError for one that there is not."""
+    if not isinstance(given, str):
+        return given
+    return None if given == AUTO else Method.parse(given, also=(AUTO,))
+
+
 def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
     """By the profile of the workspace's model. `think`: decisions come after a chain of thought. Raise NotesError for
     one that is damaged."""

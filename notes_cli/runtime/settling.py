@@ -17,7 +17,7 @@ from notes_cli.classes import dataclass
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import GrammarError, Help, NotesError, Notice, SessionError, SkillError
+from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
 from notes_cli.library.files import ERRATA
 from notes_cli.library.store import Library
 from notes_cli.runtime.corrections import Fielded, check_values, known_fields, meant, parse_errata, resolved
@@ -98,9 +98,9 @@ def settled(
     _ = workspace.context  # making it is a part of opening
     at, before = time.perf_counter(), had or ()
     segments = named_apart(segments, [one.name for one in before])
-    request = _corrected(workspace, request, segments, listener, before)
-    settings = _settings(workspace, request, segments, listener, session=had is not None, goes_on=goes_on)
-    _tell_meant(request, [*before, *segments], listener)
+    request = _corrected(workspace, request, segments, listener.notice, before)
+    settings = _settings(workspace, request, segments, listener.notice, had is not None, goes_on)
+    _tell_meant(request, [*before, *segments], listener.notice)
     return Draft(request, segments, settings, at, grammar)
 
 
@@ -154,7 +154,7 @@ def named_apart(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[
 
 
 def _corrected(
-    workspace: Workspace, request: Request, segments: Sequence[Segment], listener: Listener, had: Sequence[Fielded]
+    workspace: Workspace, request: Request, segments: Sequence[Segment], say: Say, had: Sequence[Fielded]
 ) -> Request:
     """The request with what everybody is told of the skills that come with it, unless it says something itself. `had`:
     the skills that were there before."""
@@ -174,18 +174,12 @@ def _corrected(
             key = known.key(segment.name, name)
             if key not in own:
                 said.append(f"{key}={value}")
-                listener.notice(Notice(f"{key} is {value}: everybody is told"))
+                say(Notice(f"{key} is {value}: everybody is told"))
     return replace(request, errata=(*said, *request.errata))
 
 
 def _settings(
-    workspace: Workspace,
-    request: Request,
-    segments: Sequence[Segment],
-    listener: Listener,
-    *,
-    session: bool,
-    goes_on: bool,
+    workspace: Workspace, request: Request, segments: Sequence[Segment], say: Say, session: bool, goes_on: bool
 ) -> Settings:
     """`session`: the profile holds without skills, too."""
     _check_seam(request.seam or 0, segments)
@@ -196,12 +190,12 @@ def _settings(
     # Without skills nothing goes by the profile, and a model need not be read for it.
     found = defaults(workspace, think=think) if segments or session else UNMEASURED
     if found.note:
-        listener.notice(Notice(found.note.what, found.note.remedy, warning=True))
+        say(Notice(found.note.what, found.note.remedy, warning=True))
     wording = request.wording or found.wording or shipped_wordings().default
     seam = found.seam if request.seam is None else request.seam
     told = composing(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
     if told and not request.recompute and not think:  # it was measured without a chain of thought
-        listener.notice(told)
+        say(told)
     method, why = (None, None) if goes_on else _method(workspace, request, segments, think)
     return Settings(think, wording, request.place or found.place, seam, method, why)
 
@@ -253,15 +247,15 @@ def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
     return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think)
 
 
-def _tell_meant(request: Request, skills: Sequence[Fielded], listener: Listener) -> None:
+def _tell_meant(request: Request, skills: Sequence[Fielded], say: Say) -> None:
     """Tell which fields `*.field` stands for, and which errata with an equals sign are of none."""
     fields = known_fields(*skills)
     for told in meant([*request.errata, *request.values], fields):
-        listener.notice(Notice(told))
+        say(Notice(told))
     for text in request.errata:
         if "=" in text and parse_erratum(text, fields).field is None:
             what = f"no skill has a field {text.partition('=')[0].strip()!r}: {text.strip()!r} is said in these words"
-            listener.notice(Notice(what))
+            say(Notice(what))
 
 
 def _decoded(request: Request, segments: Sequence[Segment]) -> frozenset[str]:

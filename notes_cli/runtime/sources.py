@@ -83,9 +83,9 @@ class Sources:
 
     def kept(self, name: str, other: str | None = None) -> Source:
         """A skill of the library, from its file if that is there, else from its segment; to be called `other`."""
-        kept = from_library(self.library, name, other)
-        self._note(f"{name}: its text is read from {kept.where}")
-        return Source(name, kept.skill, kept.latest)
+        skill, latest, where = from_library(self.library, name, other)
+        self._note(f"{name}: its text is read from {where}")
+        return Source(name, skill, latest)
 
     def known(self, name: str) -> Source | None:
         """The skill of that name in the library, None without one that can be read, and for tools."""

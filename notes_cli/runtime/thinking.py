@@ -131,7 +131,7 @@ class Speaker:
             missing, rest = _missing(reasoning, chain)
             closing, cut = self.workspace.model.tokenize(missing, special=True), "" if finished else str(count)
             notebook.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
-        stopped = _why(finished, room)
+        stopped: Stopped = "end" if finished else "limit" if room else "context"
         return Thought(told.text.strip(), len(notebook) - start, finished, answer, rest, stopped)
 
     def _concluding(self, notebook: Notebook, told: _Told) -> Task[str]:
@@ -273,11 +273,6 @@ class Speaker:
                     if hear(decoder.decode(special if special in shown else model.token_bytes(token))):
                         return
         hear(decoder.decode(b"", final=True))
-
-
-def _why(whole: bool, room: bool) -> Stopped:
-    """Why a chain ended; `room`: the context had room for as many tokens as were asked for."""
-    return "end" if whole else "limit" if room else "context"
 
 
 def _within(notebook: Notebook, limit: int) -> int:

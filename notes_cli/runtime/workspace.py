@@ -79,19 +79,19 @@ class Workspace(Identified):
         trained for."""
         if projector is not None and not projector.is_file():  # said before an image is looked at
             raise ModelError(f"{projector}: no such projector", "Name the file that was published with the model")
-        paths = paths or default_paths()
-        self.library: Store = library or own_library(paths)
+        self.paths = paths or default_paths()
+        self.library: Store = library or own_library(self.paths)
+        self._carry, self._hashing, self._measured = carry, hashing, {}
         self._projector, self._image_tokens = projector, image_tokens
         self._seeing: Seeing | None = None
         self._files: dict[str, Path] = {}  # of the segments that were opened, by their names
         self._words: dict[str, str] = {}  # what the user calls the segments that were opened, by their names
-        self._renderings = Renderings(paths.models / "renderings.json")
+        self._renderings = Renderings(self.paths.models / "renderings.json")
         if self._renderings.empty:
             start_rendering()  # it gets ready while the model is loaded
         loaded = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
-        size = {"fixed_size": fixed_size, "beyond_trained": beyond_trained}
         try:
-            super().__init__(loaded, options, paths, **size, carry=carry, hashing=hashing, log=log)
+            super().__init__(loaded, options, fixed_size=fixed_size, beyond_trained=beyond_trained, log=log)
         except BaseException:
             loaded.close()
             raise
@@ -102,6 +102,12 @@ class Workspace(Identified):
             self._seeing = None
         self._renderings.save()
         super().close()
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # Images.
 

@@ -22,17 +22,8 @@ from notes_cli.errors import Help, NotesError, Say, reason
 from notes_cli.explaining import Room as Cut
 from notes_cli.explaining import plan_as_json, turn_as_json
 from notes_cli.images import SUFFIXES, looks_like_image
-from notes_cli.runtime.asking import (
-    ENDLESS,
-    Answer,
-    Listener,
-    Plan,
-    Request,
-    answering,
-    room_for,
-    tell_unspliced,
-)
-from notes_cli.runtime.assembling import assembling, cells_meanwhile
+from notes_cli.runtime.asking import ENDLESS, Answer, Listener, Plan, Request, answering, room_for
+from notes_cli.runtime.assembling import assembling, cells_meanwhile, tell_unspliced
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.runtime.opening import no_image, open_skill, tell_edited
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
@@ -62,7 +53,6 @@ Json = dict[str, Any]
 class _Alone:
     """A request without a session, and its prompt, which is to be assembled."""
 
-    request: Request
     draft: Draft
     prompt: Prompt
     parts: Parts
@@ -208,19 +198,19 @@ class Own:
             request = self._read(at, self.words)
             self._tell_edited(at, request)
             draft = drafted(workspace, request, self._listener, dry=self._explain)
-            self._alone = _Alone(request, draft, draft.prompt, parts_of(workspace, draft.prompt))
+            self._alone = _Alone(draft, draft.prompt, parts_of(workspace, draft.prompt))
         one = self._alone
         tokens = one.parts.count + cells_meanwhile(one.prompt, one.parts)
-        spare = room_for(workspace, one.request, one.draft.settings.think)
+        spare = room_for(workspace, one.draft.request, one.draft.settings.think)
         workspace.check_length(tokens + min(spare, 1))
-        needed = _Needed.of(workspace, at.room, one.request, tokens, spare)
+        needed = _Needed.of(workspace, at.room, one.draft.request, tokens, spare)
         if not at.room.make(needed.cells + needed.looks, 2):
             return None
         self._accept()
         return self._answer_alone(at, one, needed)
 
     def _answer_alone(self, at: _At, one: _Alone, needed: _Needed) -> Task[None]:
-        workspace, request, draft = at.workspace, one.request, one.draft
+        workspace, draft, request = at.workspace, one.draft, one.draft.request
         notebook = workspace.notebook(dry=self._explain)
         notebook.bound = needed.size
         if not self._explain:
@@ -315,7 +305,7 @@ class Own:
         at.tally.decoded += counts.decoded
         at.tally.live += live
         at.tally.spliced += counts.total - counts.decoded - live
-        tell_unspliced(plan.notebook, self._listener)
+        tell_unspliced(plan.notebook, self._listener.notice)
 
     def _hold(self, at: _At, needed: _Needed, notebook: Notebook) -> None:
         """Keep its room, and tell how far reading has come, where that takes long."""

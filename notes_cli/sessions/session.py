@@ -345,12 +345,6 @@ class Session:
 
     # Edits, as edits.py has them.
 
-    def targets(self, name: str, value: str) -> list[str]:
-        return Editor(self._live).targets(name, value)
-
-    def check(self, name: str, value: str, method: Method | None = None) -> str:
-        return Editor(self._live).check(name, value, method)
-
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
         return Editor(self._live).edit(name, value, method)
 
@@ -363,9 +357,10 @@ class Session:
         """
         for told in meant(values, self.state.known):
             listener.notice(Notice(told))
-        wanted = one_value((key, value) for field, value in values.items() for key in self.targets(field, value))
+        editor = Editor(self._live)
+        wanted = one_value((key, value) for field, value in values.items() for key in editor.targets(field, value))
         for field, value in wanted.items():
-            self.check(field, value, method)
+            editor.check(field, value, method)
         for field, value in wanted.items():
             yield self.edit(field, value, method)
 

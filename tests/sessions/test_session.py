@@ -25,6 +25,7 @@ from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import Defaults
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.rows import CHUNK, FILES
 from notes_cli.sessions.session import Session
@@ -789,7 +790,7 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
                 session.edit(name, "July 2", Method("field"))
         with pytest.raises(SkillError, match=r"fees\.date is 2026-07-01 already"):
             session.edit("fees.date", "2026-07-01")
-        assert session.targets("*.date", "2026-07-01") == ["returns.date"]
+        assert Editor(session._live).targets("*.date", "2026-07-01") == ["returns.date"]
         assert session.edit("returns.date", "2026-07-01", Method("field")).field == "returns.date"
         for key, value in (("returns.date", "the first of July"), ("fees.date", "July 2"), ("returns.date", "1")):
             session.edit(key, value, Method("field"))
