@@ -2,10 +2,11 @@
 
     python -m bench.exact [--models shipped random] [--size 1k] [--asked N] [--write docs]
 
-Each prompt is answered three times from the same tokens: decoded whole, with `exact`, and spliced as by default. An
-answer is the same if all of its tokens are. Told are also the share of the prompts' tokens that was decoded, and of all
-prompts the largest squared error of the logits over the square of what a prefill gives. A changed field comes in by
-`suffix` with exact, in place by default; of a conversation the first turn is exact.
+Each prompt is answered four times from the same tokens: decoded whole, decoded in other batches (what rounding alone
+does), with `exact`, and spliced as by default. An answer is the same if all of its tokens are. The table also has the
+share of the prompts' tokens that was decoded, and of all prompts the largest squared error of the logits over the
+square of what a prefill gives. A changed field comes in by `suffix` with exact, in place by default; of a
+conversation the first turn is exact. Rows of models that are not measured again stay.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import argparse
 import json
 import tempfile
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from bench.race.cells import MODELS
 from bench.race.workloads import ANSWER, TITLES, Work, texts, works
 from bench.random_model import ROOT
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.segment import Tokens
 from notes_cli.runtime.asking import SILENT, prepare
 
 KEPT = ROOT / "docs" / "results" / "exact.json"
 PAGE, BEGIN, END = "race.md", "<!-- bench.exact: begin -->", "<!-- bench.exact: end -->"
-WAYS = {"exact": "`--exact`", "spliced": "spliced"}  # what is compared with a prefill
+WAYS = {"batches": "decoded in batches of 100", "exact": "`--exact`", "spliced": "spliced"}  # compared with a prefill
+OTHER = 100  # tokens of the other batches
 Row = dict[str, Any]
 
 
@@ -58,6 +60,15 @@ def answered(notebook: Notebook) -> Found:
     return Found(tokens, decoded, tuple(answer), logits)
 
 
+def in_batches(model: notes.Model, tokens: Tokens) -> Found:
+    """The same tokens, decoded OTHER at a time."""
+    with model.workspace.notebook() as notebook:
+        for first in range(0, len(tokens), OTHER):
+            notebook.append(tokens[first : first + OTHER])
+            notebook.flush()
+        return answered(notebook)
+
+
 def prompts(model: notes.Model, work: Work) -> Pairs:
     """Each prompt, answered in each way."""
     pairs: Pairs = {way: [] for way in WAYS}
@@ -70,6 +81,9 @@ def prompts(model: notes.Model, work: Work) -> Pairs:
             plan = prepare(model.workspace, notes.Request(prompt.question, **given, **how, **method), SILENT)
             with plan.notebook as notebook:
                 found[way] = answered(notebook)
+                tokens = notebook.tokens[: found[way].tokens]
+            if way == "prefill":
+                found["batches"] = in_batches(model, tokens)
         for way in WAYS:
             pairs[way].append((found["prefill"], found[way]))
     return pairs
@@ -78,7 +92,7 @@ def prompts(model: notes.Model, work: Work) -> Pairs:
 def turns(model: notes.Model, work: Work) -> Pairs:
     """Each turn of a conversation in each way, and a prefill of the tokens that it has come to by then."""
     pairs: Pairs = {way: [] for way in WAYS}
-    for way in WAYS:
+    for way in ("exact", "spliced"):
         with model.session(way) as talk:
             for number, turn in enumerate(work.asked):
                 edited = 0
@@ -96,6 +110,9 @@ def turns(model: notes.Model, work: Work) -> Pairs:
                 decoded = edited + end - before if number else end - answer.counts.spliced
                 wanted = replace(wanted, answer=wanted.answer[: answer.tokens])
                 pairs[way].append((wanted, Found(end, decoded, tuple(tokens[end:]))))
+                if way == "exact":
+                    other = in_batches(model, np.array(tokens[:end], np.int32))
+                    pairs["batches"].append((wanted, replace(other, answer=other.answer[: answer.tokens])))
     return pairs
 
 
@@ -130,18 +147,15 @@ def error(wanted: Found, found: Found) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """A line for each workload."""
-    lines = []
-    for (model, work, size), those in groupby(rows, key=lambda row: (row["model"], row["work"], row["size"])):
-        by_way = {row["way"]: row for row in those}
-        cells = [
-            f"{by_way[way]['same']} of {by_way[way]['asked']} | {by_way[way]['decoded']:.2f} | "
-            + ("" if by_way[way]["error"] is None else f"{by_way[way]['error']:.1e}")
-            for way in WAYS
-        ]
-        lines.append(f"{MODELS[model][0]} | {TITLES[work]}, {size} | " + " | ".join(cells))
-    head = " | ".join(f"{title}: same answers | decoded | error" for title in WAYS.values())
-    return grid(f"model | asked | {head}", lines)
+    """A line for each way of each workload."""
+    lines, before = [], None
+    for row in rows:
+        what = f"{MODELS[row['model']][0]} | {TITLES[row['work']]}, {row['size']}"
+        told = "" if row["error"] is None else f"{row['error']:.1e}"
+        counts = f"{row['same']} of {row['asked']} | {row['decoded']:.2f} | {told}"
+        lines.append(f"{' | ' if what == before else what} | {WAYS[row['way']]} | {counts}")
+        before = what
+    return grid("model | asked | how | same answers | decoded | error", lines)
 
 
 def write(folder: Path, rows: list[Row]) -> None:
@@ -159,12 +173,13 @@ def main() -> None:
     parser.add_argument("--asked", type=int, help="of each workload so many prompts at most (default: all)")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="put the table into the page there")
     given = parser.parse_args()
-    rows = []
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else []
+    rows = [row for row in kept if row["model"] not in given.models]
     for model in given.models:
         for make in works().values():
             work = make(given.size)
             rows += measure(model, replace(work, asked=work.asked[: given.asked]))
-            print(table(rows[-len(WAYS) :]).splitlines()[-1], flush=True)
+            print("\n".join(table(rows[-len(WAYS) :]).splitlines()[2:]), flush=True)
     if given.write:
         KEPT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         write(given.write, rows)

@@ -124,7 +124,8 @@ def assembling(
             elif changed:
                 amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
-                yield from place.task(notebook, segment, later)
+                # What waits gets later cells, and attention sums in the order of cells: that rounds otherwise.
+                yield from place.task(notebook, segment, later and not exact)
     except BaseException:
         notebook.close()
         raise
