@@ -88,9 +88,8 @@ def same(segment: Segment, name: str) -> Change:
 def skill_of(segment: Segment) -> Skill:
     """The skill that a segment was compiled from. Raise UnsupportedError for one with images, which is no text."""
     if segment.media:
-        raise UnsupportedError(
-            f"{segment.name} has an image, and its text cannot be edited", "Correct it by an erratum"
-        )
+        what = f"{segment.name} has an image, and its text cannot be edited"
+        raise UnsupportedError(what, "Correct it by an erratum")
     from notes_cli.text.skill import Skill
 
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)

@@ -311,11 +311,12 @@ class _Batch:
     def _open(self, word: SkillRef, *, image: bool = False) -> list[Segment]:
         """The segment, which another stem may have opened already."""
         known = self._segments.get(word) if isinstance(word, str) else None
-        say, watch = self._listener.notice, self._listener.watch
-        found = open_segments(self._workspace, known or [word], say, image=image, watch=watch)
+        if known is None or image:
+            say, watch = self._listener.notice, self._listener.watch
+            known = open_segments(self._workspace, known or [word], say, image=image, watch=watch)
         if isinstance(word, str):
-            self._segments[word] = found
-        return found
+            self._segments[word] = known
+        return known
 
 
 def _key(request: Request) -> object:

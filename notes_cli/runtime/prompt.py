@@ -103,10 +103,8 @@ def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
     named = {part.name for message in conversation.messages for part in message.parts if isinstance(part, SkillPart)}
     given = {segment.name for segment in prompt.segments}
     if named != given:
-        what = (
-            f"the messages have the skills {listed(sorted(named))}, and the segments given are {listed(sorted(given))}"
-        )
-        raise NotesError(what)
+        there, here = listed(sorted(named)), listed(sorted(given))
+        raise NotesError(f"the messages have the skills {there}, and the segments given are {here}")
     if prompt.sentences:
         raise NotesError("the errata of a conversation are parts of its messages")
 

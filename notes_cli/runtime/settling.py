@@ -210,10 +210,8 @@ def _check_seam(seam: int, segments: Sequence[Segment]) -> None:
     """Raise NotesError for a seam that leaves nothing of a skill to splice."""
     for segment in segments:
         if seam >= len(segment) and not segment.media:  # of an image what precedes its rows, whatever is asked
-            raise NotesError(
-                f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}",
-                Help.SHORTER_SEAM(),
-            )
+            what = f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}"
+            raise NotesError(what, Help.SHORTER_SEAM())
 
 
 def _method(
@@ -265,8 +263,6 @@ def _decoded(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
     names |= {os.fspath(word): segment.name for word, segment in words if not isinstance(word, Segment)}
     for one in request.decode:
         if one not in names:
-            raise SkillError(
-                f"{one} is to be decoded, and is none of the skills to splice",
-                f"They are: {listed(sorted(set(names.values())))}",
-            )
+            what = f"{one} is to be decoded, and is none of the skills to splice"
+            raise SkillError(what, f"They are: {listed(sorted(set(names.values())))}")
     return frozenset(names[one] for one in request.decode)
