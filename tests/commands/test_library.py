@@ -469,6 +469,23 @@ def test_watch_of_a_file_with_two_names(notes: Notes, compiled: Path, skill: Pat
     assert notes("ls", "--json").json[0]["stale"] == notes("ls", "--json").json[1]["stale"] == []
 
 
+def test_watch_means_the_skills_of_the_library(
+    notes: Notes, compiled: Path, skill: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a file or a folder here that is called as one of them."""
+    put(tmp_path / "here" / "returns", "returns")
+    monkeypatch.chdir(tmp_path / "here")
+    skill.write_text(TEXT.replace("2026-06-01", "2026-09-01"))
+
+    def ended(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("notes_cli.commands.watch.time.sleep", ended)
+    outcome = notes("watch", "--json", "-q")
+    assert outcome.code == 130 and outcome.json["event"] == "compiled", outcome
+    assert outcome.json["source"] == str(skill) and "2026-09-01" in peek(compiled).text
+
+
 def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Path) -> None:
     """What came from no file is nothing to watch; a word that is nothing is told at once."""
     notes("rm", "returns")
