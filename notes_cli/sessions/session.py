@@ -280,15 +280,17 @@ class Session:
             )
 
     def _waiting(self, known: Known, wording: str | None) -> dict[str, str]:
-        """The errata that are still to be said, by the key of their field. One whose field other skills of this turn
-        have, too, says from now on whose it is."""
+        """The errata that are still to be said, by the key of their field, worded as this turn has it: whatever held
+        when they came, and whose they are, now that other skills may have the field, too."""
         waiting = {}
         for key, said in self.state.pending.items():
-            for one in self.state.known.find(key)[:1]:
-                now = known.key(one.skill, one.field)
-                if now != key:
-                    key, said = now, word(Erratum(one.field, self.state.values[key], "", one.skill), wording)
-            waiting[key] = said
+            value, found = self.state.values.get(key), self.state.known.find(key)
+            if value is None or not found:  # a ledger may be anybody's
+                waiting[key] = said
+                continue
+            now = known.key(found[0].skill, found[0].field)
+            shared = now != found[0].field
+            waiting[now] = word(Erratum(found[0].field, value, "", found[0].skill if shared else ""), wording)
         return waiting
 
     def _check_new(self, segments: Sequence[Segment]) -> None:
