@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +13,7 @@ from notes_cli.commands.options import FieldValue, SessionName, library, model_o
 from notes_cli.explaining import edited
 
 if TYPE_CHECKING:
+    from notes_cli.library.standing import Standing
     from notes_cli.sessions.edits import Edited
 
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     "fields",
     type=FieldValue(),
     multiple=True,
-    required=True,
     metavar="FIELD=VALUE",
     help="The new value. Repeatable.",
 )
@@ -45,7 +45,8 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
     was not enough, give the same value once more, by erratum or suffix.
 
     With --all an erratum is said in every session that has the skill, in every conversation of a server over this
-    library, and wherever the skill is asked with from then on, for as long as its text says what it says now.
+    library, and wherever the skill is asked with from then on, for as long as its text says what it says now. Without
+    --field these errata are listed. One is taken back by the value of the text.
 
     \b
     Examples:
@@ -53,11 +54,16 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
       notes edit mine --field date=2026-07-01 --method suffix
       notes edit mine --field returns.date=2026-07-01   # of several; *.date: all
       notes edit --all --field date=2026-07-01
+      notes edit --all                                  # what is told now
     """
     from notes_cli.runtime.corrections import parse_values
 
     if everybody == (name is not None):
         raise click.UsageError("name a session, or all of them with --all")
+    if not fields:
+        if name is not None or named("method"):
+            raise click.UsageError("give the new value: --field NAME=VALUE")
+        return _list(json_)
     values = parse_values(fields)
     if name is None:
         if named("method"):
@@ -84,8 +90,7 @@ def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -
         done = correct(opened.workspace, StandingErrata(library().folder), values)
     skipped = {name: worded(error) for name, error in done.skipped.items()}
     if json_:
-        errata = [{"skill": one.skill, "field": one.field, "value": one.value} for one in done.errata]
-        output.as_json({"version": 1, "errata": errata, "sessions": list(done.edited), "skipped": skipped})
+        output.as_json({**_told_to_all(done.errata), "sessions": list(done.edited), "skipped": skipped})
     else:
         for one in done.errata:
             output.result(f"{one.skill}.{one.field}={one.value}: an erratum before the next question")
@@ -93,6 +98,32 @@ def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -
         for name, why in skipped.items():
             output.say(f"warning: session {name} was not edited: {why}")
     return 1 if skipped else 0
+
+
+def _list(json_: bool) -> int:
+    """What everybody is told now, also of skills that are not compiled now, but may be again."""
+    from notes_cli.library.standing import ENDED, StandingErrata
+
+    latest = {(one.skill, one.field): one for one in StandingErrata(library().folder).all() if one.was != ENDED}
+    shown = []
+    for one in latest.values():
+        infos = [entry.info for entry in library().entries(one.skill) if entry.info is not None]
+        said = {span.value for info in infos for span in info.fields if span.name == one.field}
+        if one.value != one.was and (one.was in said or not infos):
+            shown.append((one, f"instead of {one.was}" + ("" if infos else ", when it is compiled again")))
+    if json_:
+        output.as_json({**_told_to_all([one for one, _ in shown]), "sessions": [], "skipped": {}})
+        return 0
+    for one, where in shown:
+        output.result(f"{one.skill}.{one.field}={one.value}, {where}")
+    if not shown:
+        output.say("nothing is corrected for everybody")
+    return 0
+
+
+def _told_to_all(errata: Sequence[Standing]) -> dict[str, Any]:
+    keys = ("skill", "field", "was", "value")
+    return {"version": 1, "errata": [{key: getattr(one, key) for key in keys} for one in errata]}
 
 
 def _as_json(edit: Edited) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Call:
 
     words: RequestFields
     typed: Sequence[str]  # of the skills to splice those of the command line: no setting of config.yaml
+    said: Sequence[str]  # of the errata likewise
     opens: bool  # names what a session that has begun cannot take
     session: str | None
     explain: bool
@@ -42,7 +43,7 @@ class Call:
         a session's first turn can have."""
         if self.opens:
             return None
-        later: RequestFields = {**self.words, "splice": self.typed, "fields": (), "method": None}
+        later: RequestFields = {**self.words, "splice": self.typed, "errata": self.said, "fields": (), "method": None}
         return {**later, "system": None, "place": None, "recompute": False, "decode": (), "exact": False}
 
     def begun(self) -> NotesError:
@@ -70,6 +71,7 @@ def read_call(question: str | None, prompt: str | None, file: Path | None, given
     return Call(
         words,
         typed=given["splices"] if _typed("splices") else (),
+        said=given["errata"] if _typed("errata") else (),
         opens=_typed(*_OPENING),
         session=given["session"],
         explain=given["explain"],

@@ -70,7 +70,7 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
             shown = _images(opened, path)
             files.shows(path, shown)
             skills = files.skills(path)
-            _compile(opened, Sources(library()), skills, path, json_, first=first)
+            _compile(opened, Sources(library()), skills, path, json_, named=not (sources or all_), first=first)
             alone = {image: seen for image, seen in shown.items() if set(files.skills(image)) <= set(skills)}
             for one, seen in {**alone, path: look}.items():
                 watched.handled(one, seen)
@@ -139,14 +139,14 @@ def _file(skill: Skill | ToolSet) -> Path:
 
 
 def _compile(
-    model: Model, words: Sources, skills: Sequence[str], path: Path, json_: bool, *, first: bool = False
+    model: Model, words: Sources, skills: Sequence[str], path: Path, json_: bool, *, named: bool, first: bool = False
 ) -> None:
-    """Bring the skills that depend on a file up to date, and tell what was done. `first`: not that there was nothing
-    to do."""
+    """Bring the skills that depend on a file up to date, and tell what was done. `named`: they are names of the
+    library, whatever files here are called so. `first`: not that there was nothing to do."""
     done = set[str]()
     for word in skills:
         try:
-            wanted = words.read(word)
+            wanted = words.kept(word) if named else words.read(word)
             name = wanted.skill.name
             if name in done:  # two words may mean one
                 continue

@@ -300,16 +300,17 @@ def _places(encoded: object, text: str) -> tuple[Place, ...]:
 
 
 def _stamp(encoded: object) -> tuple[int, ...]:
-    """Size, time of change and time of status change, in nanoseconds; nothing without the key."""
+    """Size, time of change and time of status change, in nanoseconds, and what says that they are not sure; nothing
+    without the key."""
     if encoded is None:
         return ()
     try:
         numbers: list[Any] = json.loads(str(encoded))
-        sound = len(numbers) == 3 and all(type(number) is int for number in numbers)
+        sound = len(numbers) in (3, 4) and all(type(number) is int for number in numbers)
     except (ValueError, TypeError, RecursionError) as error:
         raise FormatError("notes.source.stamp cannot be read") from error
     if not sound:
-        raise FormatError("notes.source.stamp does not hold three numbers")
+        raise FormatError("notes.source.stamp holds neither three numbers nor four")
     return tuple(numbers)
 
 

@@ -32,7 +32,7 @@ from notes_cli.errors import (
 from notes_cli.library import private, uses
 from notes_cli.library.atomic import sweep
 from notes_cli.library.container import SegmentInfo, peek
-from notes_cli.library.files import segment_files, skill_named
+from notes_cli.library.files import ERRATA, segment_files, skill_named
 from notes_cli.library.lock import HeldError, locked
 from notes_cli.text import names
 from notes_cli.text.sizes import human_size
@@ -221,7 +221,9 @@ class Library:
             if objection:
                 raise SegmentError(objection, Help.OTHER_NAME())
             sweep(path)
+            before = _info(path) if (self.folder / ERRATA).exists() else None
             yield path
+            self._end_errata(path, before, say)
             if say is not None:  # nothing goes that nobody is told of
                 self._make_room(path, say)
 
@@ -229,6 +231,21 @@ class Library:
         """Remember that a segment of this folder is used, if that can be written; other files are nobody's concern."""
         if path.parent == self.folder:
             uses.mark(path)
+
+    def _end_errata(self, path: Path, before: SegmentInfo | None, say: Say | None) -> None:
+        """What everybody is told of a skill ends with a compile of another text of its name, or of another value."""
+        after = _info(path) if (self.folder / ERRATA).exists() else None
+        if after is None:
+            return
+        from notes_cli.library.standing import StandingErrata, marks_of
+
+        same = before is not None and (before.source == after.source or came_from(before, after.source))
+        fields = {span.name: span.value for span in after.fields}
+        marks = marks_of(after.source, after.text)
+        for one in StandingErrata(self.folder).compiled(after.name, fields, marks, same=same):
+            if say is not None:
+                said = f"{one.skill}.{one.field}={one.value}"
+                say(Notice(f"nobody is told {said} any more: the text that it corrected is another, or says otherwise"))
 
     def _make_room(self, new: Path, say: Say) -> None:
         """Keep within `max_size`, and say what went. What was compiled is kept whatever happens here."""
@@ -285,10 +302,31 @@ def written(source: str) -> int:
         return 0
 
 
+def untouched(source: str, stamp: Sequence[int], path: Path) -> bool:
+    """Whether the files that a text came from have the size and times that they had when it was read to be compiled
+    into `path`, as far as its stamp is sure of them; also where one is gone. What is newer is no measure of it: a link
+    may name an older file now, and a compile takes a while."""
+    try:
+        found = [os.stat(one) for one in names.files_of(source)]
+        if stamp and tuple(stamp[:3]) != (found[-1].st_size, found[-1].st_mtime_ns, found[-1].st_ctime_ns):
+            return False
+        return len(stamp) == 3 or written(source) <= path.stat().st_mtime_ns
+    except (OSError, ValueError, IndexError):
+        return True
+
+
 def source_text(source: str) -> str:
     """A source for people."""
     known = {"": "an unknown place (it was imported)", "-": "standard input"}
     return known.get(source, " and ".join(source.split(names.BETWEEN)))
+
+
+def _info(path: Path) -> SegmentInfo | None:
+    """What a file says of itself, None without one that is sound."""
+    try:
+        return peek(path) if path.exists() else None
+    except NotesError:
+        return None
 
 
 def check_called(held: SegmentInfo | Segment, path: Path, name: str) -> None:

@@ -98,10 +98,11 @@ def text_changed(info: SegmentInfo) -> Reason | None:
         if not stat.S_ISREG(found.st_mode):  # nobody waits for a pipe to be written
             return Reason(Stale.UNREADABLE, f"{file} is no regular file")
     source = source_text(source)
-    if info.stamp == (found.st_size, found.st_mtime_ns, found.st_ctime_ns):
+    now = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    if info.stamp == now:
         return None
     if info.tools:  # what a template tells of them only a model can say
-        later = bool(info.stamp) or _written_after(found, info.created)
+        later = (bool(info.stamp) and info.stamp[:3] != now) or _written_after(found, info.created)
         return Reason(Stale.TEXT, f"the file has changed: {source}") if later else None
     try:
         skill = load_source(info.source, info.name)

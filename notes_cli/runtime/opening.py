@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, Remedy, Say, SkillError, UnwritableError
 from notes_cli.library.container import peek
-from notes_cli.library.store import written
+from notes_cli.library.store import untouched
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -79,10 +79,7 @@ def _open(workspace: Workspace, given: str, say: Say, watch: Watch, *, image: bo
 def tell_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
     """Tell where the text has been edited since it was compiled: what is spliced is what it said then."""
     path = workspace.file_of(segment.name)
-    try:
-        if path is None or written(segment.source) <= path.stat().st_mtime_ns:
-            return
-    except FileNotFoundError:  # removed meanwhile
+    if path is None or untouched(segment.source, segment.stamp, path):
         return
     from notes_cli.runtime.freshness import Stale, text_changed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from notes_cli.text.erratum import Erratum, parse_erratum, read_errata, shipped_
 from notes_cli.text.keys import listed
 
 if TYPE_CHECKING:
+    from notes_cli.library.standing import Standing
     from notes_cli.runtime.asking import Listener, Request
 
 
@@ -90,15 +91,17 @@ def settled(
     listener: Listener,
     *,
     had: Sequence[Fielded] | None = None,
+    unheard: Mapping[str, str] | None = None,
     goes_on: bool = False,
     grammar: str | None = None,
 ) -> Draft:
     """Settle what holds for a request with these skills and images, and tell what of that is worth telling. `had`: the
-    skills that its session has already, None without a session; one that `goes_on` amends them by edits alone."""
+    skills that its session has already, None without a session; one that `goes_on` amends them by edits alone.
+    `unheard`: what everybody is told of these, by field, and it was not yet."""
     _ = workspace.context  # making it is a part of opening
     at, before = time.perf_counter(), had or ()
     segments = named_apart(segments, [one.name for one in before])
-    request = _corrected(workspace, request, segments, listener.notice, before)
+    request = _corrected(workspace, request, segments, listener.notice, before, unheard or {})
     settings = _settings(workspace, request, segments, listener.notice, had is not None, goes_on)
     _tell_meant(request, [*before, *segments], listener.notice)
     return Draft(request, segments, settings, at, grammar)
@@ -153,28 +156,45 @@ def named_apart(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[
     return named
 
 
+def standing_errata(workspace: Workspace) -> Sequence[Standing]:
+    """What everybody is told, as it is now."""
+    library = workspace.library
+    if not isinstance(library, Library) or not (library.folder / ERRATA).exists():
+        return ()
+    from notes_cli.library.standing import StandingErrata
+
+    return StandingErrata(library.folder).all()
+
+
 def _corrected(
-    workspace: Workspace, request: Request, segments: Sequence[Segment], say: Say, had: Sequence[Fielded]
+    workspace: Workspace,
+    request: Request,
+    segments: Sequence[Segment],
+    say: Say,
+    had: Sequence[Fielded],
+    unheard: Mapping[str, str],
 ) -> Request:
     """The request with what everybody is told of the skills that come with it, unless it says something itself. `had`:
-    the skills that were there before."""
-    library = workspace.library
-    if not segments or not isinstance(library, Library) or not (library.folder / ERRATA).exists():
+    the skills that were there before, of which that is `unheard`."""
+    errata = standing_errata(workspace) if segments else ()
+    if not errata and not unheard:
         return request
-    from notes_cli.library.standing import StandingErrata, holding
+    from notes_cli.library.standing import holding, marks_of
 
-    errata = StandingErrata(library.folder).all()
     known = known_fields(*had, *segments)
     own = {one.key for one in read_errata(request.errata, known) if one.field}
     own |= {one.key for name in request.values for one in known.find(name)}
-    said = []
+    told = dict(unheard)
     for segment in segments:
         fields = {span.name: span.value for span in segment.fields}
-        for name, value in holding(errata, segment.name, fields).items():
-            key = known.key(segment.name, name)
-            if key not in own:
-                said.append(f"{key}={value}")
-                say(Notice(f"{key} is {value}: everybody is told"))
+        held = holding(errata, segment.name, fields, marks_of(segment.source, segment.text))
+        told |= {f"{segment.name}.{name}": value for name, value in held.items()}
+    said = []
+    for name, value in told.items():
+        key = known.find(name)[0].key
+        if key not in own:
+            said.append(f"{key}={value}")
+            say(Notice(f"{key} is {value}: everybody is told"))
     return replace(request, errata=(*said, *request.errata))
 
 

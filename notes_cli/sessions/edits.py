@@ -18,6 +18,7 @@ from notes_cli.editing.ways import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Remedy, SkillError, UnsupportedError
+from notes_cli.library.standing import now
 from notes_cli.runtime.settings import NEAR, defaults
 from notes_cli.sessions.lines import Line, number_of
 from notes_cli.sessions.live import Live
@@ -77,8 +78,10 @@ class _Changed(NamedTuple):
 class Editor:
     """Edits a session."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Live, heard: str | None = None) -> None:
+        """`heard`: until when what everybody is told was looked at; None: until the edit."""
         self._live = live
+        self._heard = heard
         self._state = live.state
         self._workspace = live.workspace
 
@@ -196,6 +199,7 @@ class Editor:
             "field": one.key,
             "value": value,
             "method": str(method),
+            "heard": self._heard or now(),
             **as_line(origin),
             "says": sentence(self._live, one, value) if record.appends_erratum else "",
             "patches": as_lines(changed.patches if changed else ()),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from notes_cli.editing.methods import ERRATUM
 from notes_cli.errors import NotesError
 from notes_cli.library.info import SegmentInfo
-from notes_cli.library.standing import Standing, StandingErrata, standing
+from notes_cli.library.standing import Standing, StandingErrata, marks_of, now, standing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.hearing import unheard
 from notes_cli.sessions.session import Session
 from notes_cli.text.fields import clean_value
 from notes_cli.text.references import Known
@@ -48,9 +49,10 @@ def correcting(
     for name, value in values.items():
         for one in known.resolve(name, "no compiled skill has"):
             was = next(span.value for span in infos[one.skill].fields if span.name == one.field)
-            new.append(standing(one.skill, one.field, was, clean_value(one.key, value)))
-    errata.add(new)
-    edited, skipped = yield from _edited(workspace, new)
+            marks = marks_of(infos[one.skill].source, infos[one.skill].text)
+            new.append(standing(one.skill, one.field, was, clean_value(one.key, value), marks))
+    new = errata.add(new)
+    edited, skipped = yield from _edited(workspace, errata)
     return Corrected(tuple(new), tuple(edited), skipped)
 
 
@@ -61,39 +63,30 @@ def _compiled(workspace: Workspace) -> dict[str, SegmentInfo]:
 
 
 def _edited(
-    workspace: Workspace, new: Sequence[Standing]
+    workspace: Workspace, errata: StandingErrata
 ) -> Generator[None, None, tuple[list[str], dict[str, NotesError]]]:
-    """Edit all sessions that have these fields; which were, and why others could not be."""
+    """Edit all sessions that have not heard of what everybody is told; which were, and why others could not be."""
     sessions = Sessions(workspace.paths.sessions)
     edited: list[str] = []
     skipped: dict[str, NotesError] = {}
     for name in sessions.names():
         yield
         try:
-            if not _concerned(sessions.find(name).state.known, new):
+            if not unheard(sessions.find(name).state, errata.all()):
                 continue
             with sessions.locked(name) as stored, Session(workspace, stored) as session:
-                if tell(session, new):
+                if tell(session, errata):
                     edited.append(name)
         except NotesError as error:
             skipped[name] = error
     return edited, skipped
 
 
-def _concerned(known: Known, new: Sequence[Standing]) -> bool:
-    return any(f"{one.skill}.{one.field}" in known for one in new)
-
-
-def tell(session: Session, new: Sequence[Standing]) -> int:
-    """Have errata said in a session before its next question, where it has the skill and not the value; how many."""
-    count = 0
-    for one in new:
-        known = session.state.known
-        if f"{one.skill}.{one.field}" not in known:
-            continue
-        key = known.key(one.skill, one.field)
-        if session.state.fields[key] == one.value:
-            continue
-        session.edit(key, one.value, ERRATUM)
-        count += 1
-    return count
+def tell(session: Session, errata: StandingErrata) -> int:
+    """Have said in a session before its next question what holds now, which may be later than what it is called for;
+    how much that was."""
+    since = now()
+    found = unheard(session.state, errata.all())
+    for key, value in found.items():
+        session.edit(key, value, ERRATUM, since)
+    return len(found)

@@ -418,6 +418,9 @@ class Forgetter:
             skills=state.skills,
             values={key: value for key, value in state.values.items() if key not in lost},
             pending={key: said for key, said in state.pending.items() if key not in lost},
+            marks=state.marks,
+            first=state.first,
+            heard=state.heard,
         )
         rest.stated = set().union(*(keys_of(known, one.name) for one in rest.entries if one.kind == "erratum"))
         left = [skill for skill in state.skills if skill.name not in gone]
@@ -487,4 +490,7 @@ def _as_line(rest: State) -> Line:
         "values": rest.values,
         "pending": rest.pending,
         "stated": sorted(rest.stated),
+        "marks": rest.marks,
+        "first": rest.first,
+        "heard": rest.heard,
     }

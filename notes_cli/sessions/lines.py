@@ -30,6 +30,11 @@ def number_of(data: Line, key: str) -> int:
     return found
 
 
+def heard_of(line: Line) -> str:
+    """Up to when what everybody is told (library/standing.py) was known to whoever wrote it."""
+    return text_of(line, "heard") if "heard" in line else str(line.get("time", ""))
+
+
 def rows_of(line: Line) -> str:
     """The name of the file of its rows; empty if it has none."""
     found = text_of(line, "rows")

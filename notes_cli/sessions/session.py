@@ -16,6 +16,7 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.places import images_of
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, Help, Notice, SessionError
+from notes_cli.library.standing import marks_of, now
 from notes_cli.runtime.asking import (
     SILENT,
     Answer,
@@ -32,11 +33,12 @@ from notes_cli.runtime.assembling import Placing, assemble
 from notes_cli.runtime.corrections import known_fields, meant, one_value
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.settings import DEFAULT_SEAM
-from notes_cli.runtime.settling import held_to, open_asked, settled
+from notes_cli.runtime.settling import held_to, open_asked, settled, standing_errata
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.forgetting import CUT, Forgetter, Forgotten
+from notes_cli.sessions.hearing import unheard
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.live import Live
 from notes_cli.sessions.origin import Origin, as_line
@@ -64,6 +66,8 @@ class Session:
         self._question = ""  # of the turn at hand, as are its skills and what is said of fields
         self._skills: list[SkillText] = []
         self._said: dict[str, str] = {}
+        self._marks: dict[str, tuple[str, ...]] = {}
+        self._heard = now()  # when what everybody is told was looked at for it
         self._since = 0  # what `Live.changes` was when it had begun
 
     def close(self) -> None:
@@ -126,8 +130,13 @@ class Session:
         grammar = held_to(self.workspace, request)
         segments = open_asked(self.workspace, request, listener)
         self._check_images(segments)
+        self._heard = now()
         draft = settled(
-            self.workspace, request, segments, listener, had=self.state.skills, goes_on=goes_on, grammar=grammar
+            *(self.workspace, request, segments, listener),
+            had=self.state.skills,
+            unheard={} if request.results else unheard(self.state, standing_errata(self.workspace)),
+            goes_on=goes_on,
+            grammar=grammar,
         )
         request, settings = draft.request, draft.settings
         room = room_for(self.workspace, request, settings.think)
@@ -180,6 +189,7 @@ class Session:
             replace(piece, name=next(names)) if piece.kind == "erratum" else piece for piece in notebook.pieces
         ]
         self._skills = [from_segment(segment, changes.get(segment.name), notebook) for segment in prompt.segments]
+        self._marks = _marks(prompt.segments)
         self._said = _fields_of(errata)
 
     def follow(
@@ -225,13 +235,13 @@ class Session:
                 notebook.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
         for segment in segments:
             self.workspace.used(segment.name)
-        self._skills = [from_segment(segment, None, notebook) for segment in segments]
+        self._skills, self._marks = [from_segment(segment, None, notebook) for segment in segments], _marks(segments)
         self._since = self._live.changes
         return notebook
 
     def answered(self, results: Sequence[Result], room: int = 0, think: bool = False) -> Notebook:
         """Add the next turn: what the tools that the last answer called have returned. Errata wait for a question."""
-        self._question, self._skills, self._said = as_question(results), [], {}
+        self._question, self._skills, self._said, self._marks = as_question(results), [], {}, {}
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = results_turn(self.workspace, template, results)
         tokens = [self.workspace.tokenize(chunk) for chunk in chunks]
@@ -270,15 +280,17 @@ class Session:
             )
 
     def _waiting(self, known: Known, wording: str | None) -> dict[str, str]:
-        """The errata that are still to be said, by the key of their field. One whose field other skills of this turn
-        have, too, says from now on whose it is."""
+        """The errata that are still to be said, by the key of their field, worded as this turn has it: whatever held
+        when they came, and whose they are, now that other skills may have the field, too."""
         waiting = {}
         for key, said in self.state.pending.items():
-            for one in self.state.known.find(key)[:1]:
-                now = known.key(one.skill, one.field)
-                if now != key:
-                    key, said = now, word(Erratum(one.field, self.state.values[key], "", one.skill), wording)
-            waiting[key] = said
+            value, found = self.state.values.get(key), self.state.known.find(key)
+            if value is None or not found:  # a ledger may be anybody's
+                waiting[key] = said
+                continue
+            now = known.key(found[0].skill, found[0].field)
+            shared = now != found[0].field
+            waiting[now] = word(Erratum(found[0].field, value, "", found[0].skill if shared else ""), wording)
         return waiting
 
     def _check_new(self, segments: Sequence[Segment]) -> None:
@@ -322,6 +334,7 @@ class Session:
         pieces = [self._told(piece, notebook) for piece in notebook.pieces if piece.position >= start]
         skills = [asdict(skill) for skill in self._skills]
         line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._said}
+        line |= {"marks": self._marks, "heard": self._heard}
         if images := [asdict(image) for image in notebook.images if image.first >= start]:
             line["images"] = images
         self._live.commit(line, [(start, len(notebook))])
@@ -345,8 +358,8 @@ class Session:
 
     # Edits, as edits.py has them.
 
-    def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
-        return Editor(self._live).edit(name, value, method)
+    def edit(self, name: str, value: str, method: Method | None = None, heard: str | None = None) -> Edited:
+        return Editor(self._live, heard).edit(name, value, method)
 
     def edits(
         self, values: Mapping[str, str], method: Method | None = None, listener: Listener = SILENT
@@ -375,6 +388,10 @@ class Session:
         """Back to before the last turn, edit, compaction or cut, to the very rows. Raise SessionError where there is
         none."""
         return self._live.undo()
+
+
+def _marks(segments: Iterable[Segment]) -> dict[str, tuple[str, ...]]:
+    return {one.name: marks_of(one.source, one.text) for one in segments if one.fields}
 
 
 def _fields_of(errata: Iterable[Erratum]) -> dict[str, str]:

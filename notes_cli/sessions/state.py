@@ -5,7 +5,7 @@ Plain data and pure functions: they know neither llama.cpp nor files, and of row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from notes_cli.classes import dataclass
@@ -14,7 +14,7 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.engine.places import Image, taken_out
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import EngineError
-from notes_cli.sessions.lines import Line, ids_of, number_of, patches_of, ranges_of, rows_of, text_of
+from notes_cli.sessions.lines import Line, heard_of, ids_of, number_of, patches_of, ranges_of, rows_of, text_of
 from notes_cli.sessions.origin import Origin, as_line, origin_of
 from notes_cli.text.references import Known
 
@@ -100,6 +100,11 @@ class State:
     values: dict[str, str] = field(default_factory=dict)  # of fields, where an erratum or an edit gave another one
     pending: dict[str, str] = field(default_factory=dict)  # errata by field, to be said before the next question
     stated: set[str] = field(default_factory=set)  # fields of which an erratum has been said
+    # What says which standing errata the session has heard of (hearing.py). Fields are called `skill.field` here.
+    marks: dict[str, list[str]] = field(default_factory=dict)  # of skills, as library/standing.py has them
+    first: dict[str, str] = field(default_factory=dict)  # what the text said of a field when it came
+    heard: dict[str, str] = field(default_factory=dict)  # of fields that were given a value: when, of all that is told
+    undone: list[Line] = field(default_factory=list)  # edits that were taken back
 
     @property
     def known(self) -> Known:
@@ -168,11 +173,24 @@ class State:
         for image in line.get("images", ()):
             self.images.append(_image(image, max([start, *(one.last for one in self.images)]), len(self.tokens)))
         fields = self.known
+        self._came(line, skills)
+        self._hear(line, line["said"])
         said = {key: text_of(line["said"], name) for name in line["said"] for key in keys_of(fields, name)}
         self.values |= said
         if not any(piece["kind"] == "result" for piece in line["pieces"]):  # errata are said before a question
             self.stated |= {*said, *self.pending}
             self.pending = {}
+
+    def _came(self, line: Line, skills: Sequence[SkillText]) -> None:
+        """Skills are there as they were compiled."""
+        marks = line.get("marks", {})
+        self.marks |= {name: [text_of({"": mark}, "") for mark in marks[name]] for name in marks}
+        self.first |= {f"{skill.name}.{span.name}": span.value for skill in skills for span in skill.fields}
+
+    def _hear(self, line: Line, names: Iterable[str]) -> None:
+        """Fields were given a value when what everybody was told was known up to then."""
+        known, time = self.known, heard_of(line)
+        self.heard |= {f"{one.skill}.{one.field}": time for name in names for one in known.find(name)}
 
     def _join(self, skills: Sequence[SkillText]) -> None:
         """Skills came: a field that one of them has, too, is called by its skill from now on."""
@@ -209,6 +227,7 @@ class State:
         amended = {part["name"]: SkillText.from_dict(part) for part in line["skills"]}
         self.skills = [amended.get(skill.name) or skill for skill in self.skills]
         keys = keys_of(self.known, name)
+        self._hear(line, [name])
         for key in keys:
             self.values[key] = value
             self.pending.pop(key, None)
@@ -241,6 +260,13 @@ class State:
         self.values = {key: text_of(rest["values"], key) for key in rest["values"]}
         self.pending = {key: text_of(rest["pending"], key) for key in rest["pending"]}
         self.stated = {text_of({"": key}, "") for key in rest["stated"]}
+        self.first = {}
+        self._came(rest, self.skills)
+        self.first |= {key: text_of(rest["first"], key) for key in rest.get("first", {})}
+        if "heard" in rest:
+            self.heard = {key: text_of(rest["heard"], key) for key in rest["heard"]}
+        else:  # of an older version
+            self._hear(line, self.known)
 
     def _remember_nothing(self, place: int) -> None:
         """All was decoded again from a position on: nothing there has seen what was cut out after it."""
@@ -308,15 +334,18 @@ def entry_line(entry: Entry) -> Line:
 def fold(lines: Sequence[Line]) -> State:
     """What lines come to. Raise an error of Python's, such as KeyError, where they are none."""
     live: list[Line] = []
+    undone: list[Line] = []
     for line in lines:
         if line["op"] == "undo":
-            live.pop()
+            undone.append(live.pop())
             if not live and lines[0]["op"] == "forget":  # of what came before it there is nothing
                 raise ValueError("undo")
         else:
             rows_of(line)  # also of what is undone: the names that are taken are read from all lines
             live.append(line)
-    state = State()
+    state = State(undone=[line for line in undone if line["op"] == "edit"])
+    for line in state.undone:
+        text_of(line, "field"), text_of(line, "value"), heard_of(line)
     for line in live:
         state.apply(line)
     return state

@@ -238,10 +238,10 @@ def read_card(folder: Path) -> tuple[str, str]:
 
 
 def stamp_of(found: os.stat_result) -> tuple[int, ...]:
-    """Size and times of a file; empty where it has changed so lately that it may change again and keep them."""
-    if time.time() - max(found.st_mtime, found.st_ctime) < SETTLED:
-        return ()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    """Size and times of a file, and a fourth number where it has changed so lately that it may change again and keep
+    them."""
+    young = time.time() - max(found.st_mtime, found.st_ctime) < SETTLED
+    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, *((1,) if young else ()))
 
 
 def skill_file(source: str | Path) -> Path:

@@ -146,6 +146,23 @@ def test_refused_in_a_line(
     assert says in outcome.err and outcome.err.startswith("notes: ") and outcome.err.count("\n") == 1
 
 
+def test_what_everybody_is_told_is_listed(notes: Notes, compiled: Path, skill: Path) -> None:
+    """By `edit --all` alone: what holds now, nothing that was taken back or has ended, without a model."""
+    assert notes("edit", "--all").out == ""
+    assert notes("edit", "--all", *FIELD, "--field", "tier=silver").code == 0
+    assert notes("edit", "--all", "--field", "tier=gold").code == 0, "taken back"
+    listed = notes("edit", "--all", "-m", "nothing.gguf")
+    assert (listed.code, listed.out) == (0, "returns.date=2026-07-01, instead of 2026-06-01\n")
+    (one,) = notes("edit", "--all", "--json").json["errata"]
+    assert one == {"skill": "returns", "field": "date", "was": "2026-06-01", "value": "2026-07-01"}
+    notes("rm", "returns", "-y")
+    assert notes("edit", "--all").out.endswith("when it is compiled again\n")
+    skill.write_text(skill.read_text().replace("date: 2026-06-01", "date: 2026-06-02"))
+    assert "nobody is told returns.date=2026-07-01 any more" in notes("compile", skill).err
+    assert notes("edit", "--all").out == ""
+    assert notes("edit", "mine").code == notes("edit", "--all", "--method", "erratum").code == 2
+
+
 def test_a_field_without_a_skill(notes: Notes) -> None:
     """There is none that could have it."""
     outcome = notes("ask", "Why?", *FIELD)

@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from notes_cli.commands.options import SkillName, SkillSource
 from notes_cli.engine.segment import LayerRows
 from notes_cli.library.container import open_segment, peek, write_segment
+from notes_cli.runtime.compiling import compile_skill
 
 from ..text.test_discovery import put
-from .conftest import Notes, command_line, snapshot
+from .conftest import TEXT, Notes, command_line, snapshot
 
 
 @pytest.fixture
@@ -159,6 +161,39 @@ def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, ski
     assert notes(*shlex.split(command)).code == 0 and "changed" not in notes(*ask).err
     skill.unlink()
     assert "changed" not in notes(*ask).err
+
+
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("way", ["link", "folder", "meanwhile"])
+def test_an_older_file_in_the_place_of_a_text_is_told(
+    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, settled: bool
+) -> None:
+    """What counts is that it is another file than the one that was read, not that it is newer than the compile: a link
+    that names an older one, a folder in the place of another, an edit while it was compiled."""
+    old, new, at = tmp_path / "old", tmp_path / "new", tmp_path / "at"
+    for folder, date in ((old, "2026-06-01"), (new, "2026-09-01")):
+        folder.mkdir()
+        (folder / "returns.txt").write_text(TEXT.replace("2026-06-01", date))
+    at.symlink_to(new)
+    if settled:
+        monkeypatch.setattr("notes_cli.text.skill.SETTLED", 0)
+
+    def meanwhile(*given: Any, **how: Any) -> Any:
+        if way == "meanwhile":
+            (new / "returns.txt").write_text(TEXT)
+        return compile_skill(*given, **how)
+
+    monkeypatch.setattr("notes_cli.runtime.keeping.compile_skill", meanwhile)
+    assert notes("compile", at / "returns.txt").code == 0
+    if way == "link":
+        at.unlink()
+        at.symlink_to(old)
+    elif way == "folder":
+        new.rename(tmp_path / "away")
+        old.rename(new)
+    ask = ("ask", "x", "-n", 1, "--splice", "returns")
+    assert "warning: returns: the text has changed" in notes(*ask).err
+    assert notes("compile", "returns").code == 0 and "changed" not in notes(*ask).err
 
 
 def test_ls_knows_the_model_in_use(
@@ -432,6 +467,23 @@ def test_watch_of_a_file_with_two_names(notes: Notes, compiled: Path, skill: Pat
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130 and not process.stdout.read()
     assert notes("ls", "--json").json[0]["stale"] == notes("ls", "--json").json[1]["stale"] == []
+
+
+def test_watch_means_the_skills_of_the_library(
+    notes: Notes, compiled: Path, skill: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a file or a folder here that is called as one of them."""
+    put(tmp_path / "here" / "returns", "returns")
+    monkeypatch.chdir(tmp_path / "here")
+    skill.write_text(TEXT.replace("2026-06-01", "2026-09-01"))
+
+    def ended(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("notes_cli.commands.watch.time.sleep", ended)
+    outcome = notes("watch", "--json", "-q")
+    assert outcome.code == 130 and outcome.json["event"] == "compiled", outcome
+    assert outcome.json["source"] == str(skill) and "2026-09-01" in peek(compiled).text
 
 
 def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Path) -> None:

@@ -71,6 +71,39 @@ def test_a_skill_comes_later(notes: Notes, begun: Path, home: Path, tmp_path: Pa
     assert notes(*GO_ON).code == 0
 
 
+def test_a_wording_is_for_all_errata_of_a_turn(notes: Notes, begun: Path) -> None:
+    """Also for those that wait since an edit, which did not name one."""
+    for name, value in (("date", "2026-07-01"), ("tier", "basic")):
+        assert notes("edit", "mine", "--field", f"{name}={value}", "--method", "erratum").code == 0
+    assert notes(*GO_ON, "--wording", "line", "--erratum", "tier=silver").code == 0
+    shown = notes("session", "show", "mine", "--json").json
+    errata = [piece["text"].strip() for piece in shown["pieces"] if piece["kind"] == "erratum"]
+    assert errata == ["Correction. date: 2026-07-01", "Correction. tier: silver"]
+
+
+@pytest.mark.parametrize("way", ["config", "variables"])
+def test_settings_are_for_first_turns(
+    notes: Notes, begun: Path, home: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A session that goes on takes none of what only a first turn can have, nor errata, from config.yaml or variables:
+    what it was given by an edit stays."""
+    settings = {"erratum": "date=2026-08-01", "system": "Be brief.", "field": "tier=basic", "decode": "returns"}
+    if way == "config":
+        said = "".join(f"  {name}: '{value}'\n" for name, value in settings.items())
+        (home / "config.yaml").write_text(f"ask:\n{said}  no-splice: true\n")
+    else:
+        for name, value in {**settings, "no_splice": "1"}.items():
+            monkeypatch.setenv(f"NOTES_ASK_{name.upper()}", value)
+    assert notes("edit", "mine", "--field", "date=2026-07-01", "--method", "erratum").code == 0
+    for _ in range(2):
+        assert notes(*GO_ON).code == 0
+    shown = notes("session", "show", "mine", "--json").json
+    errata = [piece["text"] for piece in shown["pieces"] if piece["kind"] == "erratum"]
+    assert len(errata) == 1 and "2026-07-01" in errata[0] and shown["fields"]["date"] == "2026-07-01"
+    assert notes(*GO_ON, "--erratum", "date=2026-09-01").code == 0
+    assert notes("session", "show", "mine", "--json").json["fields"]["date"] == "2026-09-01"
+
+
 def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
     """An erratum waits for the next question, a field is changed at once; undo takes back one after the other."""
     ledger = [snapshot(begun)["0001.gguf"]]

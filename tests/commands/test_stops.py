@@ -320,7 +320,7 @@ def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Pa
 
 def test_a_closed_stream_is_no_file_of_ours(model: Path, skill: Path, home: Path) -> None:
     """With stdout and stderr closed, nothing that is printed ends up in a file that was opened in their place."""
-    os.utime(skill, (2**32, 2**32))  # of a file that may still change no stamp is kept, now and later
+    os.utime(skill, (2**32, 2**32))  # of a file that may still change the stamp says so, now and later
     whole = run_apart("compile", skill, "-v")
     assert whole.code == 0
     before = snapshot(home / "library")

@@ -1,0 +1,229 @@
+"""What is corrected for everybody reaches each session that has the skill, and none that has another of its name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import notes_cli as notes
+from notes_cli.errors import Notice
+from notes_cli.library.standing import StandingErrata, holding, standing
+from notes_cli.library.store import Library
+from notes_cli.runtime.asking import Listener
+from notes_cli.sessions.everybody import Corrected, correct, correcting
+from notes_cli.sessions.lines import Line
+from notes_cli.sessions.state import State
+
+from ..conftest import MakeModel
+
+WAS, LATE, LATER, OWN = "2026-06-01", "2026-07-01", "2026-08-01", "2026-05-05"
+BODY = "Returns are accepted."
+
+
+@pytest.fixture
+def model(make_model: MakeModel, home: Path) -> Iterator[notes.Model]:
+    with notes.open(make_model(), notes.ContextOptions(n_ctx=2048, n_threads=1)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return written(tmp_path / "returns.md")
+
+
+@pytest.fixture
+def compiled(model: notes.Model, text: Path) -> notes.Segment:
+    return model.compile(text)
+
+
+def written(path: Path, date: str = WAS, body: str = BODY) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"date: {date}\n\n{body}\n")
+    return path
+
+
+def library_of(model: notes.Model) -> Library:
+    assert isinstance(model.workspace.library, Library)
+    return model.workspace.library
+
+
+def errata_of(model: notes.Model) -> StandingErrata:
+    return StandingErrata(library_of(model).folder)
+
+
+def corrected(model: notes.Model, date: str = LATE) -> Corrected:
+    return correct(model.workspace, errata_of(model), {"date": date})
+
+
+def said(model: notes.Model, name: str, **how: object) -> list[str]:
+    """What the errata of the next turn of a session say."""
+    with model.session(name) as session:
+        turn = session.turns
+        session.ask("Why?", limit=1, **how)  # type: ignore[arg-type]
+        return [entry.text for entry in session.entries if entry.kind == "erratum" and entry.turn == turn + 1]
+
+
+def alone(model: notes.Model, skill: object) -> int:
+    """How many tokens of errata a question alone has."""
+    return model.ask("Why?", splice=[skill], limit=1).counts.erratum  # type: ignore[list-item]
+
+
+def test_another_skill_of_the_name_is_not_corrected(
+    model: notes.Model, compiled: notes.Segment, tmp_path: Path
+) -> None:
+    """A text that is compiled for this once as it came from elsewhere: in a question, in sessions from before and after
+    the correction, whatever value it has."""
+    other = {"same": WAS, "other": OWN}
+    for name, date in other.items():
+        path = written(tmp_path / name / "returns.md", date, "We have moved to another street.")
+        assert said(model, f"before-{name}", splice=[str(path)]) == []
+    said(model, "mine", splice=[compiled])
+    assert corrected(model).edited == ("mine",)
+    assert alone(model, compiled) and LATE in said(model, "mine")[0]
+    for name in other:
+        path = str(tmp_path / name / "returns.md")
+        assert alone(model, path) == 0 and said(model, f"before-{name}") == []
+        assert said(model, f"after-{name}", splice=[path]) == []
+
+
+def test_a_correction_follows_its_text(model: notes.Model, compiled: notes.Segment, text: Path, tmp_path: Path) -> None:
+    """Written anew around the value, moved, and written anew there; it is known by then as from both places."""
+    corrected(model)
+    segment = model.compile(written(text, body="Returns are accepted, but for books."))
+    assert alone(model, segment)
+    moved = tmp_path / "moved" / "returns.md"
+    moved.parent.mkdir()
+    text.rename(moved)
+    assert alone(model, model.compile(moved))
+    assert alone(model, segment := model.compile(written(moved, body="All is accepted.")))
+    assert alone(model, segment) and alone(model, "returns")
+
+
+def test_a_correction_goes_with_the_skill(model: notes.Model, compiled: notes.Segment, tmp_path: Path) -> None:
+    """Another text of the name that is compiled later has not been corrected, and whoever compiles hears of it."""
+    corrected(model)
+    library_of(model).remove("returns")
+    told: list[Notice] = []
+    path = written(tmp_path / "new" / "returns.md", body="We have moved to another street.")
+    segment = model.compile(path, listener=Listener(notice=told.append))
+    assert alone(model, segment) == 0
+    assert [str(one) for one in told if "nobody is told returns.date=2026-07-01 any more" in str(one)]
+
+
+def test_the_author_has_the_last_word_for_good(model: notes.Model, compiled: notes.Segment, text: Path) -> None:
+    """A correction that a compile has ended does not come back with the value that it corrected."""
+    corrected(model)
+    model.compile(written(text, date=OWN))
+    assert alone(model, model.compile(written(text))) == 0
+    assert said(model, "mine", splice=["returns"]) == []
+    corrected(model, LATER)
+    assert alone(model, "returns"), "it can be corrected again"
+
+
+def test_a_correction_from_an_older_version(model: notes.Model, compiled: notes.Segment, text: Path) -> None:
+    """One that does not say of which text it is holds for the name, and from the next compile on for what has it."""
+    errata = errata_of(model)
+    old = {"skill": "returns", "field": "date", "was": WAS, "value": LATE, "time": "2026-01-01T00:00:00Z"}
+    errata.path.write_text(json.dumps(old) + "\n")
+    errata.path.chmod(0o600)
+    assert alone(model, "returns")
+    model.compile(written(text, body="Returns are accepted, but for books."))
+    assert alone(model, "returns") and errata.all()[0].marks
+
+
+def test_a_session_in_its_first_turn_hears_of_it(model: notes.Model, compiled: notes.Segment) -> None:
+    """It is told nothing in the middle of a turn, and at the next question."""
+    with model.session("racer") as session:
+        going = session.stream("Why?", splice=[compiled], limit=4)
+        next(going)
+        assert corrected(model).edited == ()
+        list(going)
+    assert LATE in said(model, "racer")[0]
+    assert said(model, "racer") == [], "once"
+
+
+def test_a_session_that_was_away_hears_of_it(model: notes.Model, compiled: notes.Segment, tmp_path: Path) -> None:
+    """What was exported before comes back with the old value; so does one that was held, and one of which everything
+    is forgotten that was said."""
+    for name in ("away", "cut"):
+        said(model, name, splice=[compiled])
+        said(model, name)
+    folder = model.workspace.paths.sessions / "away"
+    shutil.copytree(folder, tmp_path / "kept")
+    with model.session("cut"):
+        assert "cut" in corrected(model).skipped
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "kept", folder)
+    with model.session("cut") as session:
+        session.forget(2, method="suffix")
+    for name in ("away", "cut"):
+        assert LATE in said(model, name)[0] and said(model, name) == []
+
+
+def test_the_last_word_is_the_sessions_own(model: notes.Model, compiled: notes.Segment) -> None:
+    """A value that a session was given after the correction stays, also the one of the text, and so does an undo."""
+    said(model, "edited", splice=[compiled])
+    said(model, "undone", splice=[compiled])
+    said(model, "forgotten", splice=[compiled])
+    corrected(model)
+    assert said(model, "asked", splice=[compiled], errata=[f"date={OWN}"])
+    with model.session("edited") as session:
+        session.edit("date", WAS, "erratum")
+    with model.session("undone") as session:
+        session.undo()
+    with model.session("forgotten") as session:
+        session.edit("date", OWN, "erratum")
+        session.ask("And now?", limit=1)
+        session.forget(1, method="suffix")
+    assert LATE not in "".join(said(model, "edited"))
+    assert said(model, "undone") == said(model, "asked") == said(model, "forgotten") == []
+    assert set(corrected(model, LATER).edited) == {"edited", "undone", "asked", "forgotten"}
+
+
+def test_what_a_question_says_itself_is_said_alone(model: notes.Model, compiled: notes.Segment) -> None:
+    """Not after a correction for everybody that the session has not heard."""
+    with model.session("mine") as session:
+        going = session.stream("Why?", splice=[compiled], limit=4)
+        next(going)
+        corrected(model)
+        list(going)
+    (only,) = said(model, "mine", errata=[f"returns.date={OWN}"])
+    assert OWN in only and said(model, "mine") == []
+
+
+def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: notes.Segment) -> None:
+    """Also where the earlier one comes to a session last."""
+    names = ("p", "q")
+    for name in names:
+        said(model, name, splice=[compiled])
+    going = correcting(model.workspace, errata_of(model), {"date": LATE})
+    next(going)
+    corrected(model, LATER)
+    list(going)
+    for name in names:
+        with model.session(name) as session:
+            assert session.fields["date"] == LATER
+    assert holding(errata_of(model).all(), "returns", {"date": WAS}) == {"date": LATER}
+
+
+def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
+    """Whoever looks at the file up to a time has seen all that is earlier, in whichever order they were made."""
+    errata = StandingErrata(tmp_path / "library")
+    late, early = standing("returns", "date", WAS, LATE), standing("returns", "date", WAS, LATER)
+    errata.add([early])
+    errata.add([late])
+    times = [one.time for one in errata.all()]
+    assert times == sorted(times) and [one.value for one in errata.all()] == [LATER, LATE]
+
+
+@pytest.mark.parametrize("line", [{"heard": 3}, {"marks": {"x": [3]}}, {"marks": 3}])
+def test_a_ledger_of_anybodys(line: Line) -> None:
+    """What says how much was heard is looked at as all else is."""
+    turn = {"op": "turn", "question": "", "pieces": [], "skills": [], "said": {"date": WAS}, "rows": "", "time": ""}
+    skill = {"name": "a", "position": 0, "text": "", "tokens": 0, "fields": [], "influence": {}}
+    with pytest.raises((TypeError, ValueError)):
+        State().apply({**turn, "skills": [skill], **line})
