@@ -38,6 +38,7 @@ class Arranged:
     think: bool
     limit: int  # tokens of the answer
     room: int  # tokens that are written at most, a chain of thought and all
+    kept: int  # of them, for the end of the chain
     notices: tuple[str, ...] = ()
     talk: Talk | None = None  # what the conversation has been told with this turn
 
@@ -263,10 +264,11 @@ def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Arranged
             raise Refused(400, what, param="tools", code="unsupported_value")
     limit = most if writing.limit is None else min(writing.limit, most)
     thinks = asked.prompt is None and (think or workspace.reasoning.open)
-    room = limit + (writing.max_think + ROOM if thinks else 0)
+    kept = ROOM if thinks else 0
+    room = limit + (writing.max_think + kept if thinks else 0)
     if workspace.longest is not None:
         room = min(room, workspace.longest - len(layout))
-    return Arranged(asked, layout, think, limit, room)
+    return Arranged(asked, layout, think, limit, room, kept)
 
 
 def check_bias(workspace: Workspace, asked: Asked) -> None:

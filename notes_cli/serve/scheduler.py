@@ -328,13 +328,14 @@ class Scheduler:
         if first is None:
             self.prefixes.undo(kept, notebook)
             return None
-        if first < min(1, arranged.room):
+        needed = min(1 + (arranged.kept if arranged.think else 0), arranged.room)
+        if first < needed:
             notebook.close()
-            raise _too_long(least, self.room.cells)
+            raise _too_long(len(layout) + needed * job.sequences, self.room.cells)
         notebook.bound = min(len(layout) + arranged.room, self.workspace.context.n_ctx)
         held = self.prefixes.add(notebook, layout, salt)
-        others = job.sequences - 1
-        job.grants = [self.room.grant(notebook, len(layout) + first, others * first, others)]
+        others, spare = job.sequences - 1, max(0, min(arranged.kept, first - 1))
+        job.grants = [self.room.grant(notebook, len(layout) + first, others * first, others, spare)]
         return self._answer(job, self.turns.answer(job, arranged, held, length, first))
 
     def _answer(self, job: Job, task: Task[None]) -> bool:
