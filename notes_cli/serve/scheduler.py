@@ -267,10 +267,10 @@ class Scheduler:
                     self._loop.drop(job.running)
                 except Exception as error:  # of its end: nobody else is to suffer from it
                     output.say(f"a request that was given up: {type(error).__name__}: {error}")
-            self._forget(job)
+            self._forget(job, "gone")
         for job in [job for job in self._waiting if job.gone]:
             self._waiting.remove(job)
-            self._over(job)
+            self._over(job, "gone")
 
     def _admit(self) -> None:
         """Begin with those for whom there is room, in the order in which they came. One that waits for what another is
@@ -387,8 +387,7 @@ class Scheduler:
             if isinstance(running.outcome, NotesError):
                 self._fail(job, running.outcome)
             else:
-                self.tally.outcomes["answered"] += 1
-                self._forget(job)
+                self._forget(job, "answered")
                 job.tell(None)
 
     def _held(self) -> list[Notebook]:
@@ -416,20 +415,19 @@ class Scheduler:
                 self._ended()
 
     def _fail(self, job: Job, error: Exception) -> None:
-        self.tally.outcomes["failed"] += 1
-        self._forget(job)
+        self._forget(job, "failed")
         job.tell(fault(error))
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: Job, outcome: str) -> None:
         if job in self._jobs:
             self._jobs.remove(job)
         self.room.end(job.grants)
-        self._over(job)
+        self._over(job, outcome)
 
-    def _over(self, job: Job) -> None:
+    def _over(self, job: Job, outcome: str) -> None:
+        """It is counted here, once: its client may go while its last step is made."""
         job.held.close()
-        if job.gone:
-            self.tally.outcomes["gone"] += 1
+        self.tally.outcomes[outcome] += 1
         with self._lock:
             self._count -= 1
 
