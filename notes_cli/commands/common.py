@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import click
@@ -16,7 +17,8 @@ def give(command: click.Command, *path: str) -> click.Command:
     """The command called by these words, with what it need not know of; those below it, too. Once is enough.
 
     An option that has no variable gets one that is called as the setting in config.yaml: `predict: 3` under `ask:` is
-    NOTES_ASK_PREDICT=3. Only --json, by which errors are printed before options are read, has none.
+    NOTES_ASK_PREDICT=3. Only --json, by which errors are printed before options are read, has none. That of a
+    repeatable option has a value in each of its lines.
     """
     if isinstance(command, click.Group):
         for name, one in command.commands.items():
@@ -29,7 +31,11 @@ def give(command: click.Command, *path: str) -> click.Command:
         if parameter.name not in MAY_BE_EMPTY and not getattr(parameter, "is_flag", False):
             parameter.type = _refusing_nothing(parameter.type)
     for option in command.params:
-        if isinstance(option, click.Option) and option.envvar is None and option.name != "json_":
+        if not isinstance(option, click.Option):
+            continue
+        if option.multiple:
+            option.type = _of_lines(option.type)
+        if option.envvar is None and option.name != "json_":
             flag = next(flag for flag in option.opts if flag.startswith("--"))
             option.envvar = "_".join(("notes", *path, flag[2:])).replace("-", "_").upper()
     return command
@@ -47,6 +53,14 @@ def _refusing_nothing(kind: click.ParamType[Any]) -> click.ParamType[Any]:
 
     vars(refusing)["convert"] = given
     return refusing
+
+
+def _of_lines(kind: click.ParamType[Any]) -> click.ParamType[Any]:
+    """The same type, for which a variable has a value in each of its lines: a key, a path and a correction may have
+    blanks, at which click would part them."""
+    lined = copy.copy(kind)
+    vars(lined)["split_envvar_value"] = lambda given: [line for line in re.split("\r?\n", given) if line.strip()]
+    return lined
 
 
 def _color() -> click.Option:

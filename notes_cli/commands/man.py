@@ -128,7 +128,7 @@ def page(context: click.Context) -> str:
         if record and isinstance(parameter, click.Option):
             lines += [".TP", rf"\fB{_safe(record[0])}\fR", _safe(_line(record[1]))]
             if isinstance(parameter.envvar, str):
-                lines[-1] += f" Variable: {parameter.envvar}."
+                lines[-1] += f" Variable: {parameter.envvar}{', a line for each' if parameter.multiple else ''}."
     lines += [".SH EXIT STATUS", "0: done; 1: failed or refused; 2: wrong usage; 130: interrupted."]
     return "\n".join(lines) + "\n"
 

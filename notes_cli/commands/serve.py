@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, choose_model, model_options, open_workspace
+from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ def command(
         raise
     if not all(key.strip() for key in keys):
         raise click.UsageError("--api-key (or NOTES_API_KEY) is empty")
+    if named("keys") and os.environ.get("NOTES_API_KEY", "").strip():
+        output.say("warning: --api-key is given, so what is in NOTES_API_KEY is no key")
     raise_file_limit()
     begun = click.get_current_context()
     settings = choose_model(**model).settings

@@ -116,7 +116,7 @@ class Speaker:
             return chain.found
 
         limit = 0 if hear(begun) else _within(notebook, self.max_think)
-        yield from self._writing(notebook, limit, hear)
+        yield from self._writing(notebook, limit, hear, keep=ROOM)
         told.add(chain.flush())
         count = len(notebook) - start
         finished = chain.found or notebook.stopped == "end"
@@ -255,15 +255,20 @@ class Speaker:
         chosen: Chosen | None = None,
         grammar: str | None = None,
         marks: str = "",
+        keep: int = 0,
     ) -> Task[None]:
         """Write at most `limit` tokens. `hear` gets the text as it comes, in whole characters, and says whether that is
-        enough. Of special tokens only marks have a text, `marks` among them."""
+        enough. Of special tokens only marks have a text, `marks` among them. `keep`: tokens that the notebook must have
+        room for afterwards; it may have less room than when this began."""
         model, reasoning = self.workspace.model, self.workspace.reasoning
         shown = (reasoning.open + reasoning.close + reasoning.end + marks).encode()
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         with Sampler(self.sampling, None if grammar is None else Grammar(model, grammar)) as sampler:
             writer = Writer(notebook, sampler, limit)
             while writer.goes_on:
+                if len(notebook) + keep > notebook.size:
+                    notebook.stopped = "context"
+                    break
                 (logits,) = yield [notebook]
                 token = writer.choose(logits)
                 if token is not None:

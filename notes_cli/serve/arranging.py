@@ -11,7 +11,6 @@ import numpy as np
 
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
-from notes_cli.library.container import SegmentInfo
 from notes_cli.library.standing import StandingErrata
 from notes_cli.runtime.asking import Request
 from notes_cli.runtime.prefixes import Layout, Prefixes
@@ -23,7 +22,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, Copy, Talk, told
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.shelf import Shelf, matched
+from notes_cli.serve.shelf import Shelf, Text, matched, read_last
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
 
@@ -39,6 +38,7 @@ class Arranged:
     think: bool
     limit: int  # tokens of the answer
     room: int  # tokens that are written at most, a chain of thought and all
+    kept: int  # of them, for the end of the chain
     notices: tuple[str, ...] = ()
     talk: Talk | None = None  # what the conversation has been told with this turn
 
@@ -75,24 +75,17 @@ def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
         if named:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
         return _finished(desk, asked, desk.prefixes.raw(_raw(desk.workspace, asked.prompt)), False)
-    talk, known = desk.conversations.find(asked)
-    for name in _sent_newer(desk.shelf, known, asked):
-        talk, known = talk and talk.without(name), {one: segment for one, segment in known.items() if one != name}
-    skills: dict[str, Segment] = {}
-    for name in (*named, *asked.notes.splice):
-        segment = known.get(name) or desk.shelf.segment(name)
-        skills.setdefault(segment.name, segment)
-    return _arranged(desk, asked, talk, known, skills, dry=dry)
+    return _arranged(desk, asked, (*named, *asked.notes.splice), dry=dry)
 
 
-def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked) -> list[str]:
-    """Of the skills that a conversation has, those of which its client sends a text that was compiled since."""
+def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked, roles: Collection[str]) -> list[str]:
+    """Of the skills that a conversation has, those of which a text that was compiled since is read last. An older one
+    may come back so, of which the conversation has copies from before."""
     if not known or not asked.notes.match:
         return []
-    texts = {info.name: info.text for info in shelf.known() if info.name in known}
-    newer = {name: text for name, text in texts.items() if text != known[name].text}
-    said = [part.text for one in asked.messages for part in one.parts if isinstance(part, TextPart)] if newer else []
-    return [name for name, text in newer.items() if any(text in one for one in said)]
+    newer = [info for info in shelf.known() if info.name in known and info.text != known[info.name].text]
+    said = [one.parts for one in asked.messages if one.role in roles]
+    return [info.name for info in newer if read_last(said, (known[info.name], info)) == info.text]
 
 
 def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
@@ -136,21 +129,26 @@ def _words(message: Message) -> str:
 def _arranged(
     desk: Desk,
     asked: Asked,
-    talk: Talk | None,
-    known: Mapping[str, Segment],
-    named: dict[str, Segment],
+    names: Iterable[str],
     *,
     dry: bool,
     roles: Collection[str] = MATCHED,
 ) -> Arranged:
-    """Arrange messages, with these skills in the system message and those that are matched where they are. `known`:
-    those that the conversation has. `roles`: of the messages in which texts are looked for."""
+    """Arrange messages, with the skills of these names in the system message and those that are matched where they are.
+    `roles`: of the messages in which texts are looked for."""
     workspace, wanted = desk.workspace, asked.writing
     think = thinks(workspace, wanted.think, wanted.max_think)
+    talk, known = desk.conversations.find(asked)
+    for name in _sent_newer(desk.shelf, known, asked, roles):
+        talk, known = talk and talk.without(name), {one: segment for one, segment in known.items() if one != name}
+    named: dict[str, Segment] = {}
+    for name in names:
+        segment = known.get(name) or desk.shelf.segment(name)
+        named.setdefault(segment.name, segment)
     found, messages = dict(named), list(asked.messages)
     if asked.notes.match:
         # Whoever has a salt learns nothing of what others have compiled.
-        texts: list[Segment | SegmentInfo] = [*known.values(), *([] if asked.notes.private else desk.shelf.known())]
+        texts: list[Text] = [*known.values(), *([] if asked.notes.private else desk.shelf.known())]
         messages = [
             replace(one, parts=matched(one.parts, found, texts, desk.shelf.open)) if one.role in roles else one
             for one in messages
@@ -179,7 +177,7 @@ def _arranged(
             raise
         # A template that encodes results of tools has no place for a skill there: the text goes as it is.
         rest = [role for role in roles if role != "tool"]
-        return _arranged(desk, asked, talk, known, named, dry=dry, roles=rest)
+        return _arranged(desk, asked, names, dry=dry, roles=rest)
     layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
     return replace(_finished(desk, asked, layout, think), talk=now)
 
@@ -266,10 +264,11 @@ def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Arranged
             raise Refused(400, what, param="tools", code="unsupported_value")
     limit = most if writing.limit is None else min(writing.limit, most)
     thinks = asked.prompt is None and (think or workspace.reasoning.open)
-    room = limit + (writing.max_think + ROOM if thinks else 0)
+    kept = ROOM if thinks else 0
+    room = limit + (writing.max_think + kept if thinks else 0)
     if workspace.longest is not None:
         room = min(room, workspace.longest - len(layout))
-    return Arranged(asked, layout, think, limit, room)
+    return Arranged(asked, layout, think, limit, room, kept)
 
 
 def check_bias(workspace: Workspace, asked: Asked) -> None:

@@ -41,6 +41,7 @@ class Grant:
     tokens: int
     more: int = 0  # cells for notebooks that will go on from it
     others: int = 0  # these notebooks: a sequence each
+    kept: int = 0  # of the tokens, for the end of a chain of thought
     aside: bool = False  # its rows were given up for others
 
     @property
@@ -51,7 +52,7 @@ class Grant:
     @property
     def used_up(self) -> bool:
         """Whether what is pending is as much as it may take: another token needs a new grant."""
-        return len(self.notebook) >= self.tokens
+        return len(self.notebook) + self.kept >= self.tokens
 
 
 class Room:
@@ -121,9 +122,9 @@ class Room:
                 continue
         return False
 
-    def grant(self, notebook: Notebook, tokens: int, more: int = 0, others: int = 0) -> Grant:
+    def grant(self, notebook: Notebook, tokens: int, more: int = 0, others: int = 0, kept: int = 0) -> Grant:
         """Promise room that was seen to."""
-        self.grants.append(Grant(notebook, tokens, more, others))
+        self.grants.append(Grant(notebook, tokens, more, others, kept))
         return self.grants[-1]
 
     def end(self, grants: Iterable[Grant]) -> None:
@@ -140,11 +141,11 @@ class Room:
     def could_resume(self, grants: Sequence[Grant]) -> bool:
         """Whether those could go on that are set aside. Answers to one prompt have its rows in the same cells, and are
         read again each with its own."""
-        return self.could(sum(len(grant.notebook) + 1 for grant in grants))
+        return self.could(sum(len(grant.notebook) + grant.kept + 1 for grant in grants))
 
     def resume(self, grants: Sequence[Grant], more: int = GRANT) -> bool:
         """Let those go on that were set aside, if there is room for them and so many tokens more."""
-        wanted = [min(len(grant.notebook) + more, grant.notebook.size) for grant in grants]
+        wanted = [min(len(grant.notebook) + grant.kept + more, grant.notebook.size) for grant in grants]
         rows = sum(grant.notebook.rows for grant in grants)
         if not self.make(sum(wanted) - rows):
             return False
@@ -154,14 +155,14 @@ class Room:
 
     def divide(self, grants: Sequence[Grant]) -> None:
         """Give what is left to those that are used up. With nothing left each ends with the token that waits, for
-        which there is a cell."""
+        which there is a cell, and a chain of thought with what is kept for its end."""
         waiting = [grant for grant in grants if grant.used_up and grant.notebook.pending]
         left = self.cells - self._workspace.context.used - self.promised
         for grant in waiting:
             if left >= len(waiting):
                 grant.tokens += left // len(waiting)
             else:
-                grant.notebook.bound = len(grant.notebook)
+                grant.notebook.bound, grant.kept = max(len(grant.notebook), grant.tokens), 0
 
     def held(self) -> list[Notebook]:
         """Notebooks that have to wait, as there is no room for another token of theirs; the others have it."""

@@ -267,10 +267,10 @@ class Scheduler:
                     self._loop.drop(job.running)
                 except Exception as error:  # of its end: nobody else is to suffer from it
                     output.say(f"a request that was given up: {type(error).__name__}: {error}")
-            self._forget(job)
+            self._forget(job, "gone")
         for job in [job for job in self._waiting if job.gone]:
             self._waiting.remove(job)
-            self._over(job)
+            self._over(job, "gone")
 
     def _admit(self) -> None:
         """Begin with those for whom there is room, in the order in which they came. One that waits for what another is
@@ -328,13 +328,14 @@ class Scheduler:
         if first is None:
             self.prefixes.undo(kept, notebook)
             return None
-        if first < min(1, arranged.room):
+        needed = min(1 + (arranged.kept if arranged.think else 0), arranged.room)
+        if first < needed:
             notebook.close()
-            raise _too_long(least, self.room.cells)
+            raise _too_long(len(layout) + needed * job.sequences, self.room.cells)
         notebook.bound = min(len(layout) + arranged.room, self.workspace.context.n_ctx)
         held = self.prefixes.add(notebook, layout, salt)
-        others = job.sequences - 1
-        job.grants = [self.room.grant(notebook, len(layout) + first, others * first, others)]
+        others, spare = job.sequences - 1, max(0, min(arranged.kept, first - 1))
+        job.grants = [self.room.grant(notebook, len(layout) + first, others * first, others, spare)]
         return self._answer(job, self.turns.answer(job, arranged, held, length, first))
 
     def _answer(self, job: Job, task: Task[None]) -> bool:
@@ -386,8 +387,7 @@ class Scheduler:
             if isinstance(running.outcome, NotesError):
                 self._fail(job, running.outcome)
             else:
-                self.tally.outcomes["answered"] += 1
-                self._forget(job)
+                self._forget(job, "answered")
                 job.tell(None)
 
     def _held(self) -> list[Notebook]:
@@ -415,20 +415,19 @@ class Scheduler:
                 self._ended()
 
     def _fail(self, job: Job, error: Exception) -> None:
-        self.tally.outcomes["failed"] += 1
-        self._forget(job)
+        self._forget(job, "failed")
         job.tell(fault(error))
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: Job, outcome: str) -> None:
         if job in self._jobs:
             self._jobs.remove(job)
         self.room.end(job.grants)
-        self._over(job)
+        self._over(job, outcome)
 
-    def _over(self, job: Job) -> None:
+    def _over(self, job: Job, outcome: str) -> None:
+        """It is counted here, once: its client may go while its last step is made."""
         job.held.close()
-        if job.gone:
-            self.tally.outcomes["gone"] += 1
+        self.tally.outcomes[outcome] += 1
         with self._lock:
             self._count -= 1
 

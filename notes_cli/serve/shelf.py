@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -32,6 +32,7 @@ from notes_cli.text.skill import image_skill
 SHORTEST = 64  # characters of a text without fields that is looked for in messages: others cost less than looking
 OPEN = 32  # segments that are kept open beside those that somebody has: each takes a file descriptor
 
+Text = Segment | SegmentInfo  # of a skill, open or not
 _Stamp = tuple[int, int, int]  # of a file: the same for as long as nobody writes another
 
 
@@ -146,7 +147,7 @@ def _stamp(path: Path) -> _Stamp:
 def matched(
     parts: tuple[Part, ...],
     skills: dict[str, Segment],
-    known: Sequence[Segment | SegmentInfo],
+    known: Sequence[Text],
     open_: Callable[[SegmentInfo], Segment | None],
 ) -> tuple[Part, ...]:
     """The parts of a message, with texts that are those of known skills as such, each of which `skills` has then, too.
@@ -155,25 +156,48 @@ def matched(
     it is there. Of several skills the longest counts, and of those of one name the first, or the one that `skills` has.
     `open_` gives one that is not open yet.
     """
-    first: dict[str, Segment | SegmentInfo] = dict(skills)
+    first: dict[str, Text] = dict(skills)
     for one in known:
         first.setdefault(one.name, one)
-    for one in sorted(first.values(), key=lambda one: -len(one.text)):
-        if one.tools or one.media or (len(one.text) < SHORTEST and not one.fields):
-            continue
-        cut = [_cut(part.text, one.text) if isinstance(part, TextPart) else [] for part in parts]
-        if not any(cut):
+    for one in _longest_first(first.values()):
+        spliced = _spliced(parts, one.text, one.name)
+        if spliced is None:
             continue
         segment = one if isinstance(one, Segment) else open_(one)
         if segment is None:
             continue
         skills[segment.name] = segment
-        parts = tuple(
-            found
-            for part, pieces in zip(parts, cut, strict=True)
-            for found in (_between(pieces, SkillPart(segment.name)) if pieces else [part])
-        )
+        parts = spliced
     return parts
+
+
+def read_last(messages: Sequence[tuple[Part, ...]], texts: Sequence[Text]) -> str | None:
+    """Which of these texts is in messages last, as `matched` finds them; None if none is."""
+    for parts in reversed(messages):
+        for one in _longest_first(texts):
+            parts = _spliced(parts, one.text, one.text) or parts
+        for part in reversed(parts):
+            if isinstance(part, SkillPart):
+                return part.name
+    return None
+
+
+def _longest_first(texts: Iterable[Text]) -> list[Text]:
+    """Those texts that are looked for in messages, in that order."""
+    found = [one for one in texts if not (one.tools or one.media) and (len(one.text) >= SHORTEST or one.fields)]
+    return sorted(found, key=lambda one: -len(one.text))
+
+
+def _spliced(parts: tuple[Part, ...], text: str, name: str) -> tuple[Part, ...] | None:
+    """The parts with a skill of this name wherever its text is; None where that is nowhere."""
+    cut = [_cut(part.text, text) if isinstance(part, TextPart) else [] for part in parts]
+    if not any(cut):
+        return None
+    return tuple(
+        found
+        for part, pieces in zip(parts, cut, strict=True)
+        for found in (_between(pieces, SkillPart(name)) if pieces else [part])
+    )
 
 
 def _between(texts: Sequence[str], skill: SkillPart) -> list[Part]:

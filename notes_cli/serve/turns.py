@@ -78,7 +78,7 @@ class Turns:
             job.grants[0].more = job.grants[0].others = 0
             for book in books:
                 book.bound = notebook.bound
-                job.grants.append(self._room.grant(book, len(layout) + first))
+                job.grants.append(self._room.grant(book, len(layout) + first, kept=job.grants[0].kept))
             seed = arranged.asked.writing.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
             ended = partial(self._tell_written, job)

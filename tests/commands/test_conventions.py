@@ -49,6 +49,24 @@ def test_every_command_has_what_all_have(words: tuple[str, ...]) -> None:
             assert set(flags[short].opts) & {long, *long}, short
 
 
+MANY = [
+    pytest.param(option, id=" ".join((*words, str(option.name))))
+    for words, one in LEAVES.items()
+    for option in one.params
+    if isinstance(option, click.Option) and option.multiple
+]
+
+
+@pytest.mark.parametrize("option", MANY)
+def test_a_variable_of_several_values_has_a_line_for_each(
+    option: click.Option, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys, paths and corrections have blanks and colons: part of a key must not be a key."""
+    assert len(MANY) > 10 and isinstance(option.envvar, str)
+    monkeypatch.setenv(option.envvar, "tier=very gold:er\r\n\n  \n/a b\n")
+    assert option.value_from_envvar(click.Context(cli)) == ["tier=very gold:er", "/a b"]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_help_has_examples(name: str) -> None:
     """Each command's page shows what to type; those of a group show it for what is below it."""

@@ -168,6 +168,30 @@ def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
         assert wrong.code == 2 and message in wrong.err and wrong.err.count("\n") == 1
 
 
+def test_a_variable_of_several_values(
+    notes: Notes, skill: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path and a correction with blanks are one each."""
+    other = tmp_path / "our desk.txt"
+    other.write_text("plan: basic\n\nAsk at the desk.\n")
+    monkeypatch.setenv("NOTES_ASK_SPLICE", f"{skill}\n{other}\n")
+    monkeypatch.setenv("NOTES_ASK_ERRATUM", "plan=very basic")
+    asked = notes("ask", "Why?", "-n", 1, "--json")
+    assert asked.code == 0, asked.err
+    assert {one["name"] for one in asked.json["pieces"] if one["kind"] == "splice"} == {"returns", "our-desk"}
+    assert [one["kind"] for one in asked.json["pieces"]].count("erratum") == 1
+
+
+def test_keys_of_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable is a key, or one a line; of those that a flag leaves unused it is said."""
+    found: list[tuple[str, ...]] = []
+    monkeypatch.setattr("notes_cli.serve.server.serve", lambda service, *_: found.append(service.options.keys))
+    monkeypatch.setenv("NOTES_API_KEY", "correct horse\n\nbattery staple\n")
+    assert "NOTES_API_KEY" not in run_here("serve", "--port", 0).err
+    assert "NOTES_API_KEY is no key" in run_here("serve", "--port", 0, "--api-key", "staple").err
+    assert found == [("correct horse", "battery staple"), ("staple",)]
+
+
 def test_loading_a_large_model_is_shown(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, before it takes time; a small one is there at once."""
     shown = on_a_terminal(["ask", "Why?", "-n", "1"], "import notes_cli.commands.options as o; o.NOTICED = 1")

@@ -210,6 +210,39 @@ def test_a_newer_text_of_a_skill_overrules_no_correction(own: Served, named: boo
     assert told(own.chat(talk, notes=notes)) == "refused"
 
 
+@pytest.mark.parametrize("everybody", [False, True])
+def test_a_skill_that_has_its_earlier_text_again_overrules_no_correction(own: Served, everybody: bool) -> None:
+    """The conversation has that one, too, and a newer copy after it: what is read last is what is corrected."""
+    text = own.http.get("/v1/notes/returns").json()["text"]
+    newer = text.replace("amount: 120", "amount: 121")
+    if everybody:
+        assert own.http.post("/v1/notes/errata", json=LATE).status_code == 200
+    notes = {"splice": [], **({} if everybody else {"errata": {"date": "2026-07-01"}})}
+    talk: list[Json] = []
+    assert told(turn(own, talk, asked_with(text), **notes)) == "refused"
+    compiled(own, "returns", newer)
+    assert told(turn(own, talk, asked_with(newer), **notes)) == "refused"
+    compiled(own, "returns", text)
+    for _ in range(2):
+        reply = turn(own, talk, ASK, **notes)
+        assert (told(reply), errata(reply)) == ("refused", 1)
+    reply = turn(own, talk, asked_with(text), **notes)
+    assert (told(reply), errata(reply)) == ("refused", 1), "the earlier one is read last again"
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_newer_text_that_is_only_quoted_is_no_copy(own: Served, role: str) -> None:
+    """In a fence, or by the model: the conversation goes on with the text that it has, and with its rows."""
+    text = own.http.get("/v1/notes/returns").json()["text"]
+    newer = text.replace("amount: 120", "amount: 121")
+    talk: list[Json] = []
+    turn(own, talk, ASK)
+    compiled(own, "returns", newer)
+    quoted = [ASK, {"role": role, "content": newer}] if role == "assistant" else []
+    reply = own.chat([*talk, *quoted, asked_with(f"```\n{newer}\n```")], notes=NOTES)
+    assert [how for kind, how, _ in pieces(reply) if kind == "splice"] == ["live"]
+
+
 def test_a_correction_that_is_what_a_newer_text_says(own: Served) -> None:
     """Who has the older one is told, as the reply counts."""
     text = own.http.get("/v1/notes/returns").json()["text"]

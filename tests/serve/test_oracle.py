@@ -1,7 +1,8 @@
 """Whoever says what, in whatever order: the last that a prompt says of each field is what holds for its client.
 
 Random requests of many conversations are arranged, and nothing is computed. What a model would read is looked over from
-the beginning to the end, and compared with what was said, by whom and of what.
+the beginning to the end, and compared with what was said, by whom and of what. Skills are compiled again meanwhile, to
+another text or back to one that they had.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class Talk:
     messages: list[Json] = field(default_factory=list)
     errata: list[str] = field(default_factory=list)
 
-    def skills(self, texts: dict[str, str]) -> set[str]:
+    def skills(self, texts: dict[str, tuple[str, str]]) -> set[str]:
+        """`texts`: the two that each skill has by turns."""
+        said = [one["content"] for one in self.messages]
         return {
             *self.named,
-            *(name for name, text in texts.items() if any(text in one["content"] for one in self.messages)),
+            *(name for name, both in texts.items() if any(text in one for text in both for one in said)),
         }
 
 
@@ -53,7 +56,13 @@ def own(tmp_path: Path) -> Iterator[Served]:
 
 def read(prompt: str) -> dict[str, dict[str, str]]:
     """The last value of each field of each skill, as a reader of the prompt has it."""
+    return read_through(prompt)[0]
+
+
+def read_through(prompt: str) -> tuple[dict[str, dict[str, str]], set[str]]:
+    """The same, and the corrections that say what another one before them has said."""
     found: dict[str, dict[str, str]] = {}
+    corrected, again = set[tuple[str, str]](), set[str]()
     last = ""
     for said in SAID.finditer(prompt):
         if said["head"]:
@@ -61,10 +70,15 @@ def read(prompt: str) -> dict[str, dict[str, str]]:
             found.setdefault(last, {})
         elif said["line"]:
             found[last][said["line"]] = said["value"]
+            corrected.discard((last, said["line"]))
         else:
             for skill in [said["skill"]] if said["skill"] else found:
+                key = skill, said["name"]
+                if key in corrected and found[skill][said["name"]] == said["new"]:
+                    again.add(f"{said['name']}={said['new']}")
                 found[skill][said["name"]] = said["new"]
-    return found
+                corrected.add(key)
+    return found, again
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -80,6 +94,7 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
     )
     assert own.http.post("/v1/notes/compile", json={"name": "loans", "text": loans}).status_code == 200
     texts = {"returns": returns, "loans": loans}
+    both = {name: (text, text + "\n\nAsk at the desk for more.") for name, text in texts.items()}
     standing: dict[str, dict[str, str]] = {name: {} for name in texts}
     desk, model = own.scheduler.desk, own.scheduler.workspace.model
 
@@ -98,8 +113,15 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
         desk.conversations.keep(request, arranged.talk, ["accepted"])
         return b"".join(model.token_bytes(int(one), special=True) for one in arranged.layout.tokens).decode()
 
-    talks, turns = [begun(number) for number in range(6)], 0
+    talks: list[Talk | None] = [None] * 6
+    turns = 0
     for step in range(150):
+        if rng.random() < 0.1:
+            name = rng.choice([*texts])
+            texts[name] = both[name][texts[name] == both[name][0]]
+            given = {"name": name, "text": texts[name], "force": True}
+            assert own.http.post("/v1/notes/compile", json=given).status_code == 200
+            continue
         if rng.random() < 0.1:
             skill, name = rng.choice([*texts]), rng.choice([*FIELDS])
             standing[skill][name] = rng.choice([*FIELDS[name], read(texts[skill])[skill][name]])
@@ -107,13 +129,13 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
             assert own.http.post("/v1/notes/errata", json=correction).status_code == 200
             continue
         place = rng.randrange(len(talks))
-        if len(talks[place].messages) > 8:
-            talks[place] = begun(100 + step)
         talk = talks[place]
+        if talk is None or len(talk.messages) > 8:
+            talk = talks[place] = begun(step)
         parts = [rng.choice([*texts.values()]) for _ in range(rng.choice([0, 0, 1, 1, 2, 3]))]
         parts.insert(rng.choice([0, len(parts)]), rng.choice(QUESTIONS) + ("" if alike else f" {talk.number}"))
         talk.messages.append({"role": "user", "content": "\n\n".join(parts)})
-        skills = talk.skills(texts)
+        skills = talk.skills(both)
         while skills and rng.random() < 0.35:
             name = rng.choice([*FIELDS])
             talk.errata.append(f"{rng.choice([*sorted(skills), '*'])}.{name}={rng.choice(FIELDS[name])}")
@@ -126,11 +148,15 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
             for its in skills if skill == "*" else {skill} & skills:
                 wanted[its][name] = value
         prompt = own.at_context(lambda talk=talk: asked(talk))
-        assert read(prompt) == wanted, (step, talk.named, talk.errata, prompt)
+        found, again = read_through(prompt)
+        assert found == wanted, (step, talk.named, talk.errata, prompt)
+        assert again <= {one.partition(".")[2] for one in talk.errata}, (step, talk.named, talk.errata, prompt)
         talk.messages.append({"role": "assistant", "content": "accepted"})
         if rng.random() < 0.08:
             del talk.messages[-2:]
-            there = talk.skills(texts)
+            there = talk.skills(both)
             talk.errata = [one for one in talk.errata if there and one.split(".")[0] in {*there, "*"}]
+            if len(talk.messages) < 2:  # a text that it began with may be an older one now, which nobody knows
+                talks[place] = None
         turns += 1
     assert turns > 100

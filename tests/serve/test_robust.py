@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,9 +21,12 @@ from starlette.types import Receive, Scope, Send
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
+from notes_cli.errors import NotesError
 from notes_cli.serve import answers
+from notes_cli.serve.answering import Written
 from notes_cli.serve.app import Options
-from notes_cli.serve.jobs import Limits
+from notes_cli.serve.jobs import Job, Limits, Told
+from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.serve.security import Guard
 
@@ -258,6 +262,26 @@ def test_metrics_count_what_was_done(served: Served) -> None:
     assert found["notes_requests_total", "answered"] >= 1 and found["notes_cells_used",] > 100
     how = [found["notes_prompt_tokens_total", one] for one in ("decoded", "spliced", "live")]
     assert sum(how) > 0 and found["notes_first_token_seconds_count",] >= 1
+
+
+@pytest.mark.parametrize("outcome", ["answered", "failed"])
+def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: str) -> None:
+    """By what came of it, whoever was there to hear it."""
+    over, before = threading.Event(), Counter(served.scheduler.tally.outcomes)
+    jobs: list[Job] = []
+
+    def tell(said: Told) -> None:
+        if said is None or isinstance(said, NotesError):
+            over.set()
+        elif isinstance(said, Written):
+            jobs[0].leave()
+            if outcome == "failed":
+                raise NotesError("after the last word")
+
+    asked = parse_chat({"messages": ASK, "max_tokens": 1})
+    served.at_context(lambda: jobs.append(served.scheduler.submit(asked, tell)))
+    assert over.wait(10)
+    assert Counter(served.scheduler.tally.outcomes) - before == {outcome: 1}
 
 
 def test_it_drains(library: Path, endless: None) -> None:

@@ -12,7 +12,7 @@ import pytest
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 
-from .conftest import QUESTION, Served, started
+from .conftest import QUESTION, Json, Served, started
 
 CELLS = 512
 ENDLESS = {"max_tokens": 1000, "temperature": 1, "seed": 3}
@@ -41,6 +41,43 @@ def test_several_answers_fill_the_context(small: Served, count: int) -> None:
     assert (status, reasons) == (200, ["length"] * count)
     assert CELLS - count < tokens <= CELLS
     assert small.at_context(small.scheduler.gauges)["cells_promised"] == 0
+
+
+@pytest.fixture(scope="module")
+def larger(library: Path) -> Iterator[Served]:
+    with started(library, context=ContextOptions(n_ctx=2 * CELLS, n_threads=1), fixed_size=True) as found:
+        yield found
+
+
+def think(served: Served, count: int, question: str = QUESTION, status: int = 200) -> Json:
+    """So many answers, after chains of thought that repeat a token and never end by themselves."""
+    endless = {"reasoning_effort": "low", "max_think": 900, "logit_bias": {"77": 100}}
+    return served.chat(
+        [{"role": "user", "content": question}], status, notes={"splice": ["returns"]}, n=count, **endless
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 12])
+def test_several_chains_of_thought_fill_the_context(larger: Served, count: int) -> None:
+    """What is kept for the end of each is there: each has an answer."""
+    found = think(larger, count)
+    assert [one["finish_reason"] for one in found["choices"]] == ["length"] * count
+    assert all(one["message"]["reasoning_content"] and one["message"]["content"] for one in found["choices"])
+    assert 2 * CELLS - count < found["usage"]["total_tokens"] <= 2 * CELLS
+    assert larger.at_context(larger.scheduler.gauges)["cells_promised"] == 0
+
+
+def test_chains_of_thought_for_which_there_is_no_room(larger: Served) -> None:
+    """They are refused before anything is read."""
+    assert think(larger, 16, status=400)["code"] == "context_length_exceeded"
+
+
+def test_chains_of_thought_beside_others(larger: Served) -> None:
+    """Those that make room for others, and are read again, have it for their ends, too."""
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda count: think(larger, count, f"{count}? {QUESTION}"), (4, 1, 2, 1, 3, 2)))
+    assert [len(one["choices"]) for one in found] == [4, 1, 2, 1, 3, 2]
+    assert {choice["finish_reason"] for one in found for choice in one["choices"]} == {"length"}
 
 
 def test_others_beside_them(small: Served) -> None:
