@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import interrupts, limits, native, process
-from notes_cli.engine.arguments import carried, check, empty, int32, integers, places, pointers
+from notes_cli.engine.arguments import carried, check, empty, int32, integers, places, pointers, triples
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
@@ -315,7 +315,11 @@ class Context:
         return any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in self.layers)
 
     def copy(self, source: int, sequence: int, first: int, last: int) -> None:
-        """Let a sequence have the rows [first, last) of another, in the same cells; -1: to the end."""
+        """Let a sequence have the rows [first, last) of another, in the same cells; -1: to the end. Of a model with
+        states, and in caches of their own, only all rows can be copied: llama.cpp aborts, or copies half."""
+        if (first > 0 or last >= 0) and not (self.unified and not self.model.recurrent):
+            raise UnsupportedError("only all rows of a sequence can be copied here, and no part of them")
+        source, sequence = self._known(source), self._known(sequence)
         llama.llama_memory_seq_cp(self._memory, source, sequence, first, last)
 
     # Rows. `sequence` is a sequence id; positions count from 0.
@@ -406,7 +410,7 @@ class Context:
                 Help.LARGER_MICRO_BATCH(tokens=len(rows)),
             )
         count, width = rows.shape
-        planes = position + (np.zeros((3, 1), int) + np.arange(count) if axes is None else axes.T)
+        planes = position + (np.zeros((3, 1), int) + np.arange(count) if axes is None else triples(axes, count).T)
         embeddings = np.ascontiguousarray(rows, np.float32)
         where = integers(planes.ravel(), "a position")
         with self._unwatched():
@@ -492,7 +496,7 @@ class Context:
         if first:
             layers = [rows.cut(slice(first, None)) for rows in layers]
         check(layers, self.layers, len(what))
-        planes = None if axes is None else int32(integers(axes, "a position"))
+        planes = None if axes is None else int32(integers(triples(axes, len(what)).ravel(), "a position"))
         native.call("notes_splice", self.handle, *where, planes, *pointers(layers), base)
 
     def read(self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:

@@ -89,6 +89,56 @@ def test_an_image_without_room_says_so(load_zoo: LoadZoo, name: str) -> None:
         assert ctx.length(0) == ctx.used == (0 if model.recurrent else 30)
 
 
+def test_what_would_be_read_beyond_its_end_is_refused(load_zoo: LoadZoo) -> None:
+    """A hook is told how much there is by one of its arguments: tables of tokens, positions of fewer rows."""
+    model = load_zoo("qwen2vl-dense")
+    with context(model) as ctx:
+        ctx.append({0: TEXTS[0]})
+        rows, axes = ctx.read_axes(0, 0, 30, base=0)
+        table = np.zeros((2, 3), np.int32)
+        for call in (
+            lambda: ctx.append({0: table}),
+            lambda: ctx.rewrite(0, [[1, 2], [3, 4]], table),  # type: ignore[list-item]
+            lambda: ctx.rewrite(0, [1, 2], table),
+            lambda: ctx.splice(0, 30, table, rows, 0),
+        ):
+            with pytest.raises(EngineError, match="one line of numbers"):
+                call()
+        for wrong in (axes[:29], axes[:, :2], axes[0]):
+            with pytest.raises(EngineError, match=r"expected \(30, 3\)"):
+                ctx.splice(0, 30, TEXTS[0], rows, 0, axes=wrong)
+            with pytest.raises(EngineError, match=r"expected \(30, 3\)"):
+                ctx.show(0, 30, picture(model, 30), wrong)
+        assert ctx.length(0) == 30
+        ctx.splice(0, 30, TEXTS[0], rows, 0, axes=axes)
+        assert ctx.length(0) == 60
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "arguments", "why"),
+    [
+        ("llama-dense", {"unified": True}, (0, 300, 0, 5), "sequence 300 does not exist"),
+        ("llama-dense", {"unified": True}, (-1, 1, 0, 5), "sequence -1 does not exist"),
+        ("llama-dense", {}, (0, 1, 0, 5), "no part"),
+        ("llama-dense", {}, (0, 1, 5, -1), "no part"),
+        ("granitehybrid-dense", {"unified": True}, (0, 1, 0, 5), "no part"),
+    ],
+)
+def test_a_copy_that_cannot_be(
+    load_zoo: LoadZoo, name: str, options: dict[str, bool], arguments: tuple[int, int, int, int], why: str
+) -> None:
+    """llama.cpp aborts, or copies rows without their state. All rows can be copied."""
+    model = load_zoo(name)
+    with context(model, n_sequences=2, **options) as ctx:
+        ctx.append({0: TEXTS[0]})
+        with pytest.raises(EngineError, match=why):
+            ctx.copy(*arguments)
+        assert (ctx.length(0), ctx.length(1)) == (30, 0)
+        ctx.copy(0, 1, 0, -1)
+        ctx.append({0: QUESTION, 1: QUESTION})
+        assert nmse(ctx.logits(-1), ctx.logits(-2)) < 1e-9
+
+
 def test_an_image_goes_after_what_is_there(load_zoo: LoadZoo) -> None:
     """Not before it, and with as many numbers as the model takes."""
     model = load_zoo("llama-dense")
