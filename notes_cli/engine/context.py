@@ -36,7 +36,7 @@ _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native
 
 
 class Context:
-    """One llama_context, and who holds its sequences. Use it from one thread at a time; close it before its model."""
+    """One llama_context, and who holds its sequences. Use it from one thread at a time; its model closes it, too."""
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
         """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
@@ -46,6 +46,7 @@ class Context:
         self.longest: int | None = None  # tokens that one sequence may have, where that is less than there is room for
         self.model = model
         self._listening = interrupts.Listening()
+        model.users.add(self)
         self._damaged = False  # a recurrent state may hold what is no number
         self._open(options or ContextOptions())
         self._pool = Pool(self._sequences, self._empty)

@@ -139,6 +139,21 @@ def test_a_copy_that_cannot_be(
         assert nmse(ctx.logits(-1), ctx.logits(-2)) < 1e-9
 
 
+def test_a_model_closes_its_contexts(load_zoo: LoadZoo) -> None:
+    """Without its weights they would read memory that is gone; closing them once more does nothing."""
+    model = load_zoo("llama-dense")
+    ctx, other = context(model), context(model)
+    lease = ctx.lease()
+    ctx.append({lease.id: TEXTS[0]})
+    other.close()
+    model.close()
+    for call in (lambda: ctx.append({0: QUESTION}), lambda: ctx.length(0), ctx.lease, ctx.logits):
+        with pytest.raises(EngineError, match="this context is closed"):
+            call()
+    lease.close()
+    ctx.close()
+
+
 def test_an_image_goes_after_what_is_there(load_zoo: LoadZoo) -> None:
     """Not before it, and with as many numbers as the model takes."""
     model = load_zoo("llama-dense")
