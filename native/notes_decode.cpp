@@ -368,13 +368,18 @@ void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, in
     if (memory.seq_pos_max(to) >= 0) {
         throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds a state");
     }
-    const llama_pos length = next_position(ctx, parts, from);
-    if (n < 0 || n > length || (parts.recurrent && n != length)) {
+    const int64_t length = next_position(ctx, parts, from);
+    if (n < 0 || n > length || (whole && n != length)) {
         throw notes_failure(NOTES_E_POSITION, "cannot share " + std::to_string(n) + " of the " + std::to_string(length) + " positions of sequence " +
-                std::to_string(from) + (parts.recurrent ? ": recurrent state belongs to the last one" : ""));
+                std::to_string(from) + (parts.recurrent ? ": recurrent state belongs to the last one" : whole ? ": " + parts.unknown : ""));
     }
     if (n > 0) {
-        memory.seq_cp(from, to, 0, parts.recurrent ? -1 : n);
+        memory.seq_cp(from, to, 0, whole ? -1 : n);
+    }
+    // A memory that is not known may keep states, too, and parts of it that are not one a position.
+    const bool whole = parts.recurrent || !parts.unknown.empty();
+    if (!parts.unknown.empty() && !ctx.get_cparams().kv_unified) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)");
     }
 }
 

@@ -224,7 +224,7 @@ LLAMA_API int32_t notes_show(struct llama_context * ctx, llama_seq_id seq, const
 LLAMA_API int32_t notes_truncate(struct llama_context * ctx, llama_seq_id seq, llama_pos p0);
 
 // Let the empty sequence `to` have the first `n` rows of `from`, in the same cells: nothing is copied until one of the two
-// is rewritten. With recurrent layers `n` must be all of them. Sequences with caches of their own (not unified) are refused.
+// is rewritten. With recurrent layers, or a memory that is not known, `n` must be all of them. Sequences with caches of their own (not unified) are refused.
 LLAMA_API int32_t notes_share(struct llama_context * ctx, llama_seq_id from, llama_seq_id to, int32_t n);
 
 // Cells that hold a row of some sequence, in the cache that keeps all rows; shared ones count once. 0 where there is none.
