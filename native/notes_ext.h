@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define NOTES_ABI_VERSION 8
+#define NOTES_ABI_VERSION 9
 
 enum notes_status {
     NOTES_OK            =  0,
@@ -57,6 +57,10 @@ LLAMA_API const char * notes_upstream(void);
 
 // The message of the last call of this thread that failed; valid until its next call.
 LLAMA_API const char * notes_error(void);
+
+// Whether a context whose cache has these types of K and V (enum ggml_type) can be made of a model, as far as its heads' sizes
+// tell; if not, the reason is in notes_error(). Some contexts that cannot be end the process, others compute nonsense.
+LLAMA_API bool notes_can_keep(const struct llama_model * model, int32_t type_k, int32_t type_v);
 
 // Whether the context can do the operation; if not, the reason is in notes_error().
 LLAMA_API bool notes_supports(struct llama_context * ctx, enum notes_op op);

@@ -62,10 +62,12 @@ class Context:
                 Help.SMALLER_CONTEXT(tokens=model.n_ctx_train),
             )
         limits.check_memory(model, options)
-        with process.log.collected() as lines:
-            handle = llama.llama_init_from_model(model.handle, params)
-        if not handle:
+        reason, handle = native.can_keep(model.handle, params.type_k, params.type_v), None
+        if reason is None:
+            with process.log.collected() as lines:
+                handle = llama.llama_init_from_model(model.handle, params)
             reason = lines[-1].split(": ", 1)[-1].strip() if lines else "no reason given"
+        if not handle:
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
         self._handle, self.options, self._sequences = handle, options, int(params.n_seq_max)
         self.unified = bool(params.kv_unified) or self._sequences == 1  # all sequences in one cache
