@@ -170,8 +170,12 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
     finish(true);
 }
 
-// Where positions are looked up in a table, llama.cpp aborts beyond its end.
-static void check_last(const llama_context & ctx, int64_t last) {
+// Whether a sequence can have `n` positions from `p0` on. Where they are looked up in a table, llama.cpp aborts beyond its end.
+static void check_fits(const llama_context & ctx, int64_t p0, int64_t n) {
+    if (p0 + n > ctx.n_ctx_seq()) {
+        throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
+    }
+    const int64_t last = p0 + n - 1;
     const ggml_tensor * learned = ctx.get_model().pos_embd;
     if (learned && last >= learned->ne[1]) {
         throw notes_failure(NOTES_E_ROOM, "this model learned " + std::to_string(learned->ne[1]) + " positions, there is no position " + std::to_string(last));
@@ -202,15 +206,15 @@ static llama_pos last_position(llama_context & ctx, const notes_memory & memory,
 }
 
 // The position after the last row. That of an image is as far on as the image is high or wide.
-static llama_pos next_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
+static int64_t next_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
     const llama_pos last = last_position(ctx, memory, seq);
-    llama_pos res = last + 1;
+    int64_t res = (int64_t) last + 1;
     if (last >= 0 && ctx.get_model().hparams.n_pos_per_embd() > 1) {
         for (const auto & cache : memory.caches) {
             const auto & cells = cache.kv->get_cells(seq);
             for (const uint32_t cell : cells_between(cells, seq, last, (int64_t) last + 1)) {
                 const auto & ext = cells.ext_get(cell);
-                res = std::max({ res, ext.x + 1, ext.y + 1 });
+                res = std::max({ res, (int64_t) ext.x + 1, (int64_t) ext.y + 1 });
             }
         }
     }
@@ -231,11 +235,9 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         if (seqs[s] < 0 || (uint32_t) seqs[s] >= ctx.n_seq_max() || !seen.insert(seqs[s]).second || n_tokens[s] <= 0) {
             throw notes_failure(NOTES_E_ARGUMENT, "cannot append " + std::to_string(n_tokens[s]) + " tokens to sequence " + std::to_string(seqs[s]));
         }
-        const llama_pos p0 = next_position(ctx, parts, seqs[s]);
-        if ((int64_t) p0 + n_tokens[s] > ctx.n_ctx_seq()) {
-            throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n_tokens[s]) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
-        }
-        check_last(ctx, (int64_t) p0 + n_tokens[s] - 1);
+        const int64_t next = next_position(ctx, parts, seqs[s]);
+        check_fits(ctx, next, n_tokens[s]);
+        const llama_pos p0 = next;
         check_window(parts, seqs[s], p0);
         check_tokens(ctx, tokens, n_tokens[s]);
         starts.push_back({ seqs[s], p0 });
@@ -297,11 +299,13 @@ void notes_kv::show(llama_context & ctx, llama_seq_id seq, const float * rows, i
     }
     const int32_t n_pos = ctx.get_model().hparams.n_pos_per_embd();
     const notes_memory parts(ctx);
-    const llama_pos before = last_position(ctx, parts, seq) + 1; // what is from there on is new
-    if (*std::min_element(positions, positions + n) < before) {
+    const int64_t before = (int64_t) last_position(ctx, parts, seq) + 1; // what is from there on is new
+    const llama_pos first = *std::min_element(positions, positions + n);
+    if (first < before) {
         throw notes_failure(NOTES_E_POSITION, "an image goes after the last row of sequence " + std::to_string(seq) + ", from position " + std::to_string(before) + " on");
     }
-    check_last(ctx, *std::max_element(positions, positions + n));
+    const llama_pos last = *std::max_element(positions, positions + (int64_t) n*(n_pos > 1 ? 3 : 1)); // what follows comes after every axis
+    check_fits(ctx, first, (int64_t) last - first + 1);
     check_window(parts, seq, positions[0]);
 
     const bool causal = ctx.get_causal_attn();

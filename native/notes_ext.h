@@ -219,7 +219,7 @@ LLAMA_API int32_t notes_append(struct llama_context * ctx, const llama_seq_id * 
 
 // Decode the rows of an image after the last row of `seq`: `n` vectors of `width` numbers, as the model's input has them, each at
 // a time, a row and a column, `positions[0..n)`, `[n..2n)` and `[2n..3n)`, of which a model with one axis takes the first. Never
-// before what is there. `whole`: they see each other, so that all of them must fit into one micro-batch.
+// before what is there, nor beyond the context. `whole`: they see each other, so that all of them must fit into one micro-batch.
 LLAMA_API int32_t notes_show(struct llama_context * ctx, llama_seq_id seq, const float * rows, int32_t n, int32_t width,
         const llama_pos * positions, bool whole);
 

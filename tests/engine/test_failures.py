@@ -82,11 +82,35 @@ def test_an_image_needs_what_its_window_shows(load_zoo: LoadZoo) -> None:
 def test_an_image_without_room_says_so(load_zoo: LoadZoo, name: str) -> None:
     """After some of its rows: they are gone, with the whole sequence where it cannot go back."""
     model = load_zoo(name)
-    with context(model, n_ctx=256) as ctx:
-        ctx.append({0: TEXTS[0]})
+    with context(model, n_sequences=2, unified=True) as ctx:
+        ctx.append({0: TEXTS[0], 1: np.tile(TEXTS[1], 7)})
         with pytest.raises(EngineError, match="free cells"):
             ctx.show(0, 30, picture(model, 400))
-        assert ctx.length(0) == ctx.used == (0 if model.recurrent else 30)
+        assert ctx.length(0) == (0 if model.recurrent else 30)
+        assert ctx.used == ctx.length(0) + 210
+
+
+@pytest.mark.parametrize("name", ["llama-dense", "qwen2vl-dense", "granitehybrid-dense"])
+def test_an_image_beyond_the_context_is_refused(load_zoo: LoadZoo, name: str) -> None:
+    """By its first row or its last, on any axis: positions there cannot be gone on from. Nothing has changed."""
+    model = load_zoo(name)
+    axes = np.zeros((4, 3), np.int32)
+    axes[:, 2] = np.arange(4)  # one row of four
+    with context(model, n_ctx=256) as ctx, context(model, n_ctx=256) as fresh:
+        for each in (ctx, fresh):
+            each.append({0: TEXTS[0]})
+        for position, where in ((253, None), (1000, None), (2**31 - 1, None), (2**31 - 4, None), (253, axes)):
+            if where is not None and name != "qwen2vl-dense":
+                continue
+            count = 1 if position == 2**31 - 1 else 4
+            with pytest.raises(EngineError, match="do not fit a context of 256"):
+                ctx.show(0, position, picture(model, count), where)
+            assert ctx.length(0) == 30
+        for each in (ctx, fresh):
+            each.append({0: QUESTION})
+        assert nmse(ctx.logits(), fresh.logits()) < 1e-9
+        ctx.append({0: np.resize(QUESTION, 252 - ctx.length(0))})
+        ctx.show(0, 252, picture(model, 4), axes if name == "qwen2vl-dense" else None)
 
 
 def test_what_would_be_read_beyond_its_end_is_refused(load_zoo: LoadZoo) -> None:
