@@ -379,6 +379,13 @@ void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, in
     }
     if (n > 0) {
         memory.seq_cp(from, to, 0, whole ? -1 : n);
+        // Cells of two sequences are not used again, and a small window's cache may have no others: of what its last token
+        // does not look at `to` has no use, and `from` keeps it until there is no room.
+        for (const auto & cache : parts.caches) {
+            if (cache.window && !cache.kv->keep_masked) {
+                cache.kv->seq_rm(to, 0, sees_from(*cache.kv, n - 1));
+            }
+        }
     }
     // A memory that is not known may keep states, too, and parts of it that are not one a position.
     const bool whole = parts.recurrent || !parts.unknown.empty();

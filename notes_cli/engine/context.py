@@ -578,11 +578,37 @@ class Context:
         if self.model.recurrent:
             with self.share(sequence, length) as other:
                 yield other.id
-        else:
+            return
+        window = self._window(sequence) if self._drops else None
+        try:
+            yield sequence
+        finally:
             try:
-                yield sequence
-            finally:
                 self.truncate(sequence, length)
+            except EngineError:  # what went ahead has taken the cells of the window
+                if window is None:
+                    raise
+                self._restore_window(sequence, length, window)
+
+    def _window(self, sequence: int) -> NDArray[np.uint8]:
+        """The rows that the sliding-window layers need to go on with a sequence, as llama.cpp writes them."""
+        where = sequence, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        window = np.empty(llama.llama_state_seq_get_size_ext(self.handle, *where), np.uint8)
+        pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        written = llama.llama_state_seq_get_data_ext(self.handle, pointer, window.nbytes, *where)
+        if not 0 < window.nbytes == written:
+            raise EngineError(f"the window of sequence {sequence} cannot be kept")
+        return window
+
+    def _restore_window(self, sequence: int, length: int, window: NDArray[np.uint8]) -> None:
+        """Go back to a length at which `_window` was called. Raise EngineError where that fails; the sequence is empty
+        then."""
+        llama.llama_memory_seq_rm(self._memory, sequence, length, -1)
+        pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        partly = llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        if not llama.llama_state_seq_set_data_ext(self.handle, pointer, window.nbytes, sequence, partly):
+            self._empty(sequence)
+            raise EngineError(f"there is no room for the window of sequence {sequence}: its rows are gone")
 
     def clear(self) -> None:
         """Drop all sequences and end every lease. The data is cleared, too: NaN would survive them in a recurrent state
