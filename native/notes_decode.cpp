@@ -77,6 +77,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
 
     // the rows as they are, in every cache: one cell a position, or none before others
     std::vector<std::vector<uint32_t>> old;
+    std::vector<bool> crowded; // caches that lack free cells
     const auto cells_of = [&](size_t c) -> llama_kv_cells & {
         auto & kv = *memory.caches[c].kv;
         return kv.v_cells[kv.get_stream(seq)];
@@ -100,12 +101,19 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
             }
             old[c].insert(old[c].end(), here.begin(), here.end());
         }
-        if (!whole_window(c) && cells.size() - cells.get_used() < (uint32_t) n) { // what no token looks at any more makes room
-            memory.caches[c].kv->seq_rm(seq, 0, sees_from(kv, positions[0]));
+        uint32_t free = cells.size() - cells.get_used();
+        crowded.push_back(free < (uint32_t) n);
+        if (crowded[c] && !whole_window(c)) { // what no token looks at any more makes room, where it is this sequence's alone
+            const auto unseen = cells_between(cells, seq, 0, sees_from(kv, positions[0]));
+            free += std::count_if(unseen.begin(), unseen.end(), [&](uint32_t cell) { return cells.seq_count(cell) == 1; });
         }
-        if (cells.size() - cells.get_used() < (uint32_t) n) {
-            throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " +
-                    std::to_string(cells.size() - cells.get_used()));
+        if (free < (uint32_t) n) {
+            throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " + std::to_string(free));
+        }
+    }
+    for (size_t c = 0; c < memory.caches.size(); ++c) { // now that every cache has room: dropped rows do not come back
+        if (crowded[c]) {
+            memory.caches[c].kv->seq_rm(seq, 0, sees_from(*memory.caches[c].kv, positions[0]));
         }
     }
 
@@ -368,6 +376,11 @@ void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, in
             throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds rows");
         }
     }
+    // A memory that is not known may keep states, too, and parts of it that are not one a position.
+    const bool whole = parts.recurrent || !parts.unknown.empty();
+    if (!parts.unknown.empty() && !ctx.get_cparams().kv_unified) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)");
+    }
     auto & memory = *ctx.get_memory();
     if (memory.seq_pos_max(to) >= 0) {
         throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds a state");
@@ -386,11 +399,6 @@ void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, in
                 cache.kv->seq_rm(to, 0, sees_from(*cache.kv, n - 1));
             }
         }
-    }
-    // A memory that is not known may keep states, too, and parts of it that are not one a position.
-    const bool whole = parts.recurrent || !parts.unknown.empty();
-    if (!parts.unknown.empty() && !ctx.get_cparams().kv_unified) {
-        throw notes_failure(NOTES_E_UNSUPPORTED, "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)");
     }
 }
 

@@ -358,6 +358,25 @@ def test_a_share_of_a_full_small_cache_goes_on(load_zoo: LoadZoo, name: str) -> 
         assert book.intact and nmse(question(ctx), wanted) < BOUND
 
 
+def test_a_rewrite_without_room_costs_no_window(load_zoo: LoadZoo) -> None:
+    """Where dropping what nobody looks at makes too little room, nothing is dropped; where it makes enough, it is."""
+    options = {"n_sequences": 3, "unified": True, "n_ubatch": 16}
+    with context(load_zoo("gemma3-dense"), swa_full=False, **options) as ctx:  # type: ignore[arg-type]
+        ctx.append({1: TEXT[:200]})
+        ctx.copy(1, 2, 0, -1)  # shared cells are not used again
+        ctx.append({0: TEXT[:56]})  # the rest of 256
+        before = read(ctx, 0, 56)
+        with pytest.raises(
+            EngineError, match="a rewrite of 6 tokens needs as many free cells in the K/V cache, there are 5"
+        ):
+            ctx.rewrite(0, list(range(36, 42)), SKILL[:6])
+        assert same(read(ctx, 0, 56), before)
+        ctx.rewrite(0, list(range(36, 41)), SKILL[:5])
+        with pytest.raises(EngineError):
+            read(ctx, 0, 56)
+        assert same(read(ctx, 5, 36), [rows.cut(slice(5, 36)) for rows in before])
+
+
 # Every kind of memory.
 
 
