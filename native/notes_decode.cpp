@@ -77,6 +77,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
 
     // the rows as they are, in every cache: one cell a position, or none before others
     std::vector<std::vector<uint32_t>> old;
+    std::vector<bool> crowded; // caches that lack free cells
     const auto cells_of = [&](size_t c) -> llama_kv_cells & {
         auto & kv = *memory.caches[c].kv;
         return kv.v_cells[kv.get_stream(seq)];
@@ -100,12 +101,19 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
             }
             old[c].insert(old[c].end(), here.begin(), here.end());
         }
-        if (!whole_window(c) && cells.size() - cells.get_used() < (uint32_t) n) { // what no token looks at any more makes room
-            memory.caches[c].kv->seq_rm(seq, 0, sees_from(kv, positions[0]));
+        uint32_t free = cells.size() - cells.get_used();
+        crowded.push_back(free < (uint32_t) n);
+        if (crowded[c] && !whole_window(c)) { // what no token looks at any more makes room, where it is this sequence's alone
+            const auto unseen = cells_between(cells, seq, 0, sees_from(kv, positions[0]));
+            free += std::count_if(unseen.begin(), unseen.end(), [&](uint32_t cell) { return cells.seq_count(cell) == 1; });
         }
-        if (cells.size() - cells.get_used() < (uint32_t) n) {
-            throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " +
-                    std::to_string(cells.size() - cells.get_used()));
+        if (free < (uint32_t) n) {
+            throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " + std::to_string(free));
+        }
+    }
+    for (size_t c = 0; c < memory.caches.size(); ++c) { // now that every cache has room: dropped rows do not come back
+        if (crowded[c]) {
+            memory.caches[c].kv->seq_rm(seq, 0, sees_from(*memory.caches[c].kv, positions[0]));
         }
     }
 
@@ -170,8 +178,12 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
     finish(true);
 }
 
-// Where positions are looked up in a table, llama.cpp aborts beyond its end.
-static void check_last(const llama_context & ctx, int64_t last) {
+// Whether a sequence can have `n` positions from `p0` on. Where they are looked up in a table, llama.cpp aborts beyond its end.
+static void check_fits(const llama_context & ctx, int64_t p0, int64_t n) {
+    if (p0 + n > ctx.n_ctx_seq()) {
+        throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
+    }
+    const int64_t last = p0 + n - 1;
     const ggml_tensor * learned = ctx.get_model().pos_embd;
     if (learned && last >= learned->ne[1]) {
         throw notes_failure(NOTES_E_ROOM, "this model learned " + std::to_string(learned->ne[1]) + " positions, there is no position " + std::to_string(last));
@@ -202,15 +214,15 @@ static llama_pos last_position(llama_context & ctx, const notes_memory & memory,
 }
 
 // The position after the last row. That of an image is as far on as the image is high or wide.
-static llama_pos next_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
+static int64_t next_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
     const llama_pos last = last_position(ctx, memory, seq);
-    llama_pos res = last + 1;
+    int64_t res = (int64_t) last + 1;
     if (last >= 0 && ctx.get_model().hparams.n_pos_per_embd() > 1) {
         for (const auto & cache : memory.caches) {
             const auto & cells = cache.kv->get_cells(seq);
             for (const uint32_t cell : cells_between(cells, seq, last, (int64_t) last + 1)) {
                 const auto & ext = cells.ext_get(cell);
-                res = std::max({ res, ext.x + 1, ext.y + 1 });
+                res = std::max({ res, (int64_t) ext.x + 1, (int64_t) ext.y + 1 });
             }
         }
     }
@@ -231,11 +243,9 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         if (seqs[s] < 0 || (uint32_t) seqs[s] >= ctx.n_seq_max() || !seen.insert(seqs[s]).second || n_tokens[s] <= 0) {
             throw notes_failure(NOTES_E_ARGUMENT, "cannot append " + std::to_string(n_tokens[s]) + " tokens to sequence " + std::to_string(seqs[s]));
         }
-        const llama_pos p0 = next_position(ctx, parts, seqs[s]);
-        if ((int64_t) p0 + n_tokens[s] > ctx.n_ctx_seq()) {
-            throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n_tokens[s]) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
-        }
-        check_last(ctx, (int64_t) p0 + n_tokens[s] - 1);
+        const int64_t next = next_position(ctx, parts, seqs[s]);
+        check_fits(ctx, next, n_tokens[s]);
+        const llama_pos p0 = next;
         check_window(parts, seqs[s], p0);
         check_tokens(ctx, tokens, n_tokens[s]);
         starts.push_back({ seqs[s], p0 });
@@ -297,11 +307,13 @@ void notes_kv::show(llama_context & ctx, llama_seq_id seq, const float * rows, i
     }
     const int32_t n_pos = ctx.get_model().hparams.n_pos_per_embd();
     const notes_memory parts(ctx);
-    const llama_pos before = last_position(ctx, parts, seq) + 1; // what is from there on is new
-    if (*std::min_element(positions, positions + n) < before) {
+    const int64_t before = (int64_t) last_position(ctx, parts, seq) + 1; // what is from there on is new
+    const llama_pos first = *std::min_element(positions, positions + n);
+    if (first < before) {
         throw notes_failure(NOTES_E_POSITION, "an image goes after the last row of sequence " + std::to_string(seq) + ", from position " + std::to_string(before) + " on");
     }
-    check_last(ctx, *std::max_element(positions, positions + n));
+    const llama_pos last = *std::max_element(positions, positions + (int64_t) n*(n_pos > 1 ? 3 : 1)); // what follows comes after every axis
+    check_fits(ctx, first, (int64_t) last - first + 1);
     check_window(parts, seq, positions[0]);
 
     const bool causal = ctx.get_causal_attn();
@@ -364,17 +376,29 @@ void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, in
             throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds rows");
         }
     }
+    // A memory that is not known may keep states, too, and parts of it that are not one a position.
+    const bool whole = parts.recurrent || !parts.unknown.empty();
+    if (!parts.unknown.empty() && !ctx.get_cparams().kv_unified) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)");
+    }
     auto & memory = *ctx.get_memory();
     if (memory.seq_pos_max(to) >= 0) {
         throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds a state");
     }
-    const llama_pos length = next_position(ctx, parts, from);
-    if (n < 0 || n > length || (parts.recurrent && n != length)) {
+    const int64_t length = next_position(ctx, parts, from);
+    if (n < 0 || n > length || (whole && n != length)) {
         throw notes_failure(NOTES_E_POSITION, "cannot share " + std::to_string(n) + " of the " + std::to_string(length) + " positions of sequence " +
-                std::to_string(from) + (parts.recurrent ? ": recurrent state belongs to the last one" : ""));
+                std::to_string(from) + (parts.recurrent ? ": recurrent state belongs to the last one" : whole ? ": " + parts.unknown : ""));
     }
     if (n > 0) {
-        memory.seq_cp(from, to, 0, parts.recurrent ? -1 : n);
+        memory.seq_cp(from, to, 0, whole ? -1 : n);
+        // Cells of two sequences are not used again, and a small window's cache may have no others: of what its last token
+        // does not look at `to` has no use, and `from` keeps it until there is no room.
+        for (const auto & cache : parts.caches) {
+            if (cache.window && !cache.kv->keep_masked) {
+                cache.kv->seq_rm(to, 0, sees_from(*cache.kv, n - 1));
+            }
+        }
     }
 }
 

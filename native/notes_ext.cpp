@@ -69,6 +69,25 @@ bool notes_supports(llama_context * ctx, notes_op op) {
     }) == NOTES_OK;
 }
 
+bool notes_can_keep(const llama_model * model, int32_t type_k, int32_t type_v) {
+    if (!model) {
+        null_argument();
+        return false;
+    }
+    return guarded([&] {
+        for (const int32_t type : { type_k, type_v }) {
+            if (type < 0 || type >= GGML_TYPE_COUNT || ggml_blck_size((ggml_type) type) == 0) {
+                throw notes_failure(NOTES_E_ARGUMENT, "there is no type " + std::to_string(type));
+            }
+        }
+        const std::string why = notes_types_refusal(*model, (ggml_type) type_k, (ggml_type) type_v);
+        if (!why.empty()) {
+            throw notes_failure(NOTES_E_UNSUPPORTED, why);
+        }
+        return NOTES_OK;
+    }) == NOTES_OK;
+}
+
 bool notes_can_move(llama_context * ctx, llama_pos base, llama_pos p0, int32_t n) {
     if (!ctx) {
         null_argument();

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define NOTES_ABI_VERSION 8
+#define NOTES_ABI_VERSION 9
 
 enum notes_status {
     NOTES_OK            =  0,
@@ -57,6 +57,10 @@ LLAMA_API const char * notes_upstream(void);
 
 // The message of the last call of this thread that failed; valid until its next call.
 LLAMA_API const char * notes_error(void);
+
+// Whether a context whose cache has these types of K and V (enum ggml_type) can be made of a model, as far as its heads' sizes
+// tell; if not, the reason is in notes_error(). Some contexts that cannot be end the process, others compute nonsense.
+LLAMA_API bool notes_can_keep(const struct llama_model * model, int32_t type_k, int32_t type_v);
 
 // Whether the context can do the operation; if not, the reason is in notes_error().
 LLAMA_API bool notes_supports(struct llama_context * ctx, enum notes_op op);
@@ -215,7 +219,7 @@ LLAMA_API int32_t notes_append(struct llama_context * ctx, const llama_seq_id * 
 
 // Decode the rows of an image after the last row of `seq`: `n` vectors of `width` numbers, as the model's input has them, each at
 // a time, a row and a column, `positions[0..n)`, `[n..2n)` and `[2n..3n)`, of which a model with one axis takes the first. Never
-// before what is there. `whole`: they see each other, so that all of them must fit into one micro-batch.
+// before what is there, nor beyond the context. `whole`: they see each other, so that all of them must fit into one micro-batch.
 LLAMA_API int32_t notes_show(struct llama_context * ctx, llama_seq_id seq, const float * rows, int32_t n, int32_t width,
         const llama_pos * positions, bool whole);
 
@@ -224,7 +228,7 @@ LLAMA_API int32_t notes_show(struct llama_context * ctx, llama_seq_id seq, const
 LLAMA_API int32_t notes_truncate(struct llama_context * ctx, llama_seq_id seq, llama_pos p0);
 
 // Let the empty sequence `to` have the first `n` rows of `from`, in the same cells: nothing is copied until one of the two
-// is rewritten. With recurrent layers `n` must be all of them. Sequences with caches of their own (not unified) are refused.
+// is rewritten. With recurrent layers, or a memory that is not known, `n` must be all of them. Sequences with caches of their own (not unified) are refused.
 LLAMA_API int32_t notes_share(struct llama_context * ctx, llama_seq_id from, llama_seq_id to, int32_t n);
 
 // Cells that hold a row of some sequence, in the cache that keeps all rows; shared ones count once. 0 where there is none.

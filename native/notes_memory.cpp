@@ -10,6 +10,7 @@
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-recurrent.h"
+#include "llama-model.h"
 
 #include <typeinfo>
 
@@ -68,4 +69,24 @@ notes_memory::notes_memory(const llama_context & ctx) {
     } else {
         unknown = "this model compresses its keys over stretches of positions, which cannot be taken apart"; // DeepSeek V4
     }
+}
+
+// Graphs take each head's part of a row, which must be whole blocks. llama.cpp asks that with flash attention alone.
+std::string notes_types_refusal(const llama_model & model, ggml_type type_k, ggml_type type_v) {
+    const auto & hparams = model.hparams;
+    const auto refused = [](const char * part, ggml_type type, const char * name, uint32_t size) -> std::string {
+        if (size % ggml_blck_size(type) == 0) {
+            return "";
+        }
+        return std::string(part) + " cache type " + ggml_type_name(type) + " with block size " + std::to_string(ggml_blck_size(type)) +
+            " does not divide " + name + "=" + std::to_string(size);
+    };
+    std::string why = refused("K", type_k, "indexer_head_size", hparams.indexer_head_size); // 0 without one
+    for (uint32_t il = 0; why.empty() && il < hparams.n_layer(); ++il) {
+        if (hparams.n_head_kv(il) > 0 && !hparams.is_recr(il)) {
+            why = refused("K", type_k, "n_embd_head_k", hparams.n_embd_head_k(il));
+            why = why.empty() ? refused("V", type_v, "n_embd_head_v", hparams.n_embd_head_v(il)) : why;
+        }
+    }
+    return why;
 }

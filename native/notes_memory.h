@@ -3,6 +3,8 @@
 
 #include "notes_ext.h"
 
+#include "ggml.h"
+
 #include <string>
 #include <vector>
 
@@ -28,3 +30,6 @@ struct notes_memory {
     // Set if the indexer keeps more than its keys: pools of them, which must be told when keys change.
     llama_memory_hybrid_idx * pools = nullptr;
 };
+
+// Why no cache of these types can keep the rows of a model, in llama.cpp's words, empty if one can.
+std::string notes_types_refusal(const llama_model & model, ggml_type type_k, ggml_type type_v);

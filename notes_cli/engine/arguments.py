@@ -17,12 +17,22 @@ _ROW_TYPES: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, 
 
 
 def integers(values: Any, what: str) -> NDArray[np.int32]:
-    """The numbers as C has them. Raise EngineError for one that a C int does not hold."""
+    """The numbers as C has them. Raise EngineError for one that a C int does not hold, and where they are not one after
+    the other: a hook is told how many there are by their length."""
     found = np.asarray(values)
+    if found.ndim != 1:
+        raise EngineError(f"an array of shape {found.shape} was given, expected one line of numbers, each {what}")
     if found.dtype != np.int32:
         for value in (found.min(), found.max()) if found.size else ():
             native.fits(int(value), what)
     return np.ascontiguousarray(found, np.int32)
+
+
+def triples(axes: NDArray[np.int32], count: int) -> NDArray[np.int32]:
+    """Positions on three axes, of so many rows. Raise EngineError for those of more or fewer."""
+    if np.shape(axes) != (count, 3):
+        raise EngineError(f"positions on three axes of shape {np.shape(axes)} were given, expected {(count, 3)}")
+    return axes
 
 
 def int32(array: NDArray[np.int32]) -> Any:

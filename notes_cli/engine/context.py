@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import interrupts, limits, native, process
-from notes_cli.engine.arguments import carried, check, empty, int32, integers, places, pointers
+from notes_cli.engine.arguments import carried, check, empty, int32, integers, places, pointers, triples
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
@@ -36,7 +36,7 @@ _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native
 
 
 class Context:
-    """One llama_context, and who holds its sequences. Use it from one thread at a time; close it before its model."""
+    """One llama_context, and who holds its sequences. Use it from one thread at a time; its model closes it, too."""
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
         """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
@@ -46,6 +46,7 @@ class Context:
         self.longest: int | None = None  # tokens that one sequence may have, where that is less than there is room for
         self.model = model
         self._listening = interrupts.Listening()
+        model.users.add(self)
         self._damaged = False  # a recurrent state may hold what is no number
         self._open(options or ContextOptions())
         self._pool = Pool(self._sequences, self._empty)
@@ -61,10 +62,12 @@ class Context:
                 Help.SMALLER_CONTEXT(tokens=model.n_ctx_train),
             )
         limits.check_memory(model, options)
-        with process.log.collected() as lines:
-            handle = llama.llama_init_from_model(model.handle, params)
-        if not handle:
+        reason, handle = native.can_keep(model.handle, params.type_k, params.type_v), None
+        if reason is None:
+            with process.log.collected() as lines:
+                handle = llama.llama_init_from_model(model.handle, params)
             reason = lines[-1].split(": ", 1)[-1].strip() if lines else "no reason given"
+        if not handle:
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
         self._handle, self.options, self._sequences = handle, options, int(params.n_seq_max)
         self.unified = bool(params.kv_unified) or self._sequences == 1  # all sequences in one cache
@@ -315,7 +318,11 @@ class Context:
         return any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in self.layers)
 
     def copy(self, source: int, sequence: int, first: int, last: int) -> None:
-        """Let a sequence have the rows [first, last) of another, in the same cells; -1: to the end."""
+        """Let a sequence have the rows [first, last) of another, in the same cells; -1: to the end. Of a model with
+        states, and in caches of their own, only all rows can be copied: llama.cpp aborts, or copies half."""
+        if (first > 0 or last >= 0) and not (self.unified and not self.model.recurrent):
+            raise UnsupportedError("only all rows of a sequence can be copied here, and no part of them")
+        source, sequence = self._known(source), self._known(sequence)
         llama.llama_memory_seq_cp(self._memory, source, sequence, first, last)
 
     # Rows. `sequence` is a sequence id; positions count from 0.
@@ -406,7 +413,7 @@ class Context:
                 Help.LARGER_MICRO_BATCH(tokens=len(rows)),
             )
         count, width = rows.shape
-        planes = position + (np.zeros((3, 1), int) + np.arange(count) if axes is None else axes.T)
+        planes = position + (np.zeros((3, 1), int) + np.arange(count) if axes is None else triples(axes, count).T)
         embeddings = np.ascontiguousarray(rows, np.float32)
         where = integers(planes.ravel(), "a position")
         with self._unwatched():
@@ -492,7 +499,7 @@ class Context:
         if first:
             layers = [rows.cut(slice(first, None)) for rows in layers]
         check(layers, self.layers, len(what))
-        planes = None if axes is None else int32(integers(axes, "a position"))
+        planes = None if axes is None else int32(integers(triples(axes, len(what)).ravel(), "a position"))
         native.call("notes_splice", self.handle, *where, planes, *pointers(layers), base)
 
     def read(self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
@@ -571,11 +578,37 @@ class Context:
         if self.model.recurrent:
             with self.share(sequence, length) as other:
                 yield other.id
-        else:
+            return
+        window = self._window(sequence) if self._drops else None
+        try:
+            yield sequence
+        finally:
             try:
-                yield sequence
-            finally:
                 self.truncate(sequence, length)
+            except EngineError:  # what went ahead has taken the cells of the window
+                if window is None:
+                    raise
+                self._restore_window(sequence, length, window)
+
+    def _window(self, sequence: int) -> NDArray[np.uint8]:
+        """The rows that the sliding-window layers need to go on with a sequence, as llama.cpp writes them."""
+        where = sequence, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        window = np.empty(llama.llama_state_seq_get_size_ext(self.handle, *where), np.uint8)
+        pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        written = llama.llama_state_seq_get_data_ext(self.handle, pointer, window.nbytes, *where)
+        if not 0 < window.nbytes == written:
+            raise EngineError(f"the window of sequence {sequence} cannot be kept")
+        return window
+
+    def _restore_window(self, sequence: int, length: int, window: NDArray[np.uint8]) -> None:
+        """Go back to a length at which `_window` was called. Raise EngineError where that fails; the sequence is empty
+        then."""
+        llama.llama_memory_seq_rm(self._memory, sequence, length, -1)
+        pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        partly = llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        if not llama.llama_state_seq_set_data_ext(self.handle, pointer, window.nbytes, sequence, partly):
+            self._empty(sequence)
+            raise EngineError(f"there is no room for the window of sequence {sequence}: its rows are gone")
 
     def clear(self) -> None:
         """Drop all sequences and end every lease. The data is cleared, too: NaN would survive them in a recurrent state

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -25,7 +26,8 @@ ANCHORS = ("\n", "\t", ".", "\x01")  # texts that are put before a part of a tex
 
 
 class Model:
-    """A loaded GGUF model. Contexts share it; close it after them (or use it as a context manager)."""
+    """A loaded GGUF model. Contexts share it; close it after them (or use it as a context manager). It closes those
+    that are still open, which would compute with weights that are gone."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Model:
         server that cannot be used.
         """
         self._handle: Any = None
+        self.users: WeakSet[Any] = WeakSet()  # what computes with its weights and has a `close`
         self.path = path
         self._devices = devices.handles(rpc)  # before anything is loaded
         self.offloads = bool(rpc) or devices.offloading()  # layers, to memory that is not this machine's
@@ -106,6 +109,8 @@ class Model:
         return llama.llama_model_get_vocab(self.handle)
 
     def close(self) -> None:
+        for user in list(self.users):
+            user.close()
         native.free_once(self, "_handle", llama.llama_model_free)
         if self.sources:
             process.guard.remove(str(self.path))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from notes_cli.errors import EngineError, UnsupportedError
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 
 OK, E_UNSUPPORTED, E_ABORTED, E_DAMAGED, E_READ = 0, -2, -7, -8, -9
@@ -157,6 +157,7 @@ ggml = _load_backends()
 _int32_p = ctypes.POINTER(ctypes.c_int32)
 _signatures: dict[str, list[Any]] = {
     "notes_supports": [ctypes.c_void_p, ctypes.c_int],
+    "notes_can_keep": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32],
     "notes_layers": [ctypes.c_void_p, ctypes.POINTER(Layer), ctypes.c_int32],
     "notes_frequencies": [ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_double), ctypes.c_int32],
     "notes_can_move": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
@@ -199,6 +200,7 @@ _signatures: dict[str, list[Any]] = {
 }
 _results: dict[str, Any] = {
     "notes_supports": ctypes.c_bool,
+    "notes_can_keep": ctypes.c_bool,
     "notes_can_move": ctypes.c_bool,
     "notes_can_carry": ctypes.c_bool,
     "notes_capture_end": None,
@@ -300,6 +302,11 @@ def set_guard(before: str | None, after: str | None) -> None:
 def supports(context: Any, operation: str) -> str | None:
     """None if the context can do the operation (a key of OPERATIONS), else the reason it cannot."""
     return None if _library.notes_supports(context, OPERATIONS[operation]) else last_error()
+
+
+def can_keep(model: Any, type_k: int, type_v: int) -> str | None:
+    """None if a cache of these types can keep rows of the model, as far as its heads tell, else why it cannot."""
+    return None if _hook("notes_can_keep", (model, type_k, type_v)) else last_error()
 
 
 def can_move(context: Any, base: int, position: int, count: int) -> str | None:

@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import tiny
+from reference import nmse
 
 from notes_cli.commands.remedies import worded
 from notes_cli.config import shipped_model
-from notes_cli.engine import limits
+from notes_cli.engine import limits, native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.options import KV_TYPES, ContextOptions
 from notes_cli.errors import EngineError
 
 OPTIONS = ContextOptions(n_ctx=1024, n_threads=1)
+F16, Q8_0 = KV_TYPES["f16"], KV_TYPES["q8_0"]
 
 
 def stated(path: Path, length: int, **scaling: Any) -> Path:
@@ -129,6 +132,49 @@ def test_no_memory_is_a_line_and_no_attempt(make_model: Callable[..., Path], mon
         assert "-ctk" not in worded(refused.value)
         monkeypatch.setattr(limits, "available", lambda: None)  # a system that does not say: try
         Context(model, OPTIONS).close()
+
+
+@pytest.mark.parametrize("flash", ["off", "on", "auto"])
+@pytest.mark.parametrize("head", [16, 24, 48, 80, 32, 96])
+def test_blocks_divide_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: int, flash: Any) -> None:
+    """A head that is no whole number of blocks is refused in the words that llama.cpp has with flash attention.
+    Without, it aborts (24), or computes NaN or what has nothing to do with the text. Others compute as with f16."""
+    monkeypatch.setitem(tiny.ARCHITECTURES, "heads", {"arch": "llama", "head": head, "base": 10000.0})
+    with Model(tiny.write_model(tmp_path / "model.gguf", "heads")) as model:
+        for part in "kv" if flash != "off" else "k":  # a quantized V needs flash attention
+            options = replace(OPTIONS, flash_attention=flash, **{f"type_{part}": "q8_0"})
+            if head % 32:
+                words = f"{part.upper()} cache type q8_0 with block size 32 does not divide n_embd_head_{part}={head}"
+                with pytest.raises(EngineError, match=words):
+                    Context(model, options)
+                continue
+            found = []
+            for each in (options, replace(OPTIONS, flash_attention=flash)):
+                with Context(model, each) as context:
+                    context.append({0: np.arange(60)})
+                    found.append(context.logits())
+            assert nmse(*found) < 1e-3
+
+
+def test_blocks_divide_the_heads_of_every_layer(load_zoo: Callable[..., Model]) -> None:
+    """Those of sliding-window layers and of an indexer have sizes of their own. MLA keeps one wide head, and layers
+    without rows have none."""
+    for name in ("gemma4-dense", "minimax-m3-moe", "deepseek32-moe", "qwen35-dense", "mamba-dense"):
+        assert native.can_keep(load_zoo(name).handle, Q8_0, Q8_0) is None
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in (0, 1, 2, 4):  # those with a window, whose heads had 64
+        at = f"blk.{layer}.attn_"
+        shapes |= {f"{at}q.weight": (96, 64), f"{at}k.weight": (96, 64), f"{at}v.weight": (96, 64)}
+        shapes |= {f"{at}output.weight": (64, 96), f"{at}q_norm.weight": (48,), f"{at}k_norm.weight": (48,)}
+    sizes = {"attention.key_length_swa": 48, "attention.value_length_swa": 48, "rope.dimension_count_swa": 48}
+    windows = load_zoo("gemma4-dense", sizes, shapes=shapes)
+    assert "n_embd_head_k=48" in (native.can_keep(windows.handle, Q8_0, F16) or "")
+    assert "n_embd_head_v=48" in (native.can_keep(windows.handle, F16, Q8_0) or "")
+    shapes = {"q_proj.weight": (96, 256), "k_proj.weight": (48, 256)}
+    shapes |= {"indexer.q_norm.weight": (48,), "indexer.k_norm.weight": (48,)}
+    indexer = load_zoo("minimax-m3-moe", {"attention.indexer.key_length": 48}, shapes=shapes)
+    assert "indexer_head_size=48" in (native.can_keep(indexer.handle, Q8_0, F16) or "")
+    assert native.can_keep(indexer.handle, F16, F16) is None
 
 
 def test_what_a_container_has_left(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference import nmse
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
@@ -234,6 +235,28 @@ def test_a_state_is_shared_as_a_whole(load: Load, kind: str) -> None:
             one.append(MORE)
             with written(load(kind), TEXT + MORE + MORE) as wanted:
                 assert close(one.logits(), wanted.logits())
+
+
+def test_a_memory_of_another_kind_is_shared_as_a_whole(load_zoo: LoadZoo) -> None:
+    """DeepSeek V4, which keeps keys of stretches: llama.cpp aborts at a part, so it is refused. The whole goes on in
+    each as alone, and so does what looks ahead."""
+    options = ContextOptions(n_ctx=768, n_threads=1, n_sequences=3, unified=True, type_k="f32", type_v="f32")
+    with load_zoo("deepseek4-moe") as model, Context(model, options) as context, Context(model, options) as alone:
+        text = TEXT * 4  # more than one stretch of each kind of compression
+        with written(context, text) as one:
+            with pytest.raises(EngineError, match="cannot be taken apart"):
+                context.share(one.sequence, 20)
+            with pytest.raises(UnsupportedError, match="no part of them"):
+                context.copy(one.sequence, 2, 0, 20)
+            ahead = one.lookahead(MORE)
+            with one.share() as two:
+                two.append(MORE)
+                one.append(MORE[::-1])
+                found = two.logits(), one.logits()
+        for logits, more in zip(found, (MORE, MORE[::-1]), strict=True):
+            with written(alone, text + more) as wanted:
+                assert nmse(logits, wanted.logits()) < 1e-9
+                assert (nmse(ahead[-1], wanted.logits()) < 1e-9) == (more == MORE)
 
 
 def test_caches_of_their_own_share_nothing(load: Load) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ class Vocabulary(Model):
         params.vocab_only = True
         self._handle = llama.llama_model_load_from_file(os.fsencode(path), params)
         assert self._handle
-        self.sources = []
+        self.users, self.sources = WeakSet(), []
         self.path, self.name = path, path.stem
         self.n_vocab = int(llama.llama_vocab_n_tokens(self.vocab))
 

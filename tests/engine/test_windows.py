@@ -16,6 +16,7 @@ from reference import decode, edit_in_place, nmse
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError, UnsupportedError
@@ -308,6 +309,72 @@ def test_a_copy_without_its_window_cannot_go_on(load_zoo: LoadZoo) -> None:
                 ctx.append({1: QUESTION})
             with pytest.raises(EngineError, match=r"already hold rows|deeper than the sliding window"):
                 ctx.splice(1, 0, SHORT, segment(ctx.model, SHORT), 0)
+
+
+@pytest.mark.parametrize("several", [{}, {"n_sequences": 2}, {"n_sequences": 3, "unified": True}], ids=str)
+@pytest.mark.parametrize("name", IN_WINDOW)
+def test_a_lookahead_past_the_window_leaves_it_there(load_zoo: LoadZoo, name: str, several: dict[str, object]) -> None:
+    """What goes ahead takes the cells of what stands there. It is put back, bit for bit, and the text goes on as if
+    nobody had looked ahead."""
+    model = load_zoo(name)
+    with context(model, swa_full=False, n_ctx=4096, **several) as ctx, context(model) as full:  # type: ignore[arg-type]
+        book = Notebook(ctx)
+        book.append(TEXT[:300].tolist())
+        book.flush()
+        before = read(ctx, 300 - WINDOW + 1, 300)
+        full.append({0: TEXT[:300]})
+        undisturbed = question(full)
+        for count in (3, 100, 340):
+            full.truncate(0, 300)
+            full.append({0: TEXT[-count:]})
+            ahead = book.lookahead(TEXT[-count:].tolist())
+            assert nmse(ahead[-1], full.logits()) < BOUND
+            assert book.intact and len(book) == ctx.length(0) == ctx.used == 300
+            assert same(read(ctx, 300 - WINDOW + 1, 300), before)
+        book.truncate(299)
+        book.append([int(TEXT[299])])
+        assert book.logits().shape == (model.n_vocab,)
+        assert nmse(question(ctx), undisturbed) < BOUND
+
+
+@pytest.mark.parametrize("name", [*IN_WINDOW, "lfm2-dense"])  # the last with a state, too: it looks ahead in a share
+def test_a_share_of_a_full_small_cache_goes_on(load_zoo: LoadZoo, name: str) -> None:
+    """Its cells all hold rows, most of them outside of the window: they make room for both."""
+    model = load_zoo(name)
+    options = {"swa_full": False, "n_sequences": 3, "unified": True}
+    with context(model, n_ctx=2048, **options) as ctx, context(model) as full:  # type: ignore[arg-type]
+        full.append({0: TEXT[:400]})
+        wanted = question(full)
+        book = Notebook(ctx)
+        book.append(TEXT[:400].tolist())
+        with book.share() as other:
+            other.append(TEXT[:300].tolist())
+            assert np.isfinite(other.logits()).all()
+            assert book.intact
+        assert book.lookahead(TEXT[:300].tolist()).shape == (300, model.n_vocab)
+        with book.share() as other:
+            ctx.append({other.sequence: QUESTION}, "all")
+            assert nmse(np.stack([ctx.logits(i) for i in range(len(QUESTION))]), wanted) < BOUND
+        assert book.intact and nmse(question(ctx), wanted) < BOUND
+
+
+def test_a_rewrite_without_room_costs_no_window(load_zoo: LoadZoo) -> None:
+    """Where dropping what nobody looks at makes too little room, nothing is dropped; where it makes enough, it is."""
+    options = {"n_sequences": 3, "unified": True, "n_ubatch": 16}
+    with context(load_zoo("gemma3-dense"), swa_full=False, **options) as ctx:  # type: ignore[arg-type]
+        ctx.append({1: TEXT[:200]})
+        ctx.copy(1, 2, 0, -1)  # shared cells are not used again
+        ctx.append({0: TEXT[:56]})  # the rest of 256
+        before = read(ctx, 0, 56)
+        with pytest.raises(
+            EngineError, match="a rewrite of 6 tokens needs as many free cells in the K/V cache, there are 5"
+        ):
+            ctx.rewrite(0, list(range(36, 42)), SKILL[:6])
+        assert same(read(ctx, 0, 56), before)
+        ctx.rewrite(0, list(range(36, 41)), SKILL[:5])
+        with pytest.raises(EngineError):
+            read(ctx, 0, 56)
+        assert same(read(ctx, 5, 36), [rows.cut(slice(5, 36)) for rows in before])
 
 
 # Every kind of memory.
