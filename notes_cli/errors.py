@@ -71,6 +71,7 @@ class Help(Enum):
     # Questions, fields and edits.
     FIELD_VALUE = "Write it as NAME=VALUE"
     ONE_VALUE = "Leave one of the two out"
+    KNOWN_METHOD = "Known: {known}"
     OTHER_METHOD = "Use the edit method {method}"
     QUESTION = "Give it a question"
     CHOICES = "Give it choices"

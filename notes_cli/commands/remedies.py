@@ -143,9 +143,9 @@ def worded(said: NotesError | Notice) -> str:
 
 
 def is_usage(error: NotesError) -> bool:
-    """Whether the command line contradicts itself, which only the fields of its skills show. Known by its remedy: that
-    also comes from a server (serve/wire.py)."""
-    return error.remedy is not None and error.remedy.help is Help.ONE_VALUE
+    """Whether the command line contradicts itself, which only the fields of its skills show, or names a method that
+    there is not. Known by its remedy: that also comes from a server (serve/wire.py)."""
+    return error.remedy is not None and error.remedy.help in (Help.ONE_VALUE, Help.KNOWN_METHOD)
 
 
 def tell(notice: Notice) -> None:

@@ -201,6 +201,7 @@ def _as_json(report: Report) -> dict[str, Any]:
     cases = report.cases
     return {
         "version": 1,
+        "system": report.system,
         "cosine": report.cosine,
         "kl": report.kl,
         "same_top": all(case.same_top for case in cases),
@@ -256,6 +257,8 @@ def _print(report: Report, model: str) -> None:
         _print_composition(report.composition)
     for name, kv, size in report.small:
         output.result(f"{name}: its file keeps rows as {kv} ({output.human_size(size)}), rounded once more")
+    if report.system:
+        output.result(f"the skills come after a system text (-s): {_short(report.system)}")
     same = sum(case.right for case in report.cases)
     told = {"caught": "does what it must", "missed": "DOES NOT", "nothing": "cannot show anything"}
     output.result(f"the control {told[report.control.verdict]}: {report.control.why}")

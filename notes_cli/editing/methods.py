@@ -14,7 +14,7 @@ from typing import Literal
 from notes_cli.classes import dataclass
 from notes_cli.editing.selecting import Selection
 from notes_cli.editing.ways import Way, by_blocks, corrected_text, from_change_on, in_place, unchanged
-from notes_cli.errors import NotesError
+from notes_cli.errors import Help, NotesError
 from notes_cli.expressions import expression
 
 Needs = tuple[Literal["rewrite", "splice"], ...]  # operations that a context must support
@@ -143,7 +143,8 @@ class Method:
         record = METHODS.get(name)
         if record is None or (at and not (record.selects and _COUNT.fullmatch(k))):
             counted = ", ".join(f"{one.name}@K" for one in METHODS.values() if one.selects)
-            raise NotesError(f"no edit method {text!r}. Known: {', '.join([*METHODS, *also])} ({counted})")
+            known = f"{', '.join([*METHODS, *also])} ({counted})"
+            raise NotesError(f"no edit method {text!r}", Help.KNOWN_METHOD(known=known))
         return cls(name, int(k) if at else DEFAULT_K)
 
     def __str__(self) -> str:

@@ -279,6 +279,8 @@ class Library:
             return SegmentError(f"no compiled skill and no file {word!r}", "Name each skill on its own")
         near = get_close_matches(word, known, n=3)
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
+        if not near and (os.sep in word or Path(word).suffix):  # there is nothing that could be compiled
+            return SegmentError(f"no such file, and no compiled skill: {word}", Help.LIST_SKILLS())
         remedy = Help.LIST_SKILLS() if near else Help.COMPILE_NAMED(name=word)
         return SegmentError(f"no compiled skill and no file {word!r}{hint}", remedy)
 

@@ -89,6 +89,7 @@ class Report:
 
     cases: tuple[Case, ...]
     composition: Composed | None = None  # where there are several skills
+    system: str = ""  # what precedes the skills
     small: tuple[tuple[str, str, int], ...] = ()  # skills whose files keep quantized rows: name, as what, bytes
 
     @property
@@ -171,7 +172,8 @@ def verify(
     corrections: list[Sequence[Erratum]] = [(), prompt.errata] if prompt.errata else [()]
     asked = [replace(prompt, question=question, errata=errata) for errata in corrections for question in questions]
     small = [(one.name, one.kv, one.nbytes) for one in prompt.segments if any(quantized(one.kv))]
-    return Report(tuple(_measure(workspace, one, choices, seam, progress) for one in asked), small=tuple(small))
+    cases = tuple(_measure(workspace, one, choices, seam, progress) for one in asked)
+    return Report(cases, system=prompt.system or "", small=tuple(small))
 
 
 def check_questions(questions: Sequence[str]) -> None:

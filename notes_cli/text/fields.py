@@ -29,10 +29,11 @@ from typing import NamedTuple
 from notes_cli.classes import dataclass
 from notes_cli.errors import SkillError
 from notes_cli.expressions import expression
-from notes_cli.text.keys import KeyLine, field_name, key_lines, listed
+from notes_cli.text.keys import BREAKS, KeyLine, field_name, key_lines, listed
 
 SLUG = expression(r"[A-Za-z0-9_-]+")
-PLACEHOLDER = expression(r"(\\)?\{\{[ \t]*([^\s{}](?:[^{}\n]{0,62}[^\s{}])?)[ \t]*\}\}")
+PLACEHOLDER = expression(rf"(\\)?\{{\{{[ \t]*([^\s{{}}](?:[^{{}}{BREAKS}]{{0,62}}[^\s{{}}])?)[ \t]*\}}\}}")
+BREAK = expression(f"[{BREAKS}]")
 FENCE = expression(r" {0,3}(```+|~~~+)")
 
 Span = tuple[int, int]  # characters [first, last)
@@ -64,7 +65,7 @@ def clean_value(name: str, value: str) -> str:
         raise SkillError(f"the value of field {name!r} begins with =", f"Write {name}=VALUE")
     if not value:
         raise SkillError(f"field {name!r} has no value", f"Give it one: {name}=VALUE")
-    if len(value.splitlines()) > 1:
+    if BREAK.search(value):
         raise SkillError(f"the value of field {name!r} has more than one line", "Write it on one line")
     return value
 

@@ -21,6 +21,9 @@ from typing import NamedTuple
 from notes_cli.config import resource
 from notes_cli.expressions import expression
 
+# What ends a line for some reader (str.splitlines): lines end at \n alone here, and no name and no value has any of it.
+BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+
 FIELD_NAME = expression(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 # A key of one word or slug, a colon with a space after it (so no URL and no time of day), and a value of at
@@ -28,14 +31,14 @@ FIELD_NAME = expression(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 # field). The line may be a list item; indented by four or more spaces it is Markdown code.
 FIELD_LINE = expression(
     r"^ {0,3}(?:[-*+] )?(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63}):[ \t]+"
-    r"(?P<value>\S(?:[^\n]{0,78}[^\s.!?:;,])?)[ \t]*$",
+    rf"(?P<value>\S(?:[^{BREAKS}]{{0,78}}[^\s.!?:;,])?)[ \t]*$",
     re.M,
 )
 # The same with any key, and with the punctuation of Chinese and Japanese: its colon (FF1A) needs no space after it.
 STOPS = r"\u3002\uff01\uff1f\uff1b\uff0c\u3001"  # punctuation of sentences
 KEY_LINE = expression(
-    r"^ {0,3}(?:[-*+] )?(?P<key>[^\s:\uff1a=][^\n:\uff1a=]{0,63})(?::[ \t]+|\uff1a[ \t]*)"
-    rf"(?P<value>[^\s:\uff1a](?:[^\n]{{0,78}}[^\s.!?:;,\uff1a{STOPS}\u2026{{[(\\])?)[ \t]*$",
+    rf"^ {{0,3}}(?:[-*+] )?(?P<key>[^\s:\uff1a=][^{BREAKS}:\uff1a=]{{0,63}})(?::[ \t]+|\uff1a[ \t]*)"
+    rf"(?P<value>[^\s:\uff1a](?:[^{BREAKS}]{{0,78}}[^\s.!?:;,\uff1a{STOPS}\u2026{{[(\\])?)[ \t]*$",
     re.M,
 )
 APART = expression(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule

@@ -110,7 +110,7 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
             stamp = stamp_of(os.fstat(file.fileno()))
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise SkillError(f"no such skill file: {path}") from None
+        raise SkillError(f"no such file: {path}") from None
     except OSError as error:
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
     if looks_like_image(data) or path.suffix.lower() in SUFFIXES:

@@ -131,7 +131,7 @@ def test_methods_and_wordings_that_are_none(notes: Notes, compiled: Path) -> Non
     ask = ("ask", "Why?", "--splice", "returns")
     for name in ("magic", "auto@3", "selective@" + "9" * 5000):
         refused = notes(*ask, "--field", "tier=basic", "--method", name)
-        assert refused.code == 1 and "recompute, auto (selective@K" in refused.err and refused.err.count("\n") == 1
+        assert refused.code == 2 and "recompute, auto (selective@K" in refused.err and refused.err.count("\n") == 1
     refused = notes(*ask, "--wording", "nonsense")
     assert refused.code == 1 and "no erratum wording 'nonsense'. Known wordings: now" in refused.err
 

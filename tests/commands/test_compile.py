@@ -220,7 +220,7 @@ def test_a_text_that_is_no_skill_is_refused(notes: Notes, skill: Path, home: Pat
 
 def test_what_is_not_text_is_refused(notes: Notes, tmp_path: Path, model: Path) -> None:
     """No such file, a folder without SKILL.md, a binary: one line each, exit 1."""
-    for source, message in ((tmp_path / "no.txt", "no such skill file"), (tmp_path, "no SKILL.md"), (model, "GGUF")):
+    for source, message in ((tmp_path / "no.txt", "no such file"), (tmp_path, "no SKILL.md"), (model, "GGUF")):
         outcome = notes("compile", source)
         assert outcome.code == 1 and message in outcome.err and outcome.err.count("\n") == 1
 

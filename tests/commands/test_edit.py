@@ -121,8 +121,8 @@ def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
         (("--field", ""), 2, "'--field': it is empty"),
         (("--field", "date="), 1, "field 'date' has no value"),
         (("--field", "date=a\nb"), 1, "more than one line"),
-        ((*FIELD, "--method", "magic"), 1, "no edit method 'magic'. Known: stale, field, selective, blend"),
-        ((*FIELD, "--method", "selective@0"), 1, "no edit method 'selective@0'"),
+        ((*FIELD, "--method", "magic"), 2, "no edit method 'magic'. Known: stale, field, selective, blend"),
+        ((*FIELD, "--method", "selective@0"), 2, "no edit method 'selective@0'"),
         ((*FIELD, "--method", "block"), 1, "Run: notes compile --from returns -m "),
         (("--method", "field"), 2, "--method says how --field amends the cache: give --field NAME=VALUE, too"),
         (

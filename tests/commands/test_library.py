@@ -70,7 +70,10 @@ def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
     outcome = notes("compile", "pdff")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert "Did you mean pdf?" in outcome.err and f"{project}/.claude/skills" in outcome.err
-    assert "no such skill file: no.txt" in notes("compile", "no.txt").err
+    assert "no such file: no.txt" in notes("compile", "no.txt").err
+    for arguments in (("ask", "x", "--image", "no.png"), ("ask", "x", "--splice", "./no"), ("inspect", "no.gguf")):
+        outcome = notes(*arguments)
+        assert outcome.code == 1 and "no such file" in outcome.err and "Compile it" not in outcome.err, outcome.err
 
 
 def test_a_name_of_two_skills_is_refused(notes: Notes, project: Path) -> None:
@@ -491,7 +494,7 @@ def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Pa
     notes("rm", "returns")
     notes("compile", "-", "--name", "piped", stdin="x")
     assert "nothing to watch" in notes("watch").err and notes("watch").code == 1
-    assert "no such skill file" in notes("watch", "no.txt").err or notes("watch", "no.txt").code == 1
+    assert "no such file" in notes("watch", "no.txt").err or notes("watch", "no.txt").code == 1
 
 
 # completion

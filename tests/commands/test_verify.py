@@ -14,6 +14,15 @@ from notes_cli.measure import verify
 from .conftest import Notes
 
 
+def test_the_system_text_that_is_put_before_skills_is_told(notes: Notes, compiled: Path) -> None:
+    """A default is there so that they have to move: it is a part of what was compared."""
+    told = "the skills come after a system text (-s): "
+    assert f"{told}You are a helpful assistant." in notes("verify", "returns").out
+    assert f"{told}Hello." in notes("verify", "returns", "-s", "Hello.").out
+    assert told not in notes("verify", "returns", "-s", "").out
+    assert notes("verify", "returns", "-s", "Hello.", "--json").json["system"] == "Hello."
+
+
 def test_pass_is_exit_0(notes: Notes, compiled: Path) -> None:
     """Decisions and logits as in a full recompute: one line a question, the verdict last, exit 0."""
     outcome = notes("verify", "returns", "--choices", "a,b", "--question", "Why?", "--question", "When?")
@@ -100,7 +109,8 @@ def test_unknown_skill_and_field(notes: Notes, compiled: Path) -> None:
     """Each is one line on stderr and exit 1."""
     for arguments, message in (("retruns", "Did you mean returns?"), ("returns --erratum x=1", "date, tier")):
         outcome = notes("verify", *arguments.split())
-        assert (outcome.code, outcome.out) == (1, "") and message in outcome.err and outcome.err.count("\n") == 1
+        assert (outcome.code, outcome.out) == (1 + ("magic" in message), "")
+        assert message in outcome.err and outcome.err.count("\n") == 1
 
 
 EDIT = ("verify", "returns", "--field", "date=2026-07-01", "--choices", "a,b", "--question", "Why?")
@@ -167,7 +177,7 @@ def test_wrong_usage(notes: Notes, arguments: tuple[str, ...], message: str) -> 
 
 
 def test_edits_that_are_none(notes: Notes, compiled: Path) -> None:
-    """An unknown field, an unknown method, the value that the text has: one line, exit 1."""
+    """An unknown field, the value that the text has: one line, exit 1; of an unknown method 2."""
     for extra, message in (
         (("--field", "dat=x"), "no spliced skill has a field 'dat'"),
         (("--field", "tier=b", "--method", "magic"), "no edit method 'magic'"),

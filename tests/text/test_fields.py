@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
-from notes_cli.text.fields import Field, Hole, fill, find_fields
+from notes_cli.text.fields import Field, Hole, clean_value, fill, find_fields
 from notes_cli.text.spans import token_spans
 
 
@@ -26,6 +26,16 @@ def test_key_value_lines_are_fields() -> None:
     text, fields, warnings = find_fields("date: 2026-06-01\n- tier: gold\nship_to: New York City\n", {})
     assert spans(text, fields) == {"date": ["2026-06-01"], "tier": ["gold"], "ship_to": ["New York City"]}
     assert not warnings
+
+
+@pytest.mark.parametrize("end", "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+def test_a_line_ends_where_a_value_does(end: str) -> None:
+    """What reads as an end of a line somewhere is in no value, wherever that comes from: a text has none that could not
+    be given to it again."""
+    for text in (f"date: 2026-06-01{end}More.", f"Delivery time: 3 days{end}fee: 12", f"日期\uff1a2026{end}x: 3"):
+        assert find_fields(text, {})[1] == ()
+    with pytest.raises(SkillError, match="more than one line"):
+        clean_value("date", f"2026-06-01{end}More")
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_a_hoisted_field() -> None:
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     """No traceback for a typo."""
-    with pytest.raises(SkillError, match="no such skill file"):
+    with pytest.raises(SkillError, match="no such file"):
         load_skill(tmp_path / "no.txt")
 
 
