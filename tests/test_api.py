@@ -415,7 +415,7 @@ def test_sessions(model: notes.Model, skill: Skill) -> None:
         assert (edit.field, edit.value, edit.method) == ("date", "2026-07-01", "erratum")
         assert (session.name, session.turns, session.fields["date"]) == ("mine", 1, "2026-07-01")
         fork = session.fork("other")
-        with pytest.raises(SessionError, match="another process uses session other"):
+        with pytest.raises(SessionError, match="session other is open already, here or in another process"):
             model.session("other")
         fork.ask("And then?", choices=CHOICES)
         assert (fork.turns, session.turns) == (2, 1)
