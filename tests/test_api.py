@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -283,6 +285,32 @@ def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
     for how in ({"limit": -1}, {"seam": -1}, {"max_think": -2}):
         with pytest.raises(NotesError, match="no number of tokens"):
             model.ask(QUESTION, **how)  # type: ignore[arg-type]
+
+
+def test_what_is_of_another_type_is_said_to_be(model: notes.Model) -> None:
+    """A word is no flag, which would be true whatever it says."""
+    flags = ({name: "no"} for name in ("think", "recompute", "strict", "exact"))
+    for how in (*flags, {"grammar": 3}, {"grammar": 0}, {"listener": None}, {"system": 0}):
+        (name,) = how
+        with pytest.raises(NotesError, match=f"^{name} is "):
+            model.ask(QUESTION, **how)  # type: ignore[arg-type]
+    for many in ({"parallel": "3"}, {"parallel": True}, {"listener": print}):
+        with pytest.raises(NotesError, match=r"questions at once|no Listener"):
+            next(model.ask_many([QUESTION], **many))  # type: ignore[arg-type]
+
+
+def test_a_copy_of_a_segment_that_cannot_be_made(
+    model: notes.Model, skill: Skill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is said of it but the error: what was begun of the copy has no file to close."""
+    model.compile(skill)
+    segment, unraisable = model.segment("returns"), list[object]()
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError):
+            copied(segment)
+    gc.collect()
+    assert unraisable == []
 
 
 def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
