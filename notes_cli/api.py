@@ -364,7 +364,7 @@ class Model:
         """Begin a session of this name or go on with it. It is held until it, or the model, is closed.
 
         `new`: it need not have been begun. `reading`: it will not be changed, so that a read-only folder will do. Raise
-        SessionError if there is none, if another process holds it, or if it is another model's, UnsupportedError where
+        SessionError if there is none, if it is open already, or if it is another model's, UnsupportedError where
         this model's rows cannot be kept.
         """
         from notes_cli.sessions.session import Session as Held

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -285,6 +287,32 @@ def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
             model.ask(QUESTION, **how)  # type: ignore[arg-type]
 
 
+def test_what_is_of_another_type_is_said_to_be(model: notes.Model) -> None:
+    """A word is no flag, which would be true whatever it says."""
+    flags = ({name: "no"} for name in ("think", "recompute", "strict", "exact"))
+    for how in (*flags, {"grammar": 3}, {"grammar": 0}, {"listener": None}, {"system": 0}):
+        (name,) = how
+        with pytest.raises(NotesError, match=f"^{name} is "):
+            model.ask(QUESTION, **how)  # type: ignore[arg-type]
+    for many in ({"parallel": "3"}, {"parallel": True}, {"listener": print}):
+        with pytest.raises(NotesError, match=r"questions at once|no Listener"):
+            next(model.ask_many([QUESTION], **many))  # type: ignore[arg-type]
+
+
+def test_a_copy_of_a_segment_that_cannot_be_made(
+    model: notes.Model, skill: Skill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is said of it but the error: what was begun of the copy has no file to close."""
+    model.compile(skill)
+    segment, unraisable = model.segment("returns"), list[object]()
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError):
+            copied(segment)
+    gc.collect()
+    assert unraisable == []
+
+
 def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
     """As the server takes them, and what each means is the same."""
     model.compile(skill)
@@ -415,7 +443,7 @@ def test_sessions(model: notes.Model, skill: Skill) -> None:
         assert (edit.field, edit.value, edit.method) == ("date", "2026-07-01", "erratum")
         assert (session.name, session.turns, session.fields["date"]) == ("mine", 1, "2026-07-01")
         fork = session.fork("other")
-        with pytest.raises(SessionError, match="another process uses session other"):
+        with pytest.raises(SessionError, match="session other is open already, here or in another process"):
             model.session("other")
         fork.ask("And then?", choices=CHOICES)
         assert (fork.turns, session.turns) == (2, 1)

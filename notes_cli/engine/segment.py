@@ -139,9 +139,11 @@ class Stored(Sequence[LayerRows]):
     them read and checked first, and once; then the file is closed. That may raise what `refused` makes.
     """
 
+    file: BinaryIO | None = None  # none: the rows have been read, or a copy, which it has none for, was not made
+
     def __init__(self, tensors: Sequence[StoredLayer], file: BinaryIO) -> None:
         self.tensors = tuple(tensors)
-        self.file: BinaryIO | None = file  # none: the rows have been read
+        self.file = file
         self._rows: tuple[LayerRows, ...] = ()
 
     @abstractmethod

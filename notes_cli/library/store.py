@@ -122,7 +122,7 @@ class Library:
             return path
         others = self.entries(name)
         if not others:
-            raise self.unknown(name)
+            raise self.unknown(name, files=False)
         infos = [entry.info for entry in others if entry.info is not None]
         # The nearest file first: the one with the fewest differences.
         found = [info.identity.differences(identity) for info in infos]
@@ -155,7 +155,7 @@ class Library:
         wanted = None if identity is None else self.path(name, identity)
         files = [path for found, path in self._files() if found == name and wanted in (None, path)]
         if not files:
-            raise self.unknown(name)
+            raise self.unknown(name, files=False)
         for path in files:
             try:
                 path.unlink(missing_ok=True)
@@ -270,19 +270,19 @@ class Library:
         """Name and path of each file, by the file's name."""
         return segment_files(self.folder)
 
-    def unknown(self, word: str) -> SegmentError:
-        """What to raise for a word that is nothing, with names that are near."""
+    def unknown(self, word: str, *, files: bool = True) -> SegmentError:
+        """What to raise for a word that is nothing, with names that are near. `files`: it might have been one."""
         from difflib import get_close_matches
 
-        known = self.names()
+        known, none = self.names(), f"no compiled skill{' and no file' if files else ''} {word!r}"
         if "," in word and all(one.strip() in known for one in word.split(",")):
-            return SegmentError(f"no compiled skill and no file {word!r}", "Name each skill on its own")
+            return SegmentError(none, "Name each skill on its own")
         near = get_close_matches(word, known, n=3)
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
         if not near and (os.sep in word or Path(word).suffix):  # there is nothing that could be compiled
             return SegmentError(f"no such file, and no compiled skill: {word}", Help.LIST_SKILLS())
         remedy = Help.LIST_SKILLS() if near else Help.COMPILE_NAMED(name=word)
-        return SegmentError(f"no compiled skill and no file {word!r}{hint}", remedy)
+        return SegmentError(f"{none}{hint}", remedy)
 
 
 def came_from(info: SegmentInfo, source: str) -> bool:

@@ -1,14 +1,18 @@
 """One thread at a time: what a program asks of a model in one thread waits for what it asks of it in another.
 
 A context, its sequences and the logits of its last batch belong to whoever computes. Methods that are `alone` hold the
-lock of their workspace while they run, generators from one text to the next; several may be alive at once.
+lock of their workspace while they run, generators from one text to the next; several may be alive at once. What they
+call a listener has to be one: else the first notice would be an error in the middle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from notes_cli.errors import NotesError
+from notes_cli.runtime.asking import SILENT, Listener
 
 if TYPE_CHECKING:
     from typing import Concatenate, ParamSpec
@@ -36,6 +40,7 @@ def alone(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P],
 
     @wraps(method)
     def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        _check(kwargs)
         with self.workspace.alone:
             return method(self, *args, **kwargs)
 
@@ -49,9 +54,15 @@ def alone_each(
 
     @wraps(method)
     def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, R]:
+        _check(kwargs)
         return _each(self, method(self, *args, **kwargs))  # of a generator nothing is computed before it is asked
 
     return held
+
+
+def _check(given: Mapping[str, object]) -> None:
+    if not isinstance(listener := given.get("listener", SILENT), Listener):
+        raise NotesError(f"listener is {listener!r}, and no Listener")
 
 
 def _each(self: Computing, going: Iterator[T]) -> Generator[T, None, R]:

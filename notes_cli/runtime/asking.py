@@ -103,12 +103,15 @@ class Request:
         keep_lists(self, splice=SKILLS, images=SKILLS, errata=str, decode=str, choices=str, results=(tuple, list))
         words = [
             ("question", self.question),
-            ("system", self.system or ""),
+            *((name, given) for name in ("system", "grammar") if (given := getattr(self, name)) is not None),
             *((f"the value of {name}", value) for name, value in self.values.items()),
         ]
         for name, value in words:
             if not isinstance(value, str):
                 raise NotesError(f"{name} is {value!r}, and no text")
+        for name in ("think", "recompute", "strict", "exact"):
+            if not isinstance(getattr(self, name), bool):
+                raise NotesError(f"{name} is {getattr(self, name)!r}, and neither True nor False")
         for name, count in (("max_think", self.max_think), ("limit", self.limit), ("seam", self.seam or 0)):
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise NotesError(f"{name} is {count!r}, and no number of tokens")

@@ -177,7 +177,7 @@ def from_library(library: Library, name: str, other: str | None = None) -> tuple
     infos = [entry.info for entry in entries if entry.info is not None]
     if not infos:
         problem = next((entry.problem for entry in entries if entry.problem is not None), None)
-        raise problem or library.unknown(name)
+        raise problem or library.unknown(name, files=False)
     info = max(infos, key=lambda one: one.created)
     files = files_of(info.source)
     if files and all(map(os.path.isfile, files)):

@@ -22,7 +22,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, Copy, Talk, told
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.shelf import Shelf, Text, matched, read_last
+from notes_cli.serve.shelf import Shelf, Text, called, matched, read_last
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
 
@@ -44,11 +44,12 @@ class Arranged:
 
 
 def model_of(model: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The skills that a model's alias names, `model@returns+support`. Raise Refused for another model."""
-    base, _, skills = model.partition("@")
+    """The skills that a model's alias names, `model@returns+support`; its own name may have an @, too. Raise Refused
+    for another model."""
     if model in known or not model:
         return ()
-    if base not in known:
+    skills = next((model.removeprefix(f"{one}@") for one in known if model.startswith(f"{one}@")), None)
+    if skills is None:
         raise Refused(
             404, f"The model '{model[:80]}' does not exist. There is {known[0]}", param="model", code="model_not_found"
         )
@@ -104,7 +105,7 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
     if wanted.stops:  # the token that a stop is found in may have more than the stop
         raise Refused(400, "stop does not go with a session, which keeps whole tokens", param="stop")
     seed = time.time_ns() if wanted.sampling.seed == DRAWN else wanted.sampling.seed
-    names = dict.fromkeys((*model_of(asked.model, known), *asked.notes.splice))
+    names = dict.fromkeys(map(called, (*model_of(asked.model, known), *asked.notes.splice)))
     pictures = [part.picture for part in messages[0].parts if isinstance(part, ImagePart)]
     return Request(
         _words(messages[0]),
@@ -142,7 +143,7 @@ def _arranged(
     for name in _sent_newer(desk.shelf, known, asked, roles):
         talk, known = talk and talk.without(name), {one: segment for one, segment in known.items() if one != name}
     named: dict[str, Segment] = {}
-    for name in names:
+    for name in map(called, names):
         segment = known.get(name) or desk.shelf.segment(name)
         named.setdefault(segment.name, segment)
     found, messages = dict(named), list(asked.messages)

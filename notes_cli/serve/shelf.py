@@ -51,7 +51,7 @@ class Shelf:
     def segment(self, name: str) -> Segment:
         """A compiled skill. Raise SegmentError where there is none, or none for this model."""
         store, workspace = self._workspace.library, self._workspace
-        named = names.typed(name)
+        named = called(name)
         if not names.is_name(named):  # a client names skills: what may be a file is not even looked for
             raise SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
         path = store.find(named, workspace.identity, workspace.compile_again(named))
@@ -137,6 +137,12 @@ class Shelf:
         listed = set(self._listed)
         self._infos = {path: one for path, one in self._infos.items() if path in listed}
         self._open = OrderedDict((key, one) for key, one in self._open.items() if key[0] in listed)
+
+
+def called(word: str) -> str:
+    """The name of the skill that a client's word means, as for commands: what is no name is one in lower case."""
+    typed = names.typed(word)
+    return typed if names.is_name(typed) else names.typed(word.lower())
 
 
 def _stamp(path: Path) -> _Stamp:

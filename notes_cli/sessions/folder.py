@@ -204,7 +204,7 @@ class Sessions:
         either, as its first turn could not be written, nothing is left. `reading`: nothing will be written, so that a
         folder that is read-only will do.
 
-        Raise SessionError if there is none of that name, or another process holds it.
+        Raise SessionError if there is none of that name, or it is held already.
         """
         name = names.typed(name)
         if not new:
@@ -228,7 +228,8 @@ class Sessions:
             try:
                 held.enter_context(locked(self.folder / ".locks" / f"{name}.lock", wait=0))
             except HeldError:
-                raise HeldSessionError(f"another process uses session {name}", "Wait for it, or end it") from None
+                what = f"session {name} is open already, here or in another process"
+                raise HeldSessionError(what, "Wait for it, or close it") from None
             except OSError as error:
                 if not (reading and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)):
                     raise SessionError(f"cannot write to {self.folder}: {reason(error)}") from error
@@ -278,7 +279,7 @@ class Sessions:
 
     def remove(self, *wanted: str) -> list[Path]:
         """Delete sessions, sound or not; return their folders. Raise SessionError, before any is deleted, if there is
-        none of one of the names or another process holds one."""
+        none of one of the names or one is held."""
         found = self.known(*wanted)
         removed: list[Path] = []
         with ExitStack() as held:

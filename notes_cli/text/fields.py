@@ -34,6 +34,7 @@ from notes_cli.text.keys import BREAKS, KeyLine, field_name, key_lines, listed
 SLUG = expression(r"[A-Za-z0-9_-]+")
 PLACEHOLDER = expression(rf"(\\)?\{{\{{[ \t]*([^\s{{}}](?:[^{{}}{BREAKS}]{{0,62}}[^\s{{}}])?)[ \t]*\}}\}}")
 BREAK = expression(f"[{BREAKS}]")
+CONTROL = expression(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # but what is white space
 FENCE = expression(r" {0,3}(```+|~~~+)")
 
 Span = tuple[int, int]  # characters [first, last)
@@ -59,7 +60,8 @@ class Hole:
 
 
 def clean_value(name: str, value: str) -> str:
-    """The value without white space around it. Raise SkillError if it is empty, has several lines or begins with =."""
+    """The value without white space around it. Raise SkillError if it is empty, has several lines or a control
+    character, or begins with =."""
     value = value.strip()
     if value.startswith("="):
         raise SkillError(f"the value of field {name!r} begins with =", f"Write {name}=VALUE")
@@ -67,6 +69,8 @@ def clean_value(name: str, value: str) -> str:
         raise SkillError(f"field {name!r} has no value", f"Give it one: {name}=VALUE")
     if BREAK.search(value):
         raise SkillError(f"the value of field {name!r} has more than one line", "Write it on one line")
+    if CONTROL.search(value):
+        raise SkillError(f"the value of field {name!r} has a control character", "Write it without")
     return value
 
 

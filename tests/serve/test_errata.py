@@ -398,6 +398,8 @@ def test_a_session_is_opened_by_one_at_a_time(own: Served) -> None:
         (400, {"field": "date"}),
         (400, {"value": "x"}),
         (400, {**LATE, "x": 1}),
+        (400, {**LATE, "value": "2026\0"}),
+        (400, {**LATE, "value": "a\x1b[31mb"}),
     ],
 )
 def test_what_nobody_can_be_told(own: Served, status: int, given: Json) -> None:

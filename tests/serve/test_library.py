@@ -108,6 +108,37 @@ def test_a_recompiled_skill_is_another_one(own: Served) -> None:
     own.chat([{"role": "user", "content": "What is the amount?"}], 404, notes=extra)
 
 
+def test_names_as_commands_take_them(own: Served) -> None:
+    """A skill in whatever case, also one that the conversation has; what is not there is said to be no skill."""
+    talk = [{"role": "user", "content": QUESTION}]
+    first, *others = (
+        own.chat(talk, **how)
+        for how in (
+            {"notes": {"splice": ["Returns"]}},
+            {"notes": {"splice": ["returns", "RETURNS"]}},
+            {"model": "tiny@Returns"},
+        )
+    )
+    assert {one["usage"]["prompt_tokens"] for one in others} == {first["usage"]["prompt_tokens"]}
+    assert own.http.delete("/v1/notes/returns").status_code == 200
+    talk += [{"role": "assistant", "content": told(first)}, {"role": "user", "content": "What is the tier?"}]
+    assert told(own.chat(talk, notes={"splice": ["Returns"]})) == "gold"
+    for name in ("Returns", "returns"):
+        error = own.chat(talk[2:], 404, notes={"splice": [name]})
+        assert error["message"].startswith("no compiled skill 'returns'") and " file" not in error["message"]
+        assert own.http.delete(f"/v1/notes/{name}").status_code == 404
+
+
+def test_a_name_of_the_model_with_an_at(library: Path) -> None:
+    """Skills are named after it, too."""
+    with started(library, names=["tiny@home", "tiny"]) as served:
+        talk = [{"role": "user", "content": QUESTION}]
+        for name in ("tiny@home@returns", "tiny@returns"):
+            assert served.chat(talk, model=name)["usage"]["prompt_tokens"] > 100
+        assert served.chat(talk, model="tiny@home")["usage"]["prompt_tokens"] < 100
+        assert "no compiled skill 'home'" not in served.chat(talk, 404, model="other@home")["message"]
+
+
 def test_explain(own: Served) -> None:
     """What is explained is what is done then, and computes nothing."""
     asked = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"], "explain": True}}

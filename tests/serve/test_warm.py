@@ -220,7 +220,7 @@ def test_a_text_that_was_edited(server: Running, tmp_path: Path) -> None:
 def test_a_session_that_is_open_elsewhere_is_refused_alike(server: Running) -> None:
     with Sessions(server.home / "sessions").locked("held", new=True):
         cold, warm = both(server, QUESTION, "--session", "held")
-    assert comparable(cold) == comparable(warm) and cold.code == 1 and "another process uses session held" in cold.err
+    assert comparable(cold) == comparable(warm) and cold.code == 1 and "session held is open already" in cold.err
 
 
 @pytest.mark.parametrize("stdin", ["May I return this?", "", "\udcff"])

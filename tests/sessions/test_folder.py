@@ -205,7 +205,7 @@ def test_a_fork_is_held_like_what_it_came_from(begun: SessionFolder, sessions: S
     """Both at once, so that both can go on; nothing is forked from a session without a turn, nor into itself."""
     with sessions.locked("mine") as stored, sessions.forked(stored, "other") as fork:
         for name in ("mine", "other"):
-            with pytest.raises(SessionError, match="another process uses"), sessions.locked(name):
+            with pytest.raises(SessionError, match="is open already"), sessions.locked(name):
                 pass
         fork.commit(turn(4, rows=""))
         with pytest.raises(SessionError, match="there is a session mine already"), sessions.forked(fork, "mine"):
@@ -231,7 +231,7 @@ def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None
     command = [sys.executable, "-c", code, str(sessions.folder)]
     with sessions.locked("mine"):
         refused = subprocess.run([*command, "mine"], capture_output=True, text=True)
-        assert "another process uses session mine. Wait for it, or end it" in refused.stderr and not refused.stdout
+        assert "session mine is open already, here or in another process." in refused.stderr and not refused.stdout
         assert subprocess.run([*command, "free"], capture_output=True, text=True).stdout == "held\n"
     with sessions.locked("mine") as stored:
         assert stored.state.tokens == [1, 2, 3]
@@ -240,7 +240,7 @@ def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None
 def test_all_are_removed_or_none(begun: SessionFolder, sessions: Sessions) -> None:
     """One that is held, or that there is not, keeps the others; a name that is given twice is one."""
     sessions.fork("mine", "other")
-    with sessions.locked("other"), pytest.raises(HeldSessionError, match="another process uses session other"):
+    with sessions.locked("other"), pytest.raises(HeldSessionError, match="session other is open already"):
         sessions.remove("mine", "other")
     with pytest.raises(SessionError, match="there is no session 'third'"):
         sessions.remove("mine", "third")
