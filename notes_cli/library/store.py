@@ -239,7 +239,7 @@ class Library:
             return
         from notes_cli.library.standing import StandingErrata, marks_of
 
-        same = before is not None and (before.source == after.source or came_from(before, after.source))
+        same = before is not None  # whoever puts another text in its place (--force) says that it is this skill
         fields = {span.name: span.value for span in after.fields}
         marks = marks_of(after.source, after.text)
         for one in StandingErrata(self.folder).compiled(after.name, fields, marks, same=same):

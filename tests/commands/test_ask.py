@@ -107,7 +107,7 @@ def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Pat
     refused = notes(*ask, "--place", "early")
     assert (
         refused.code == 1
-        and "--place, --system, --no-splice and --decode belong" in refused.err
+        and "--place, --system, --no-splice, --exact and --decode belong" in refused.err
         and refused.err.count("\n") == 1
     )
 

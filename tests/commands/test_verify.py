@@ -178,13 +178,13 @@ def test_wrong_usage(notes: Notes, arguments: tuple[str, ...], message: str) -> 
 
 def test_edits_that_are_none(notes: Notes, compiled: Path) -> None:
     """An unknown field, the value that the text has: one line, exit 1; of an unknown method 2."""
-    for extra, message in (
-        (("--field", "dat=x"), "no spliced skill has a field 'dat'"),
-        (("--field", "tier=b", "--method", "magic"), "no edit method 'magic'"),
-        (("--field", "tier=gold"), "the text says tier=gold already"),
+    for extra, code, message in (
+        (("--field", "dat=x"), 1, "no spliced skill has a field 'dat'"),
+        (("--field", "tier=b", "--method", "magic"), 2, "no edit method 'magic'"),
+        (("--field", "tier=gold"), 1, "the text says tier=gold already"),
     ):
         outcome = notes("verify", "returns", *extra)
-        assert (outcome.code, outcome.out) == (1, "") and message in outcome.err and outcome.err.count("\n") == 1
+        assert (outcome.code, outcome.out) == (code, "") and message in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_a_model_that_refuses_methods(

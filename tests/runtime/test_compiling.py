@@ -307,7 +307,7 @@ def test_a_segment_of_an_earlier_notes(workspace: Workspace, tmp_path: Path) -> 
     """It does not say where its text came from: it opens, and is the source's that has the same words."""
     mine = tmp_path / "returns.txt"
     path = compile_to_library(workspace, written(mine, "date: 1")).path
-    write_segment(path, replace(open_segment(path), source=""))
+    write_segment(path, replace(open_segment(path), source="", stamp=()))
     assert open_segment(path).source == "" and b"notes.source" not in path.read_bytes()
     with pytest.raises(TakenError, match="from an unknown place"):
         compile_to_library(workspace, written(mine, "date: 2"))
