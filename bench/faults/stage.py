@@ -242,7 +242,9 @@ def look(home: Path) -> Look:
     for name in kept.names():
         try:
             stored = kept.find(name)
-            lines = [{key: value for key, value in line.items() if key != "time"} for line in stored.lines]
+            lines = [
+                {key: value for key, value in line.items() if key not in ("time", "heard")} for line in stored.lines
+            ]
             rows = []
             for file in stored.kept():
                 segment = open_segment(stored.folder / file)
