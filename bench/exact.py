@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 import notes_cli as notes
 from bench.experiments.frame import grid
+from bench.marked import put_between
 from bench.race.cells import MODELS
 from bench.race.workloads import ANSWER, TITLES, Work, texts, works
 from bench.random_model import ROOT
@@ -158,14 +159,6 @@ def table(rows: list[Row]) -> str:
     return grid("model | asked | how | same answers | decoded | error", lines)
 
 
-def write(folder: Path, rows: list[Row]) -> None:
-    """Put the table into the page."""
-    path = folder / PAGE
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n\n{table(rows)}\n\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["shipped", "random"])
@@ -182,7 +175,7 @@ def main() -> None:
             print("\n".join(table(rows[-len(WAYS) :]).splitlines()[2:]), flush=True)
     if given.write:
         KEPT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        write(given.write, rows)
+        put_between(given.write / PAGE, BEGIN, END, f"\n\n{table(rows)}\n\n")
 
 
 if __name__ == "__main__":

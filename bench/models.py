@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.experiments.calibration import profile_of
 from bench.experiments.keeping import ROOT
+from bench.marked import put_between
 from bench.protocol.measures.weights import write_random
 from bench.reversed_model import REVERSED, REVERSED_NAME
 from notes_cli.config import shipped_model
@@ -36,10 +37,7 @@ def main() -> int:
         random = write_random(shipped_model(), Path(folder, "random.gguf"), SEED)
         models = {"notes-tiny": shipped_model(), REVERSED_NAME: REVERSED, "random weights": random}
         profiles = [_measured(path, name) for name, path in models.items()]
-    before, found, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert found and end, f"{PAGE} has no place for the table"
-    PAGE.write_text(f"{before}{BEGIN}{grid(ROW, [row(one) for one in profiles])}\n{END}{after}", encoding="utf-8")
+    put_between(PAGE, BEGIN, END, f"{grid(ROW, [row(one) for one in profiles])}\n")
     KEPT.write_text(json.dumps([_kept(one) for one in profiles], indent=1) + "\n", encoding="utf-8")
     return 0
 

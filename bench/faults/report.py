@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.faults.frame import Row
+from bench.marked import put_between
 
 BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
 KEPT = "results/faults.json"  # the rows, beside the document
@@ -20,10 +21,7 @@ def write(path: Path, rows: Sequence[Row], about: Mapping[str, tuple[str, str]])
     all_rows = {row.kind: row for row in (*(Row(**row) for row in known), *rows)}
     ordered = [all_rows[kind] for kind in about if kind in all_rows]
     kept.write_text(json.dumps([asdict(row) for row in ordered], indent=1) + "\n", encoding="utf-8")
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n\n{table(ordered, about)}\n\n{END}{after}", encoding="utf-8")
+    put_between(path, BEGIN, END, f"\n\n{table(ordered, about)}\n\n")
 
 
 def table(rows: Sequence[Row], about: Mapping[str, tuple[str, str]]) -> str:

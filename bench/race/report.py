@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from bench.marked import put_between
 from bench.race.cells import GRID, MODELS, Cell, Kept, cells
 from bench.race.peers import PEERS, Peer, Run
 from bench.race.workloads import TITLES
@@ -29,11 +30,8 @@ def sentence(runs: Sequence[Run]) -> str:
 
 def write(folder: Path, found: Kept) -> None:
     """The page and its pictures."""
-    path = folder / "race.md"
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
     parts = [part for model in GRID for part in _model(model, found, folder)]
-    path.write_text("\n\n".join([f"{before}{BEGIN}", *parts, f"{END}{after}"]), encoding="utf-8")
+    put_between(folder / "race.md", BEGIN, END, "\n\n".join(["", *parts, ""]))
 
 
 def _model(model: str, found: Kept, folder: Path) -> Iterator[str]:

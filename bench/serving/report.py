@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.marked import put_between
 from bench.serving.figures import Figures, Wait, times
 from bench.serving.load import Seen
 from bench.serving.races import RACES, RATES, TENTHS, Phase, Race
@@ -29,10 +30,7 @@ def sentence(phase: Phase, found: Figures) -> str:
 def write(folder: Path, done: Measured) -> None:
     """Both files."""
     (folder / KEPT).write_text(json.dumps(list(_records(done)), indent=1) + "\n", encoding="utf-8")
-    path = folder / "serving.md"
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n\n{tables(done)}\n\n{END}{after}", encoding="utf-8")
+    put_between(folder / "serving.md", BEGIN, END, f"\n\n{tables(done)}\n\n")
 
 
 def _records(done: Measured) -> Iterator[dict[str, object]]:
