@@ -237,12 +237,9 @@ def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: 
     notebook = assemble(
         workspace,
         draft.prompt,
-        seam=draft.settings.seam,
-        splice=not request.recompute,
+        **draft.how,
         dry=dry,
         room=room_for(workspace, request, draft.settings.think),
-        strict=request.strict,
-        exact=request.exact,
         later=True,
     )
     return Plan.of(draft, notebook)

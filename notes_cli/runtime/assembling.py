@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -19,14 +19,21 @@ from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.settings import DEFAULT_SEAM, repair
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.prompt import Chunk
 
 if TYPE_CHECKING:
     from notes_cli.engine.context import Context
     from notes_cli.engine.eye import Seen
 
-_OPENING = Chunk("text")  # BOS
 _OTHER_LEFT = "preceded by a different context than at compile time"
+
+
+class How(TypedDict):
+    """How skills come to a prompt; `assemble` says what each of these is."""
+
+    seam: int
+    splice: bool
+    strict: bool
+    exact: bool
 
 
 def assemble(
@@ -102,7 +109,7 @@ def assembling(
     notebook = workspace.notebook(dry=dry) if begun is None else begun
     try:
         there = len(notebook)
-        for chunk, ids in zip((_OPENING, *parts.chunks), (parts.opening, *parts.tokens), strict=True):
+        for chunk, ids in parts.each:
             done, there = min(there, len(ids)), max(0, there - len(ids))
             ids = ids[done:]
             if not len(ids):
@@ -124,8 +131,7 @@ def assembling(
             elif changed:
                 amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
-                # What waits gets later cells, and attention sums in the order of cells: that rounds otherwise.
-                yield from place.task(notebook, segment, later and not exact)
+                yield from place.task(notebook, segment, later)
     except BaseException:
         notebook.close()
         raise
@@ -161,6 +167,7 @@ class Placing:
         same_left = np.array_equal(notebook.tokens, segment.context)
         context = notebook.context
         inexact = _inexact(context, segment, same_left) if self.exact else None
+        decoded = Reason.INEXACT if inexact else Reason.REFUSED  # if it has to be
         if inexact:
             refusal: str | None = inexact
         elif segment.pinned and same_left:
@@ -179,6 +186,7 @@ class Placing:
         elif refusal is None:
             seam = 0 if same_left else self.seam
             notebook.open_splice(segment, seam)
+            later = later and not self.exact  # what waits gets later cells, and attention sums in the order of cells
             if notebook.pending and not notebook.dry and not later:
                 yield [notebook]
             notebook.splice(segment, seam=seam, rotate=self.rotate, opened=True, later=later)
@@ -191,11 +199,9 @@ class Placing:
                 raise UnsupportedError(f"{segment.name} has an image, and cannot be spliced here: {refusal}")
             if notebook.pending and not notebook.dry:
                 yield [notebook]
-            why = Reason.INEXACT if inexact else Reason.REFUSED
-            notebook.show(self.look(segment), "splice", segment.name, why, refusal)
+            notebook.show(self.look(segment), "splice", segment.name, decoded, refusal)
         else:
-            why = Reason.INEXACT if inexact else Reason.REFUSED
-            notebook.append(segment.tokens, "splice", segment.name, reason=why, detail=refusal)
+            notebook.append(segment.tokens, "splice", segment.name, reason=decoded, detail=refusal)
 
 
 def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:

@@ -29,7 +29,7 @@ from notes_cli.runtime.asking import (
     answering,
     room_for,
 )
-from notes_cli.runtime.assembling import assemble, cells_meanwhile, tell_unspliced
+from notes_cli.runtime.assembling import How, assemble, cells_meanwhile, tell_unspliced
 from notes_cli.runtime.opening import SkillRef, open_segments
 from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
 from notes_cli.runtime.settling import Settings, check_no_results, held_to, settled
@@ -58,6 +58,7 @@ class _Stem:
     wanted: Sequence[SkillRef]  # skills and images, as they were called
     settings: Settings
     prompt: Prompt  # of the first of them
+    how: How
     chunks: Sequence[Chunk] = ()
     notebook: Notebook | None = None
 
@@ -72,20 +73,12 @@ class _Stem:
 
     def assemble(self, workspace: Workspace, place: _Place, listener: Listener) -> None:
         """Put the notebook together, if it is not there, and decode what of it is not spliced."""
-        request, parts = place.request, place.parts
+        parts = place.parts
         if parts is None:
             return
         self.close()
         self.chunks = parts.chunks[:-1]
-        splice, seam = not request.recompute, self.settings.seam
-        self.notebook = assemble(
-            *(workspace, self.prompt),
-            seam=seam,
-            splice=splice,
-            strict=request.strict,
-            exact=request.exact,
-            parts=parts.stem,
-        )
+        self.notebook = assemble(workspace, self.prompt, **self.how, parts=parts.stem)
         tell_unspliced(self.notebook, listener.notice)
         try:
             with listener.watch("reading what the prompts share", len(self.notebook.pending)) as update:
@@ -299,7 +292,7 @@ class _Batch:
         skills = [segment for word in request.splice for segment in self._open(word)]
         images = [segment for word in request.images for segment in self._open(word, image=True)]
         draft = settled(self._workspace, request, [*skills, *images], self._listener)
-        stem = _Stem(wanted, draft.settings, draft.prompt)
+        stem = _Stem(wanted, draft.settings, draft.prompt, draft.how)
         busy = [place.stem for place in self._places]
         for other in [one for one, found in self._stems.items() if found not in busy][: 1 - STEMS or None]:
             self._stems.pop(other).close()

@@ -19,7 +19,6 @@ from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
-_OPENING = Chunk("text")  # BOS
 REMEMBERED = 4096  # ways that rows came about, of which the numbers are known
 
 
@@ -42,7 +41,7 @@ class Layout:
     def live(self, length: int) -> list[Piece]:
         """The pieces of so many first tokens that are there already, whatever they were to who left them there."""
         pieces, place = [], 0
-        for chunk, ids in zip((_OPENING, *self.parts.chunks), (self.parts.opening, *self.parts.tokens), strict=True):
+        for chunk, ids in self.parts.each:
             if (count := min(len(ids), length - place)) > 0:
                 pieces.append(Piece(chunk.kind, chunk.name, place, count, "live", Reason.LIVE))
             place += count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 import numpy as np
@@ -19,6 +19,8 @@ from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import Conversation, SkillPart, asking, check_once
 from notes_cli.text.prompt import Chunk, build
+
+_OPENING = Chunk("text")  # BOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,11 @@ class Parts:
     def stem(self) -> Parts:
         """All but the last chunk, what is asked."""
         return replace(self, chunks=self.chunks[:-1], tokens=self.tokens[:-1])
+
+    @property
+    def each(self) -> Iterator[tuple[Chunk, Tokens]]:
+        """The chunks with their tokens, in the order of the prompt: BOS first, where it is apart."""
+        return zip((_OPENING, *self.chunks), (self.opening, *self.tokens), strict=True)
 
     @property
     def count(self) -> int:

@@ -31,6 +31,7 @@ from notes_cli.text.keys import listed
 if TYPE_CHECKING:
     from notes_cli.library.standing import Standing
     from notes_cli.runtime.asking import Listener, Request
+    from notes_cli.runtime.assembling import How
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,13 @@ class Draft:
             decoded=_decoded(request, segments),
             think=self.settings.think,
         )
+
+    @property
+    def how(self) -> How:
+        """How its skills come to the prompt."""
+        request = self.request
+        splice = not request.recompute
+        return {"seam": self.settings.seam, "splice": splice, "strict": request.strict, "exact": request.exact}
 
 
 def drafted(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Draft:

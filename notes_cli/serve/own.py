@@ -218,11 +218,8 @@ class Own:
         try:
             yield from assembling(
                 *(workspace, one.prompt, one.parts),
-                seam=draft.settings.seam,
-                splice=not request.recompute,
+                **draft.how,
                 dry=self._explain,
-                strict=request.strict,
-                exact=request.exact,
                 begun=notebook,
             )
             plan = Plan.of(draft, notebook)

@@ -151,15 +151,7 @@ class Session:
             )
         else:
             prompt = draft.prompt
-            notebook = assemble(
-                self.workspace,
-                prompt,
-                seam=settings.seam,
-                splice=not request.recompute,
-                room=room,
-                strict=request.strict,
-                exact=request.exact,
-            )
+            notebook = assemble(self.workspace, prompt, **draft.how, room=room)
             self.begin(prompt, notebook)
         return Plan.of(draft, notebook)
 
