@@ -104,10 +104,11 @@ def _list(json_: bool) -> int:
     """What everybody is told now, also of skills that are not compiled now, but may be again."""
     from notes_cli.library.standing import ENDED, StandingErrata
 
-    latest = {(one.skill, one.field): one for one in StandingErrata(library().folder).all() if one.was != ENDED}
+    store = library()
+    latest = {(one.skill, one.field): one for one in StandingErrata(store.folder).all() if one.was != ENDED}
     shown = []
     for one in latest.values():
-        infos = [entry.info for entry in library().entries(one.skill) if entry.info is not None]
+        infos = [entry.info for entry in store.entries(one.skill) if entry.info is not None]
         said = {span.value for info in infos for span in info.fields if span.name == one.field}
         if one.value != one.was and (one.was in said or not infos):
             shown.append((one, f"instead of {one.was}" + ("" if infos else ", when it is compiled again")))

@@ -83,8 +83,11 @@ def read_call(question: str | None, prompt: str | None, file: Path | None, given
 
 def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> RequestFields:
     """The request for a question, by the values of the options."""
-    same = ("errata", "fields", "method", "system", "think", "max_think", "limit", "seam", "place", "wording")
-    words = {name: given[name] for name in (*same, "strict", "exact")}
+    same = (
+        *("errata", "fields", "method", "system", "think", "max_think", "limit"),
+        *("seam", "place", "wording", "strict", "exact"),
+    )
+    words = {name: given[name] for name in same}
     asking = {"question": asked, "results": (), "splice": given["splices"], "choices": choices}
     asking["images"] = given["images"]
     asking |= {"recompute": given["no_splice"], "decode": given["decoded"]}

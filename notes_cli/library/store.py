@@ -221,9 +221,10 @@ class Library:
             if objection:
                 raise SegmentError(objection, Help.OTHER_NAME())
             sweep(path)
-            before = _info(path) if (self.folder / ERRATA).exists() else None
+            # Whoever puts another text in the place of one (--force) says that it is this skill.
+            same = (self.folder / ERRATA).exists() and _entry(name, path).info is not None
             yield path
-            self._end_errata(path, before, say)
+            self._end_errata(name, path, same, say)
             if say is not None:  # nothing goes that nobody is told of
                 self._make_room(path, say)
 
@@ -232,17 +233,17 @@ class Library:
         if path.parent == self.folder:
             uses.mark(path)
 
-    def _end_errata(self, path: Path, before: SegmentInfo | None, say: Say | None) -> None:
-        """What everybody is told of a skill ends with a compile of another text of its name, or of another value."""
-        after = _info(path) if (self.folder / ERRATA).exists() else None
-        if after is None:
+    def _end_errata(self, name: str, path: Path, same: bool, say: Say | None) -> None:
+        """What everybody is told of a skill ends with a compile of another text of its name, or of another value.
+        `same`: the text has taken the place of one that the skill had."""
+        info = _entry(name, path).info if (self.folder / ERRATA).exists() else None
+        if info is None:
             return
         from notes_cli.library.standing import StandingErrata, marks_of
 
-        same = before is not None  # whoever puts another text in its place (--force) says that it is this skill
-        fields = {span.name: span.value for span in after.fields}
-        marks = marks_of(after.source, after.text)
-        for one in StandingErrata(self.folder).compiled(after.name, fields, marks, same=same):
+        fields = {span.name: span.value for span in info.fields}
+        marks = marks_of(info.source, info.text)
+        for one in StandingErrata(self.folder).compiled(info.name, fields, marks, same=same):
             if say is not None:
                 said = f"{one.skill}.{one.field}={one.value}"
                 say(Notice(f"nobody is told {said} any more: the text that it corrected is another, or says otherwise"))
@@ -321,14 +322,6 @@ def source_text(source: str) -> str:
     """A source for people."""
     known = {"": "an unknown place (it was imported)", "-": "standard input"}
     return known.get(source, " and ".join(source.split(names.BETWEEN)))
-
-
-def _info(path: Path) -> SegmentInfo | None:
-    """What a file says of itself, None without one that is sound."""
-    try:
-        return peek(path) if path.exists() else None
-    except NotesError:
-        return None
 
 
 def check_called(held: SegmentInfo | Segment, path: Path, name: str) -> None:

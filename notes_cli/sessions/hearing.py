@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from notes_cli.library.standing import Standing
-from notes_cli.sessions.lines import heard_of
 from notes_cli.sessions.state import State
 
 
@@ -33,8 +32,8 @@ def _heard(state: State, one: Standing) -> bool:
     """Whether the session was given a value of its own after an erratum, or the erratum itself, if only to take it
     back."""
     key = f"{one.skill}.{one.field}"
-    undone = (line for line in state.undone if line["value"] == one.value and key in _keys(state, line["field"]))
-    return any(time >= one.time for time in (state.heard.get(key, ""), *map(heard_of, undone)))
+    undone = (time for name, value, time in state.undone if value == one.value and key in _keys(state, name))
+    return any(time >= one.time for time in (state.heard.get(key, ""), *undone))
 
 
 def _keys(state: State, name: str) -> list[str]:

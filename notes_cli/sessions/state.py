@@ -104,7 +104,7 @@ class State:
     marks: dict[str, list[str]] = field(default_factory=dict)  # of skills, as library/standing.py has them
     first: dict[str, str] = field(default_factory=dict)  # what the text said of a field when it came
     heard: dict[str, str] = field(default_factory=dict)  # of fields that were given a value: when, of all that is told
-    undone: list[Line] = field(default_factory=list)  # edits that were taken back
+    undone: list[tuple[str, str, str]] = field(default_factory=list)  # edits taken back: field, value, as `heard`
 
     @property
     def known(self) -> Known:
@@ -343,9 +343,8 @@ def fold(lines: Sequence[Line]) -> State:
         else:
             rows_of(line)  # also of what is undone: the names that are taken are read from all lines
             live.append(line)
-    state = State(undone=[line for line in undone if line["op"] == "edit"])
-    for line in state.undone:
-        text_of(line, "field"), text_of(line, "value"), heard_of(line)
+    edits = (line for line in undone if line["op"] == "edit")
+    state = State(undone=[(text_of(line, "field"), text_of(line, "value"), heard_of(line)) for line in edits])
     for line in live:
         state.apply(line)
     return state

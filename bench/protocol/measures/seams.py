@@ -11,7 +11,8 @@ from bench.protocol.measures.greedy import answer, room
 from bench.protocol.measures.splice import last
 from bench.protocol.texts import Next
 from notes_cli.engine.decision import decide
-from notes_cli.runtime.assembling import Prompt, assemble
+from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 
 SEAMS = (0, 1, 4)  # tokens of every skill; 1 is the default
