@@ -92,10 +92,17 @@ def vocabulary(
     out.add_chat_template(TEMPLATE)
 
 
-def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> None:
+def write(
+    net: Tiny,
+    tokenizer: Tokenizer,
+    path: Path,
+    kind: str = "q8_0",
+    name: str = "notes-tiny",
+    about: str = "A tiny decoder that reads small policies; ships with notes",
+) -> None:
     """Write one GGUF file; `kind` is q8_0 or f32."""
-    s, about = net.shape, "A tiny decoder that reads small policies; ships with notes"
-    out = begin(path, "llama", "notes-tiny", about, s, s.kv_heads, kind)
+    s = net.shape
+    out = begin(path, "llama", name, about, s, s.kv_heads, kind)
     vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
     finish(out, tensors(net), kind)
 

@@ -23,7 +23,7 @@ from typing import Any
 from bench.experiments.keeping import Kept, KeptError
 from bench.experiments.table import Row, Table
 from bench.protocol import picture, report
-from bench.protocol.hypotheses import ADDED, HYPOTHESES, NOT_BUILT, Hypothesis, judge
+from bench.protocol.hypotheses import ADDED, APART, HYPOTHESES, Hypothesis, judge
 from bench.protocol.measures import MEASURES, Measure
 from bench.protocol.measures.weights import write_random
 from bench.protocol.seeds import ROOT, CommitError, frozen, named, rng_of
@@ -44,8 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     names = list(dict.fromkeys(name.upper() for name in given.names)) or list(HYPOTHESES)
     for name in names:
-        if name in NOT_BUILT:
-            parser.error(f"{name} is not built: {NOT_BUILT[name]}")
+        if name in APART:
+            what, by, _ = APART[name]
+            parser.error(f"{name} is of other models ({what}): {by}")
         if name not in HYPOTHESES:
             parser.error(f"no hypothesis {name!r}. There are: {', '.join(HYPOTHESES)}")
     if given.cases is not None and given.cases < 1:
@@ -78,8 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("stopped; the same command goes on from here\n")
         return 130
-    for name, what in NOT_BUILT.items():
-        print(f"{name} NOT BUILT: {what}")
     return 0 if all(one["says"] in ("holds", "reported") for one in found) else 1
 
 
@@ -91,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
             [
                 "hypotheses:",
                 *(f"  {each.name:10}{each.what}" for each in HYPOTHESES.values()),
-                "not built:",
-                *(f"  {name:10}{what}" for name, what in NOT_BUILT.items()),
+                "of other models:",
+                *(f"  {name:10}{what}: {by}" for name, (what, by, _) in APART.items()),
             ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,

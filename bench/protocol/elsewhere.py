@@ -22,6 +22,7 @@ from bench.experiments.intervals import RESAMPLES, Part, ratio
 from bench.experiments.table import Table
 from notes_cli.engine.architectures import ARCHITECTURES
 from notes_cli.measure.proof import interval
+from training.ablations.subjects import SIZES
 
 UNKNOWN = "no spread stored"
 
@@ -120,6 +121,25 @@ def _calibrated(model: str, path: Path) -> Iterator[Told]:
                 yield _counted(f"`{name}`, {one['way']}: as recomputed", one["same"], one["cases"], "decisions")
     uses = " / ".join(dict.fromkeys(found["uses"].values()))
     yield Told("finding", f"{found['finding']}; `notes` uses {uses}")
+
+
+# bench/ablations.py
+
+
+def _sized(name: str, path: Path) -> Iterator[Told]:
+    """How often the field's rows alone decide, and of how many policies the model is right at all."""
+    for seed, one in _json(path)[name].items():
+        of = "" if len(_json(path)[name]) == 1 else f", training seed {seed}"
+        for check in one["verdict"]["checks"]:
+            if (what := check["what"]) in SIZED:
+                yield Told(f"{SIZED[what]}{of}", check["value"], f"{check['n']} policies", check["low"], check["high"])
+
+
+SIZED = {
+    "after a chain of thought: field's rows fresh": "after a chain of thought",
+    "field's rows fresh": "without one",
+    "right, reasoned": "right at all, after a chain of thought",
+}
 
 
 # bench/zoo.py, whose page is written by it alone. What an architecture is, is what llama.cpp's graphs make of it.
@@ -271,6 +291,7 @@ def _p90s(ours: Sequence[str], theirs: Sequence[str]) -> tuple[float, float]:
 
 _RUNS = "the least and the most that its runs allow"
 _EXACT = "exact 95% intervals"
+_POLICIES = "95% intervals, policies resampled"
 _TURNS = "95% intervals, turns resampled"
 _REQUESTS = (
     "95% intervals, requests of one run resampled; a load of 10 is what llama-server answers a second if nothing is "
@@ -309,6 +330,13 @@ SOURCES = {
             ("notes-reversed", "the reversed model"),
             ("random weights", "random weights in the shape of the model that ships"),
         )
+    ),
+    "scale": tuple(
+        Source(
+            *("python -m bench.ablations", "results/ablations.json", "results-ablations.md"),
+            *(f"a small reader of tables, {subject.what}", partial(_sized, name), _POLICIES),
+        )
+        for name, subject in SIZES.items()
     ),
     "ordinary": (
         _zoo_of("ordinary attention, dense", _both(partial(_zoo, ordinary, _MOVED), _unrotated)),

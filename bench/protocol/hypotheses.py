@@ -457,6 +457,21 @@ def _heads(tables: Tables) -> Iterator[Check]:
         yield _mean("cosine of its logits and the engine's", rows, "cosine")
 
 
+def _scale(tables: Tables) -> Iterator[Check]:
+    direct, reasoned = (tables["decisions"].where(way=way) for way in ("direct", "reasoned"))
+    yield _share("right, direct", direct.where(form="text"), "right")
+    yield _share("right, reasoned", reasoned.where(form="text"), "right")
+    yield _share("right after an erratum", direct.where(form="erratum"), "right")
+    above, below, thinking = (tables[name] for name in ("above", "below", "thinking"))
+    yield _share("field's rows fresh", above, "field")
+    yield _share("rows after it fresh", above, "after")
+    yield _less("note index", Part(above, "after"), Part(above, "field"))
+    yield _less("note index, fields below", Part(below, "after"), Part(below, "field"))
+    yield _less("note index, fields below, by the field's whole line", Part(below, "after_line"), Part(below, "line"))
+    yield _share("after a chain of thought: field's rows fresh", thinking, "field")
+    yield _share("after a chain of thought: rows after it fresh", thinking, "after")
+
+
 HYPOTHESES = {
     each.name: each
     for each in (
@@ -494,6 +509,9 @@ HYPOTHESES = {
 }
 # These are kept apart from the others, whose figures are of what measured them then; and why a seed may have none.
 ADDED = dict.fromkeys(("R6", "R7"), "the file of this model is not kept")
-NOT_BUILT = {
-    "R4": "models of about 1 and 10 million parameters (they need trainings)",
-}
+# Of other models, by a command and on a page of its own.
+SCALE = Hypothesis(
+    *("R4", "models of about 1, 4 and 10 million parameters", ("decisions", "above", "below", "thinking"), 200),
+    *(_scale, ("known",)),
+)
+APART = {SCALE.name: (SCALE.what, "python -m bench.ablations", "results-ablations.md")}

@@ -86,8 +86,6 @@ def _has(found: Mapping[tuple[str, str], Found], hypothesis: str) -> bool:
 
 
 def _so(row: Row, overall: Mapping[str, str]) -> str:
-    if not row.shown:
-        return f"not measured: {row.why}"
     said = []
     for shown in row.shown:
         verdict = overall[shown.hypothesis] if shown.barred else "reported, no bar"

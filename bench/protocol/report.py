@@ -11,7 +11,7 @@ from typing import Any
 from bench.experiments.frame import grid
 from bench.experiments.keeping import KeptError
 from bench.protocol import paper
-from bench.protocol.hypotheses import ADDED, HYPOTHESES, NOT_BUILT, Check, Verdict
+from bench.protocol.hypotheses import ADDED, APART, HYPOTHESES, Check, Verdict
 
 SEEDS = (1, 2, 3)  # of training: a hypothesis holds if it holds for each
 BESIDE = {"reversed": "The reversed model, an ablation", "random": "Random weights"}  # these decide nothing
@@ -79,7 +79,7 @@ def _ties(check: Found) -> str:
 
 def document(about: Mapping[str, Any], found: Sequence[Found]) -> dict[str, Any]:
     """One model's verdicts, with what they are of."""
-    return {"about": dict(about), "verdicts": list(found), "not built": NOT_BUILT}
+    return {"about": dict(about), "verdicts": list(found)}
 
 
 def write(path: Path, data: Found) -> None:
@@ -181,7 +181,9 @@ def page(documents: Mapping[int | str, Found], docs: Path, drawn: bool = False) 
             for seed in data
         ]
         rows.append(" | ".join((each.name, each.what, *told, so[each.name])))
-    rows += [" | ".join((name, what, *("not built" for _ in data), "not built")) for name, what in NOT_BUILT.items()]
+    for name, (what, by, at) in APART.items():
+        told = f"of other models: [a page of its own]({paper.to(at, PAGE)})"
+        rows.append(" | ".join((name, what, *(told for _ in data), f"`{by}`")))
     parts.append(grid(" | ".join(("", "hypothesis", *(f"seed {seed}" for seed in data), "in all")), rows))
     for seed, found in verdicts.items():
         parts.append(f"## Training seed {seed}")

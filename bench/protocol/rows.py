@@ -22,14 +22,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the paper's table. `sources`: of other benches, by their name in elsewhere.py. What is
-    not measured says why."""
+    """A row of the paper's table. `sources`: of other benches, by their name in elsewhere.py."""
 
     section: str
     what: str
     found: str
     shown: tuple[Shown, ...] = ()
-    why: str = ""
     sources: str = ""
 
 
@@ -114,10 +112,7 @@ ROWS = (
         _EDIT,
         "field only, by scale",
         "strengthens with scale",
-        why=(
-            "R4 is not built: it takes trainings of other sizes. A model of 1 M parameters cannot have the start of "
-            "this one at all: at its width of 224 the embedding of the vocabulary alone is 1.08 M numbers"
-        ),
+        sources="scale",
     ),
     Row(
         _EDIT,

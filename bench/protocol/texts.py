@@ -117,13 +117,19 @@ class Next:
         self.level = replace(LEVEL, whole=float(words == "known"))
 
     def policies(
-        self, experiment: str, count: int, skills: Sequence[int] = (1, 2, 3), rules: tuple[int, int] = LEVEL.rules
+        self,
+        experiment: str,
+        count: int,
+        skills: Sequence[int] = (1, 2, 3),
+        rules: tuple[int, int] = LEVEL.rules,
+        kinds: Sequence[str] = KINDS,
     ) -> Iterator[tuple[int, Policies]]:
-        """Cases up to number `count`, of so many skills in turn, with so many rules each."""
+        """Cases up to number `count`, of so many skills in turn, with so many rules each; the asked rules are of these
+        kinds in turn."""
         for number, rng in self.rngs(experiment, count):
             size = skills[(number - 1) % len(skills)]
             level = replace(self.level, skills=(size, size), rules=rules)
-            yield number, self._drawn(rng, level, KINDS[(number - 1) % len(KINDS)])
+            yield number, self._drawn(rng, level, kinds[(number - 1) % len(kinds)])
 
     def cases(self, experiment: str, count: int) -> Iterator[tuple[int, Policies]]:
         return self.policies(experiment, count)

@@ -18,7 +18,7 @@ from training.world import REPLY, SYSTEM, USER
 KINDS = tuple(
     ["none"]
     + [f"{how} {kind}" for how in ("direct", "changed", "reason", "rethink") for kind in world.KINDS]
-    + ["what if", "recall", "recall changed", "cannot", "compare", "rest"]
+    + ["what if", "recall", "recall changed", "cannot", "compare", "rest", "given"]
 )
 KIND = {name: i for i, name in enumerate(KINDS)}
 PLAIN = 0.1
@@ -39,6 +39,7 @@ class Mix:
     recall: float = 0.1
     cannot: float = 0.0
     compare: float = 0.0
+    given: float = 0.0  # "What is the T if the F is V?"
     suppose: float = 0.25  # of thoughts: about a value that only the question has
     errata: float = 0.5
     default: float = 0.8  # errata in the default wording
@@ -52,6 +53,7 @@ class Branch:
     ids: list[int] = field(default_factory=list)
     weight: list[float] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)
+    asked: list[tuple[int, str, str]] = field(default_factory=list)  # token before a direct answer; its field, value
 
     def add(self, ids: Sequence[int], weight: float = 0.0, kind: int = 0, rest: float = -1.0) -> None:
         """Append tokens. With `rest`, those after the first one count so much and as the rest of a word."""
@@ -73,6 +75,7 @@ class Batch:
     branch: npt.NDArray[np.int64]  # B, K, L
     weight: npt.NDArray[np.float32]  # B, K, L: of predicting the token that is here
     kind: npt.NDArray[np.int64]
+    branches: list[list[Branch]]
 
 
 class Teacher:
@@ -164,8 +167,8 @@ class Teacher:
         """One question and its answer."""
         rng, enc = self.rng, self.encoder.short
         pick = rng.random()
-        shares = (mix.recall, mix.cannot, mix.compare, mix.reason)
-        case = next((i for i in range(4) if pick < sum(shares[: i + 1])), 4)
+        shares = (mix.recall, mix.cannot, mix.compare, mix.reason, mix.given)
+        case = next((i for i in range(5) if pick < sum(shares[: i + 1])), 5)
         changed = values[rule.field] != before[rule.field]
 
         def put(question: str) -> None:
@@ -201,9 +204,14 @@ class Teacher:
             for text, counts in world.thought(rule, values[rule.field]):
                 out.add(enc(text), 1.0 if counts else PLAIN, named if counts else 0, rest=0.3 if counts else PLAIN)
         else:
-            put(world.ask(rng, rule))
-            named = KIND[("changed " if changed else "direct ") + rule.kind]
-            out.add(enc(rule.outcome(values[rule.field])), 1.5, named, rest=0.3)
+            value, named = values[rule.field], KIND[("changed " if changed else "direct ") + rule.kind]
+            if case == 4:
+                value, named = rng.choice(rule.table)[0], KIND["given"]
+                put(world.GIVEN.format(topic=rule.topic, field=rule.field, value=value))
+            else:
+                put(world.ask(rng, rule))
+            out.asked.append((len(out.ids) - 1, rule.field, value))
+            out.add(enc(rule.outcome(value)), 1.5, named, rest=0.3)
         out.add(enc("<|im_end|>"), PLAIN)
 
     def prefix(self, drafts: Sequence[world.Draft], level: world.Level) -> list[int]:
@@ -251,4 +259,4 @@ class Teacher:
             for k, one in enumerate(sets[b]):
                 n = len(one.ids)
                 branch[b, k, :n], weight[b, k, :n], kind[b, k, :n] = one.ids, one.weight, one.kind
-        return Batch(prefix, np.array([len(t) for t in texts]), branch, weight, kind)
+        return Batch(prefix, np.array([len(t) for t in texts]), branch, weight, kind, sets)

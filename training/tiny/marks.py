@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,12 @@ from training.tiny import tokenizer
 from training.tokenizer import Encoder
 
 NUMBERS = ["two", "year", "hundreds", "tens", "units", "number"]  # what is said of a token that is a number
+
+
+def families(vocabulary: Mapping[str, int]) -> list[list[int]]:
+    """Ids of a word's forms with and without a blank before it."""
+    blank = tokenizer.BLANK
+    return [[i, vocabulary[t[1:]]] for t, i in vocabulary.items() if t[0] == blank and t[1:] in vocabulary]
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Marks:
             return [vocabulary[word] for word in words]
 
         return cls(
-            families=[[i, vocabulary[t[1:]]] for t, i in vocabulary.items() if t[0] == blank and t[1:] in vocabulary],
+            families=families(vocabulary),
             going_on=[i for t, i in vocabulary.items() if t.isalpha() and t.islower() and t.isascii()],
             two={n: vocabulary[f"{n:02d}"] for n in range(100)},
             years=[(n, vocabulary[lead + str(n)]) for n in range(2020, 2036) for lead in leads],

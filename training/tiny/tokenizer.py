@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def pools() -> list[str]:
     return [*found, *world.WORD_FIELDS, *world.DATE_FIELDS, *world.AMOUNT_FIELDS, *world.TOPICS]
 
 
-def make(seed: int = 7) -> Tokenizer:
+def make(seed: int = 7, pieces: int = PIECES, numbers: Sequence[str] = tuple(digits())) -> Tokenizer:
     """The tokenizer: learned pieces, whole function words and numbers, then the blanks."""
     rng = random.Random(f"tokenizer {seed}")
     corpus = [w for w in words.known(False) for _ in range(4)]
@@ -139,17 +140,17 @@ def make(seed: int = 7) -> Tokenizer:
     learned.train_from_iterator(
         corpus,
         trainers.BpeTrainer(
-            vocab_size=len(SPECIAL) + 256 + PIECES,
+            vocab_size=len(SPECIAL) + 256 + pieces,
             special_tokens=list(SPECIAL),
             show_progress=False,
             initial_alphabet=alphabet,
         ),
     )
     merges = [tuple(m) for m in json.loads(learned.to_str())["model"]["merges"]]
-    for word in [*digits(), *WHOLE, *pools()]:
+    for word in [*numbers, *WHOLE, *pools()]:
         merges += joins(merges, word)
-    pieces = [*alphabet, *("".join(m) for m in merges)]
-    starts = [p for p in dict.fromkeys(pieces) if re.fullmatch(r"[A-Za-z]+|[0-9]+", p)]
+    known = [*alphabet, *("".join(m) for m in merges)]
+    starts = [p for p in dict.fromkeys(known) if re.fullmatch(r"[A-Za-z]+|[0-9]+", p)]
     merges += [(BLANK, p) for p in starts]
     vocabulary = {t: i for i, t in enumerate(dict.fromkeys([*SPECIAL, *alphabet, *("".join(m) for m in merges)]))}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))

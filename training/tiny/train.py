@@ -146,8 +146,8 @@ class Plan:
         return self.rate_at(step) * self.gentle * min(1.0, max(0.0, (step - self.first_steps) / self.ramp))
 
 
-def step_loss(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss of a batch; kinds and correctness of the tokens that count."""
+def streams(net: model.Tiny, batch: Batch) -> list[Tensor]:
+    """The stream after every layer, (texts, P + K * L, width) each: a text, then its branches."""
     device = net.embed.device
     prefix, branch = torch.from_numpy(batch.prefix).to(device), torch.from_numpy(batch.branch).to(device)
     B, K, L = branch.shape
@@ -161,7 +161,16 @@ def step_loss(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor
         ],
         1,
     )
-    last = net.hidden(ids, at, model.View(lens, P, K, L))[-1]
+    return net.hidden(ids, at, model.View(lens, P, K, L))
+
+
+def loss_of(net: model.Tiny, batch: Batch, last: Tensor, text_weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss of a batch by the last of its streams; kinds and correctness of the tokens that count."""
+    device = net.embed.device
+    prefix, branch = torch.from_numpy(batch.prefix).to(device), torch.from_numpy(batch.branch).to(device)
+    lens = torch.from_numpy(batch.prefix_len).to(device)
+    B, K, L = branch.shape
+    P = prefix.shape[1]
     head, tail = last.split([P, K * L], 1)
     tail = tail.view(B, K, L, -1)[:, :, :-1]
     weight, kind = torch.from_numpy(batch.weight).to(device)[:, :, 1:], torch.from_numpy(batch.kind)[:, :, 1:]
@@ -212,6 +221,8 @@ def train(
     """Run the plan for so many minutes at most, and up to the stage `until`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net.to(device)
+    # Where the processor has no bf16 of its own, as with AVX2 alone, a step in it takes ten times as long as in f32.
+    half = device == "cuda" or torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
     teacher = Teacher(encoder, f"next {plan.seed}")
     for param in (net.embed, *net.blocks[:FIXED].parameters()):
         param.requires_grad_(False)
@@ -233,7 +244,10 @@ def train(
         for block in net.blocks:
             block.compile(dynamic=True)
     began = saved = time.time()
-    say(f"{model.size(net)} parameters {asdict(net.shape)} {asdict(plan)} on {device}, from step {begin}")
+    say(
+        f"{model.size(net)} parameters {asdict(net.shape)} {asdict(plan)} on {device} in {'bf16' if half else 'f32'}, "
+        f"from step {begin}"
+    )
 
     def keep(step: int) -> None:
         save(net, out)
@@ -250,8 +264,8 @@ def train(
         stage = LONG if long else STAGES[use]
         texts = plan.texts // 2 if long else plan.texts
         batch = teacher.batch(texts, plan.branches, stage.level, stage.mix, stage.longest)
-        with torch.autocast(device, dtype=torch.bfloat16):
-            loss, kind, right = step_loss(net, batch, plan.text_weight)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=half):
+            loss, kind, right = loss_of(net, batch, streams(net, batch)[-1], plan.text_weight)
         opt.zero_grad(set_to_none=True)
         loss.backward()
         # Each by itself: what compares numbers is steep, and would take all the room there is.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from training import world as first
 from training.tiny import words
@@ -29,6 +30,8 @@ ODD = (  # no policy of this form answers these
 )
 KINDS = ("table", "date", "amount")
 SAMPLES = {"table": tuple(first.WORD_FIELDS), "date": first.DATE_FIELDS, "amount": first.AMOUNT_FIELDS}
+GOES_BY = dict(zip(first.TOPICS, cycle(first.WORD_FIELDS), strict=False))  # where a topic always has the same field
+GIVEN = "What is the {topic} if the {field} is {value}?"
 WHAT_IF = "What if the {field} is {value}?"
 TAILED = ("What is the {topic}?", "What about the {topic}?", "And the {topic}?", "Tell me the {topic}.")
 
@@ -54,6 +57,7 @@ class Level:
     versions: float = 0.0  # texts with an older version of the first skill before it
     sample: float = 0.0  # rules in the words of the samples that ship, which have questions of their own
     plain: float = 0.0  # texts whose rules are sentences, not a list
+    bound: bool = False  # a topic of the samples goes by the same field in all texts
 
 
 @dataclass
@@ -179,8 +183,11 @@ def make_draft(rng: random.Random, names: Names, level: Level) -> Draft:
             have = [v for v, _ in old.table]
         else:
             kind, have = rng.choice(level.kinds), []
-            name = names.draw(SAMPLES[kind] if sample else ())
-        topic = names.draw(tuple(first.TOPICS) if sample else ())
+            name = "" if level.bound else names.draw(SAMPLES[kind] if sample else ())
+        topics = [topic for topic in first.TOPICS if not level.bound or GOES_BY[topic] not in names.taken]
+        topic = names.draw(topics if sample else ())
+        if not name:
+            names.taken.add(name := GOES_BY[topic] if topic in topics else names.draw())
         pools = (first.WORD_FIELDS.get(name, ()), first.TOPICS.get(topic, ())) if sample else ((), ())
         rule = make_rule(rng, names, level, kind, name, topic, have, pools)
         rules.append(rule)

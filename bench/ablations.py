@@ -1,0 +1,173 @@
+"""Where the decisions of small readers of tables rest, by their size and by what their lessons had.
+
+    python -m training.ablations.train NAME [NAME ...]       first: the models, in build/ablations
+    python -m bench.ablations [NAME ...] [--cases N] [--write docs]
+
+The subjects are those of training/ablations/subjects.py. Texts are of the level of their last lessons, fields above the
+rules, and drawn from the commit that froze docs/protocol.md. Rows are kept case by case: what was stopped goes on where
+it was. With --write the page of all that are stored is written again; alone it takes no model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bench.experiments.frame import grid
+from bench.experiments.keeping import ROOT, KeptError
+from bench.experiments.table import Row
+from bench.protocol.__main__ import KEPT, Run
+from bench.protocol.hypotheses import SCALE, judge
+from bench.protocol.measures import MEASURES, Measure
+from bench.protocol.paper import check_of, number
+from bench.protocol.report import as_json, lines
+from bench.protocol.seeds import CommitError, frozen
+from bench.protocol.texts import Next, Policies
+from notes_cli.engine.options import ContextOptions
+from notes_cli.errors import NotesError
+from notes_cli.runtime.workspace import Workspace
+from training.ablations.subjects import LESSONS, SIZES, SUBJECTS, Lessons
+
+MODELS = ROOT / "build" / "ablations"
+STORED, PAGE = "results/ablations.json", "results-ablations.md"  # in docs/
+WORDS = "known"
+HEAD = """# Size and lessons: what decides where a decision rests
+
+Written by `python -m bench.ablations`; do not edit. [The protocol](protocol.md) says what is measured here (R4). The
+subjects are small models of [training/ablations](../training/ablations), which read policies whose rules are tables and
+whose words are one token each. All of their weights learn, from a start that writes no note and reads none. In
+brackets: 95% intervals, policies resampled."""
+
+
+class Tables(Next):
+    """Policies of the level of the last lessons, whose rules are tables; one and two skills in turn."""
+
+    def __init__(self, like: Next, lessons: Lessons) -> None:
+        super().__init__(like.commit, like.words, like.begin, like.fits, like.several)
+        _, last = lessons.levels
+        self.level = replace(last, below=0.0, preamble=0.0)
+
+    def cases(self, experiment: str, count: int) -> Iterator[tuple[int, Policies]]:
+        return self.policies(experiment, count, (1, 2), self.level.rules, ("table",))
+
+
+def _of_tables(name: str, lessons: Lessons) -> Measure:
+    measure = MEASURES[name]
+
+    def rows(workspace: Workspace, cases: int, texts: Next) -> Iterator[Row]:
+        assert measure.rows is not None
+        return measure.rows(workspace, cases, Tables(texts, lessons))
+
+    return replace(measure, rows=rows, cases=SCALE.n)
+
+
+def measured(path: Path, lessons: Lessons, commit: str, cases: int | None, keep: Path) -> dict[str, Any]:
+    """One subject: what it is, and its verdict, as plain data."""
+    with Workspace(path, ContextOptions(n_ctx=2048, n_threads=1)) as workspace:
+        run = Run(workspace, commit, cases, keep, None)
+        about = {"lessons": json.dumps(asdict(lessons))}
+        tables = {name: run.measured(name, WORDS, _of_tables(name, lessons), about) for name in SCALE.measures}
+        found = as_json(judge(SCALE, WORDS, tables))
+    first, *others = path.with_suffix(".log").read_text(encoding="utf-8").splitlines()
+    *_, last = (line for line in others if line.startswith("step"))
+    return {"about": run.about, "log": [first, last], "verdict": found}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.ablations",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"subjects: {', '.join(SUBJECTS)}")
+    parser.add_argument("--seed", type=int, default=1, help="of training (default: %(default)s)")
+    parser.add_argument("--models", type=Path, default=MODELS, help="folder that has them (default: %(default)s)")
+    parser.add_argument("--cases", type=int, help=f"of each measure (default: {SCALE.n})")
+    parser.add_argument("--keep", type=Path, default=KEPT, help="folder that rows are kept in (default: %(default)s)")
+    parser.add_argument("--write", type=Path, metavar="DOCS", help=f"folder that gets {PAGE} and its JSON")
+    given = parser.parse_args(arguments)
+    if unknown := [name for name in given.names if name not in SUBJECTS]:
+        parser.error(f"no subject {unknown[0]!r}. There are: {', '.join(SUBJECTS)}")
+    if given.write and not given.write.is_dir():
+        parser.error(f"--write {given.write}: there is no such folder")
+    if given.write and given.cases:
+        parser.error("--write takes as many cases as docs/protocol.md asks")
+    paths = {name: given.models / f"{name}-seed{given.seed}.gguf" for name in given.names}
+    for name, path in paths.items():
+        if not path.is_file():
+            parser.error(f"there is no {path}: python -m training.ablations.train {name} --seed {given.seed}")
+    stored = _stored(given.write) if given.write else {}
+    try:
+        for name, path in paths.items():
+            one = measured(path, SUBJECTS[name].lessons, frozen(), given.cases, given.keep)
+            print(name, *lines(one["verdict"]), sep="\n", flush=True)
+            stored.setdefault(name, {})[str(given.seed)] = one
+    except (NotesError, CommitError, KeptError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; the same command goes on from here\n")
+        return 130
+    if given.write:
+        order = {name: stored[name] for name in SUBJECTS if name in stored}
+        (given.write / STORED).write_text(json.dumps(order, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (given.write / PAGE).write_text(page(order), encoding="utf-8")
+    return 0
+
+
+def _stored(docs: Path) -> dict[str, dict[str, Any]]:
+    """What was measured of each subject, by training seed."""
+    path = docs / STORED
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def page(stored: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page, of all that is stored."""
+    sizes = {name: stored[name] for name in SIZES if name in stored}
+    lessons = {name: stored[name] for name in (*list(SIZES)[:1], *LESSONS) if name in stored}
+    parts = [HEAD, "## By size", "All had the same lessons, texts and steps.", _table(sizes)]
+    parts += ["## By lessons", "All have the size of the first. What differs from its lessons:", _table(lessons)]
+    parts.append("## The files")
+    for name, seeds in stored.items():
+        for seed, one in seeds.items():
+            about = one["about"]
+            parts.append(
+                f"{name}, training seed {seed}: {SUBJECTS[name].what}; SHA-256 {about['weights'][:16]}, "
+                f"{about['settings']}. Its training began with `{one['log'][0]}` and ended with `{one['log'][1]}`."
+            )
+    return "\n\n".join(parts) + "\n"
+
+
+SHOWN = {
+    "right, direct": "right, direct",
+    "right, reasoned": "reasoned",
+    "right after an erratum": "after an erratum",
+    "field's rows fresh": "field's rows fresh",
+    "rows after it fresh": "rows after it fresh",
+    "note index": "note index",
+    "note index, fields below": "fields below: note index",
+    "note index, fields below, by the field's whole line": "the same, by the field's whole line",
+    "after a chain of thought: field's rows fresh": "after a thought: field's rows fresh",
+    "after a chain of thought: rows after it fresh": "rows after it fresh",
+}
+
+
+def _table(subjects: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for each figure, a column for each subject."""
+    columns = [(name, seed, one) for name, seeds in subjects.items() for seed, one in seeds.items()]
+    heads = (f"{name}, seed {seed}: {SUBJECTS[name].what}" for name, seed, _ in columns)
+    rows = []
+    for what, label in SHOWN.items():
+        checks = (check_of(one["verdict"], what) for *_, one in columns)
+        rows.append(" | ".join((label, *(number(check) if check else "not measured" for check in checks))))
+    return grid(" | ".join(("", *heads)), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Small readers of tables, trained alike but for their size or one thing in their lessons."""
