@@ -48,7 +48,7 @@ class Tables(Next):
     """Policies of the level of the last lessons, whose rules are tables; one and two skills in turn."""
 
     def __init__(self, like: Next, lessons: Lessons) -> None:
-        super().__init__(like.commit, like.words, like.begin, like.fits, like.several)
+        super().__init__(like.commit, WORDS, like.begin, like.fits)
         _, last = lessons.levels
         self.level = replace(last, below=0.0, preamble=0.0)
 

@@ -1,8 +1,8 @@
 """Live prefixes: notebooks that were read already, and how much of a new prompt each of them begins with.
 
 Rows are those of another prompt only if the tokens are the same from the beginning on, and all of them came about in
-the same way: decoded, or spliced from the same segment with the same seam. Where a skill begins to differ, nothing of
-it is taken. Who may not share with whom is told apart by a salt.
+the same way: decoded, spliced from the same segment with the same seam, or reused only where that is exact. Where a
+skill begins to differ, nothing of it is taken. Who may not share with whom is told apart by a salt.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
+_DECODED, _EXACT = -1, -2  # in the place of a seam: how the rows of a segment came about
 REMEMBERED = 4096  # ways that rows came about, of which the numbers are known
 
 
@@ -30,6 +31,7 @@ class Layout:
     parts: Parts
     seam: int
     splice: bool  # skills are spliced, not decoded
+    exact: bool  # rows of skills are those of a prefill, as assemble has it
     tokens: Tokens
     origins: Tokens  # 0: decoded; else the number of what it is spliced from
     splices: tuple[tuple[int, int], ...]  # [first, last) of each skill
@@ -69,7 +71,7 @@ class Prefixes:
         self._unused = count(1)
         self._clock = count(1)
 
-    def layout(self, prompt: Prompt, parts: Parts, seam: int, *, splice: bool = True) -> Layout:
+    def layout(self, prompt: Prompt, parts: Parts, seam: int, *, splice: bool = True, exact: bool = False) -> Layout:
         """How the rows of a prompt will come about."""
         by_name = {segment.name: segment for segment in prompt.segments}
         tokens = [parts.opening, *parts.tokens]
@@ -78,22 +80,23 @@ class Prefixes:
         for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
             spliced = splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
             image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens tell nothing of it
-            number = self._number(by_name[chunk.name], seam if spliced else -1) if spliced or image else 0
+            how = _DECODED if not spliced else _EXACT if exact else seam
+            number = self._number(by_name[chunk.name], how) if spliced or image else 0
             origins.append(np.full(len(ids), number, np.int32))
             if spliced or image:
                 splices.append((place, place + len(ids)))
                 pinned = place + len(ids) if by_name[chunk.name].pinned else pinned
             place += len(ids)
         whole = np.concatenate(tokens).astype(np.int32)
-        return Layout(prompt, parts, seam, splice, whole, np.concatenate(origins), tuple(splices), pinned)
+        return Layout(prompt, parts, seam, splice, exact, whole, np.concatenate(origins), tuple(splices), pinned)
 
     def raw(self, tokens: Tokens) -> Layout:
         """That of a text that is decoded as it is."""
         parts = Parts((Chunk("text"),), (tokens,), np.zeros(0, np.int32), {})
-        return Layout(Prompt(""), parts, 0, False, tokens, np.zeros(len(tokens), np.int32), (), 0)
+        return Layout(Prompt(""), parts, 0, False, False, tokens, np.zeros(len(tokens), np.int32), (), 0)
 
     def _number(self, segment: Segment, seam: int) -> int:
-        """The same for segments with the same rows that are placed alike."""
+        """The same for segments with the same rows that are placed alike. `seam`: or _DECODED, or _EXACT."""
         layers = segment.layers
         if isinstance(layers, Stored):
             rows: object = tuple(tensor.checksum for layer in layers.tensors for tensor in (layer.k, layer.v))

@@ -118,6 +118,7 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
         grammar=wanted.grammar,
         recompute=asked.notes.recompute,
+        exact=asked.notes.exact,
         images=[shelf.image(picture, private=asked.notes.private) for picture in pictures],
     )
 
@@ -179,7 +180,8 @@ def _arranged(
         # A template that encodes results of tools has no place for a skill there: the text goes as it is.
         rest = [role for role in roles if role != "tool"]
         return _arranged(desk, asked, names, dry=dry, roles=rest)
-    layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not asked.notes.recompute)
+    how = asked.notes
+    layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not how.recompute, exact=how.exact)
     return replace(_finished(desk, asked, layout, think), talk=now)
 
 

@@ -60,6 +60,7 @@ class Noted:
     cache_salt: str = ""
     match: bool = True  # texts of messages against those of compiled skills
     recompute: bool = False  # decode everything, for comparisons
+    exact: bool = False  # reuse rows only where they are those of a prefill
 
     @property
     def private(self) -> bool:
@@ -373,6 +374,7 @@ def _notes(data: Any) -> Noted:
         cache_salt=given.text("cache_salt"),
         match=given.take("match", "true or false", lambda value: isinstance(value, bool), True),
         recompute=given.flag("recompute"),
+        exact=given.flag("exact"),
     )
     given.end()
     return found

@@ -146,6 +146,7 @@ class Turns:
             *(self._workspace, layout.prompt, layout.parts),
             seam=layout.seam,
             splice=layout.splice,
+            exact=layout.exact,
             dry=notebook.dry,
             begun=notebook,
         )

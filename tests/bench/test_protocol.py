@@ -26,7 +26,7 @@ from bench.experiments.texts import First
 from bench.protocol import __main__ as command
 from bench.protocol import paper, report, seeds
 from bench.protocol.elsewhere import SOURCES, Source, Told
-from bench.protocol.hypotheses import ADDED, HYPOTHESES, NOT_BUILT, Verdict, judge
+from bench.protocol.hypotheses import ADDED, HYPOTHESES, Verdict, judge
 from bench.protocol.lives import SORTS, Question, live
 from bench.protocol.measures import Measure, again, distance, heads, life, lines, mixing, notes, seams, settings
 from bench.protocol.measures.lines import places
@@ -969,7 +969,7 @@ def documents(*sames: int) -> dict[int | str, Mapping[str, Any]]:
 
 
 def test_all_three_seeds_decide() -> None:
-    """One that fails is enough to fail, and one that is missing leaves it undecided; what is not built is told."""
+    """One that fails is enough to fail, and one that is missing leaves it undecided; what is of other models is told."""
 
     def said(*sames: int) -> str:
         found = {seed: {("H1", "known"): one["verdicts"][0]} for seed, one in documents(*sames).items()}
@@ -977,7 +977,7 @@ def test_all_three_seeds_decide() -> None:
 
     assert said(300, 299, 285) == "holds" and said(300, 280, 300) == "**fails**" and said(300, 300) == "undecided"
     text = page(documents(300, 300), DOCS)
-    assert "Not measured yet: training seed 3" in text and "R4 | models of about" in text
+    assert "Not measured yet: training seed 3" in text and "R4 | models of about" in text and "`python -m bench.ablations`" in text
     assert "H21 | what 4 heads read, and write (python -m training.tiny.heads FILE) | held-out: not measured" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
 
@@ -1057,12 +1057,11 @@ def test_what_is_added_later_leaves_all_else_as_it_was(tmp_path: Path) -> None:
 
 
 def test_rows_of_the_paper_are_of_figures_that_there_are() -> None:
-    """Each check that a row names is one of its hypothesis; a row has figures or says why not; no source is lost."""
+    """Each check that a row names is one of its hypothesis; every row has figures; no source is lost."""
     empty = {name: Table([]) for each in HYPOTHESES.values() for name in each.measures}
     tables = {**empty, **toggled(0.0, 1.0), **in_settings(3), **agents(294), **seams_of(0.5), **in_blocks(57, 51)}
     for row in ROWS:
-        assert bool(row.shown or row.sources) != bool(row.why), row.what
-        assert "is not built" not in row.why or row.why.split()[0] in NOT_BUILT
+        assert row.shown or row.sources, row.what
         for shown in row.shown:
             hypothesis = HYPOTHESES[shown.hypothesis]
             checks = {check.what: check for check in hypothesis.checks(tables)}
@@ -1072,7 +1071,6 @@ def test_rows_of_the_paper_are_of_figures_that_there_are() -> None:
             assert shown.barred == (named or not barred), f"{row.what}: says what no bar of {shown.hypothesis} says"
     assert len({row.what for row in ROWS}) == len(ROWS) == 35
     assert sorted(row.sources for row in ROWS if row.sources) == sorted(SOURCES)
-    assert [row.what for row in ROWS if row.why] == ["field only, by scale"]
 
 
 def found_of(tables: dict[str, Table]) -> paper.Verdicts:
@@ -1235,7 +1233,7 @@ def test_what_is_stored_is_read_right() -> None:
         (["--write", ".", "--cases", "2", "--seed-of-training", "1"], "as many cases as docs/protocol.md asks"),
         (["--write", "."], "--seed-of-training"),
         (["--beside", "random", "--seed-of-training", "1"], "not allowed with"),
-        (["r4"], "R4 is not built: models of about 1 and 10 million parameters"),
+        (["r4"], "R4 is of other models (models of about 1, 4 and 10 million parameters): python -m bench.ablations"),
     ],
 )
 def test_wrong_usage(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1262,7 +1260,7 @@ def test_a_run_and_its_second_half(tmp_path: Path, capsys: pytest.CaptureFixture
     assert command.main([*given, "--cases", "1"]) == 1
     said = capsys.readouterr().out
     assert "H11 two versions of a policy, the last one spliced, held-out words: TOO FEW CASES: 1 OF 200" in said
-    assert "its own rows: 1.000" in said and "R4 NOT BUILT" in said
+    assert "its own rows: 1.000" in said
     (folder,) = (tmp_path / "kept").iterdir()
     before = {path.name: path.read_bytes() for path in folder.glob("*.jsonl")}
     assert len(before) == 10

@@ -57,7 +57,7 @@ class Level:
     versions: float = 0.0  # texts with an older version of the first skill before it
     sample: float = 0.0  # rules in the words of the samples that ship, which have questions of their own
     plain: float = 0.0  # texts whose rules are sentences, not a list
-    bound: bool = False  # a topic of the samples goes by the same field in all texts
+    bound: bool = False  # all topics are of the samples, and each goes by the same field in all texts
 
 
 @dataclass
@@ -177,17 +177,19 @@ def make_draft(rng: random.Random, names: Names, level: Level) -> Draft:
     rules: list[first.Rule] = []
     for _ in range(rng.randint(*level.rules)):
         sample = level.sample > 0 and rng.random() < level.sample  # drawn only if wanted: texts of a seed stay
-        if rules and rng.random() < level.shared:
+        if rules and not level.bound and rng.random() < level.shared:
             old = rng.choice(rules)
             name, kind = old.field, old.kind
             have = [v for v, _ in old.table]
         else:
             kind, have = rng.choice(level.kinds), []
             name = "" if level.bound else names.draw(SAMPLES[kind] if sample else ())
-        topics = [topic for topic in first.TOPICS if not level.bound or GOES_BY[topic] not in names.taken]
+        topics = [topic for topic in first.TOPICS if not level.bound or not {topic, GOES_BY[topic]} & names.taken]
+        if not topics:
+            break
         topic = names.draw(topics if sample else ())
-        if not name:
-            names.taken.add(name := GOES_BY[topic] if topic in topics else names.draw())
+        if level.bound:
+            names.taken.add(name := GOES_BY[topic])
         pools = (first.WORD_FIELDS.get(name, ()), first.TOPICS.get(topic, ())) if sample else ((), ())
         rule = make_rule(rng, names, level, kind, name, topic, have, pools)
         rules.append(rule)
