@@ -969,7 +969,7 @@ def documents(*sames: int) -> dict[int | str, Mapping[str, Any]]:
 
 
 def test_all_three_seeds_decide() -> None:
-    """One that fails is enough to fail, and one that is missing leaves it undecided; what is of other models is told."""
+    """One that fails is enough to fail, and one that is missing leaves it undecided; other models are told apart."""
 
     def said(*sames: int) -> str:
         found = {seed: {("H1", "known"): one["verdicts"][0]} for seed, one in documents(*sames).items()}
@@ -977,7 +977,8 @@ def test_all_three_seeds_decide() -> None:
 
     assert said(300, 299, 285) == "holds" and said(300, 280, 300) == "**fails**" and said(300, 300) == "undecided"
     text = page(documents(300, 300), DOCS)
-    assert "Not measured yet: training seed 3" in text and "R4 | models of about" in text and "`python -m bench.ablations`" in text
+    assert "Not measured yet: training seed 3" in text
+    assert "R4 | models of about" in text and "`python -m bench.ablations`" in text
     assert "H21 | what 4 heads read, and write (python -m training.tiny.heads FILE) | held-out: not measured" in text
     assert "| right, direct | 1.000 (0.987 to 1.000) | 300 |" in text
 
