@@ -195,20 +195,35 @@ class Speaker:
             thought = yield from self._unasked(notebook)
         elif thought.answer or thought.rest.strip():
             thought = _without_answer(self.workspace, notebook, thought)
-        called = (yield from self._calling(notebook, self.calls, thought)) if self.calls else None
-        return called or (yield from self._held(notebook, thought))
+        if self.calls:
+            called = yield from self._calling(notebook, self.calls, thought)
+            if called:
+                return called
+            notebook.append(self.workspace.model.tokenize(self._opening(thought), special=True), "answer")
+        return (yield from self._held(notebook, thought))
+
+    def _opening(self, thought: Thought | None) -> str:
+        """What opens an answer, of which nothing was put there because it might have been a call."""
+        reasoning, template = self.workspace.reasoning, self.workspace.template
+        if thought:
+            return reasoning.answer.removeprefix(reasoning.calling.answer)
+        return "" if template.calling is None else template.reply.removeprefix(template.calling)
 
     def _unasked(self, notebook: Notebook) -> Task[Thought | None]:
         """The chain that a model begins before an answer which nobody asked it to think about; None if it does not."""
-        marks = self.workspace.model.tokenize(self.workspace.reasoning.open.strip(), special=True)
+        model, start = self.workspace.model, len(notebook)
+        marks = model.tokenize(self.workspace.reasoning.open.strip(), special=True)
         if not len(marks):
             return None
-        (logits,) = yield [notebook]
-        if int(logits.argmax()) != marks[0]:
-            return None
-        start = len(notebook)
-        notebook.append(marks, "answer")
-        thought = yield from self.thinking(notebook)
+        # All tokens of the mark: an answer may be opened by a mark that begins alike. A state cannot go back.
+        for place in range(1 if model.recurrent else len(marks)):
+            (logits,) = yield [notebook]
+            if int(logits.argmax()) != marks[place]:
+                notebook.truncate(start)
+                return None
+            notebook.append(marks[place : place + 1], "answer")
+        notebook.append(marks[len(notebook) - start :], "answer")
+        thought = yield from self.thinking(notebook, calls=self.calls is not None)
         return replace(thought, tokens=len(notebook) - start)
 
     def _calling(self, notebook: Notebook, calls: Calls, thought: Thought | None) -> Task[Reply | None]:

@@ -22,8 +22,10 @@ from notes_cli.runtime.thinking import ROOM, Reply, Say, Speaker, Thought, decid
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Reasoning
 from notes_cli.text.skill import Skill, load_skill, parse_skill
+from notes_cli.text.tools import Calls, form_of
 
 from ..conftest import MakeWorkspace
+from ..text.test_tools import SOURCES
 from ..thinkers import HARMONY, OPENED, PLAIN, RESPONSE, SWITCH, UNAWARE, Scripted
 
 Script = Callable[[Workspace, str], None]
@@ -316,6 +318,47 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
             assert (reply.thought is not None) == thinks
             written = b"".join(workspace.model.token_bytes(int(one), special=True) for one in notebook.tokens)
             assert written.endswith(("</think>\n\n" if thinks else "").encode() + reply.text.encode())
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize("calls", [True, False])
+def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks: bool, calls: bool) -> None:
+    """Where tools may be called nothing opens the answer before it is known to be none: a call is free to come after a
+    chain that nobody asked for, and an answer is held to the grammar in its own channel."""
+    marks = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+    workspace = make_workspace("llama", template=HARMONY, added=marks)
+    form = form_of(SOURCES["openai-gpt-oss-120b"])
+    assert form is not None
+    chain = "<|channel|>analysis<|message|>Hm.<|end|>" if thinks else ""
+    call = "<|start|>assistant" * thinks + '<|channel|>commentary to=functions.get_time <|message|>{"city": "Rome"}'
+    wanted = chain + (call if calls else "<|start|>assistant" * thinks + "<|channel|>final<|message|>")
+    ids = [int(token) for token in workspace.model.tokenize(wanted, special=True)]
+    tool = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
+    with assemble(workspace, Prompt("Why?"), room=200) as notebook:
+        # As a template with tools leaves it, which opens no answer.
+        opening = workspace.model.tokenize(workspace.template.reply, special=True)
+        notebook.truncate(len(notebook) - len(opening))
+        start = len(notebook)
+        speaker = Speaker(
+            workspace, limit=100, max_think=50, grammar='root ::= "yes" | "no"', calls=Calls(form, [tool])
+        )
+        task = speaker.replying(notebook)
+        wishes = next(task)
+        while True:
+            (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]
+            place = len(notebook) - start
+            logits[ids[place] if place < len(ids) else workspace.model.end_tokens[0]] = 99.0
+            try:
+                wishes = task.send([logits])
+            except StopIteration as done:
+                reply = done.value
+                break
+        written = shown(notebook)[len(shown(notebook)) - len(wanted) - len(reply.text) * (not calls) :]
+    assert (reply.thought is not None) == thinks
+    if calls:
+        assert reply.text == call and written == wanted
+    else:
+        assert reply.text in ("yes", "no") and written == wanted + reply.text
 
 
 def test_an_answer_that_ends_like_the_beginning_of_a_stop_is_whole(
