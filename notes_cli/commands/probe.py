@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     type=FieldValue(),
     required=True,
     metavar="NAME[=NEW]",
-    help="The field, and a new value.  [default: made up]",
+    help="The field, and a new value; without one it is made up.",
 )
 @click.option("--question", metavar="TEXT", help="What to decide.  [default: the value of the field]")
 @click.option(

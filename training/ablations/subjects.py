@@ -46,6 +46,7 @@ class Subject:
     what: str
     size: Size
     lessons: Lessons = Lessons()
+    steps: int = 600
 
 
 SMALL = Size(192, 6, 96, 1.5e-3)
@@ -62,4 +63,5 @@ LESSONS = {
     "all": Subject("all of these", SMALL, Lessons(given=0.3, bound=True, below=0.15, hints=True)),
     "under": Subject("all texts have their fields below the rules", SMALL, Lessons(below=1.0)),
 }
-SUBJECTS = {**SIZES, **LESSONS}
+LONGER = {"longer": Subject("1.6 million parameters, twice the steps", SMALL, steps=1200)}  # is it size, or training?
+SUBJECTS = {**SIZES, **LONGER, **LESSONS}

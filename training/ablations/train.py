@@ -32,7 +32,6 @@ WORK = Path(__file__).resolve().parents[2] / "build" / "ablations"
 BASE = 10_000.0  # of RoPE
 PIECES = 200  # few words are not whole here: names of organisations, fillers
 TEXTS, BRANCHES = 6, 6
-STEPS = 600
 WARM, EASY, COOL = 60, 0.4, 0.4  # steps; of all steps: with easy texts, and with a rate that falls to nothing
 AGAIN = 0.15  # share of the later steps with easy texts
 MIX = Mix(reason=0.15, recall=0.1, errata=0.3, suppose=0.0, longest=62)
@@ -75,7 +74,7 @@ def build(subject: Subject, encoder: Encoder, seed: int) -> model.Tiny:
     return net
 
 
-def train(subject: Subject, encoder: Encoder, seed: int, steps: int, say: Callable[[str], None]) -> model.Tiny:
+def train(subject: Subject, encoder: Encoder, seed: int, say: Callable[[str], None]) -> model.Tiny:
     """The whole run."""
     net, readers = build(subject, encoder, seed), None
     params = [*net.parameters()]
@@ -85,6 +84,7 @@ def train(subject: Subject, encoder: Encoder, seed: int, steps: int, say: Callab
     optimizer = torch.optim.AdamW(params, lr=subject.size.rate, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
     mix, (easy, full) = replace(MIX, given=subject.lessons.given), subject.lessons.levels
     teacher, means, tokens, began = Teacher(encoder, f"ablations {seed}"), Marks(), 0, time.time()
+    steps = subject.steps
     say(f"{subject.what}: {model.size(net)} parameters {asdict(net.shape)} {asdict(subject.lessons)}, seed {seed}")
     for step in range(steps):
         simple = step < EASY * steps or teacher.rng.random() < AGAIN
@@ -122,13 +122,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=WORK, help="models and logs go here (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=STEPS, help="(default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="(default: as many as the subject has)")
     args = parser.parse_args()
     settle(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
     made = vocabulary()
     for name in args.names:
-        subject = SUBJECTS[name]
+        subject = replace(SUBJECTS[name], steps=args.steps or SUBJECTS[name].steps)
         path = args.work / f"{name}-seed{args.seed}.gguf"
         with path.with_suffix(".log").open("w", encoding="utf-8", buffering=1) as log:
 
@@ -136,7 +136,7 @@ def main() -> None:
                 print(line, flush=True)
                 log.write(line + "\n")
 
-            net = train(subject, Encoder(made), args.seed, args.steps, say)
+            net = train(subject, Encoder(made), args.seed, say)
             export.write(net, made, path, name=f"notes-{name}", about=f"A small reader of tables: {subject.what}")
             say(f"wrote {path.name}, {path.stat().st_size} bytes")
 
