@@ -1,6 +1,6 @@
 """The fault campaign: a line a kind of fault on standard output, and with --write the table in docs/reliability.md.
 
-    python -m bench.faults [KIND ...] [--full | --seconds N] [--seed S] [--case N] [--write docs/reliability.md]
+    python -m bench.faults [KIND ...] [--full | --seconds N] [--seed S] [--write docs/reliability.md]
 
 Exits 1 if anything fails. Files that made a case fail are kept in build/faults; nothing of yours is touched.
 """

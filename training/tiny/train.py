@@ -124,10 +124,10 @@ class Plan:
     steps: int = 4500
     texts: int = 8
     branches: int = 6
-    first_rate: float = 1e-3  # of the last two layers, which learn alone at first to say what the others find:
+    first_rate: float = 1e-3  # of layers 5 to 7, which learn alone at first to say what the others find:
     first_steps: int = 500  # an answer that is all wrong tears down the start's circuits before anything uses them
     ramp: int = 600  # steps in which layer 4 comes to learn, too
-    gentle: float = 0.3  # how fast layer 4 learns, compared with the last two; what is before it stays as it started
+    gentle: float = 0.3  # how fast layer 4 learns, compared with those; what is before it stays as it started
     rate: float = 4e-4
     warm: int = 60
     cool: float = 0.5  # of all steps: straight down to nothing
