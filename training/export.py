@@ -99,17 +99,10 @@ def vocabulary(
     out.add_chat_template(TEMPLATE)
 
 
-def write(
-    net: Tiny,
-    tokenizer: Tokenizer,
-    path: Path,
-    kind: str = "q8_0",
-    name: str = "notes-tiny",
-    about: str = "A tiny decoder that reads small policies; ships with notes",
-) -> None:
+def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> None:
     """Write one GGUF file; `kind` is q8_0 or f32."""
-    s = net.shape
-    out = begin(path, "llama", name, about, s, s.kv_heads, kind)
+    s, about = net.shape, "A tiny decoder that reads small policies; ships with notes"
+    out = begin(path, "llama", "notes-tiny", about, s, s.kv_heads, kind)
     if s.experts:
         out.add_expert_count(s.experts)
         out.add_expert_used_count(s.used)

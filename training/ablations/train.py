@@ -139,7 +139,7 @@ def main() -> None:
                 log.write(line + "\n")
 
             net = train(subject, Encoder(made), args.seed, say)
-            export.write(net, made, path, name=f"notes-{name}", about=f"A small reader of tables: {subject.what}")
+            export.write(net, made, path)  # has the name of the model that ships, which is asked to think alike
             say(f"wrote {path.name}, {path.stat().st_size} bytes")
 
 

@@ -15,9 +15,9 @@ NUMBERS = ["two", "year", "hundreds", "tens", "units", "number"]  # what is said
 
 
 def families(vocabulary: Mapping[str, int]) -> list[list[int]]:
-    """Ids of a word's forms with and without a blank before it."""
-    blank = tokenizer.BLANK
-    return [[i, vocabulary[t[1:]]] for t, i in vocabulary.items() if t[0] == blank and t[1:] in vocabulary]
+    """Ids of a word's forms with and without a blank before it, in the order of the words: a tokenizer has none."""
+    words = ((text[1:], i) for text, i in sorted(vocabulary.items()) if text[0] == tokenizer.BLANK)
+    return [[i, vocabulary[word]] for word, i in words if word in vocabulary]
 
 
 @dataclass(frozen=True)
