@@ -24,18 +24,19 @@ from bench.experiments.table import Row
 from bench.protocol.__main__ import KEPT, Run
 from bench.protocol.hypotheses import SCALE, judge
 from bench.protocol.measures import MEASURES, Measure
-from bench.protocol.paper import check_of, number
+from bench.protocol.paper import Found, check_of, number
 from bench.protocol.report import as_json, lines
 from bench.protocol.seeds import CommitError, frozen
 from bench.protocol.texts import Next, Policies
 from notes_cli.engine.options import ContextOptions
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from training.ablations.subjects import LESSONS, LONGER, SHAPES, SIZES, SUBJECTS, Lessons
+from training.tiny.world import Level
 
 MODELS = ROOT / "build" / "ablations"
 STORED, PAGE = "results/ablations.json", "results-ablations.md"  # in docs/
-WORDS = "known"
+WORDS, WORDED = "known", "notes-tiny"  # the words of their texts, and of prompts/reasoning.yaml
 HEAD = """# Size and lessons: what decides where a decision rests
 
 Written by `python -m bench.ablations`; do not edit. [The protocol](protocol.md) says what is measured here (R4). The
@@ -44,13 +45,19 @@ whose words are one token each. All of their weights learn, from a start that wr
 brackets: 95% intervals, policies resampled."""
 
 
+def level_of(lessons: Lessons) -> Level:
+    """Of the texts that are measured: that of the last lessons, with fields above the rules, in the prompt's system
+    text."""
+    _, last = lessons.levels
+    return replace(last, below=0.0, preamble=0.0)
+
+
 class Tables(Next):
     """Policies of the level of the last lessons, whose rules are tables; one and two skills in turn."""
 
     def __init__(self, like: Next, lessons: Lessons) -> None:
         super().__init__(like.commit, WORDS, like.begin, like.fits)
-        _, last = lessons.levels
-        self.level = replace(last, below=0.0, preamble=0.0)
+        self.level = level_of(lessons)
 
     def cases(self, experiment: str, count: int) -> Iterator[tuple[int, Policies]]:
         return self.policies(experiment, count, (1, 2), self.level.rules, ("table",))
@@ -66,11 +73,13 @@ def _of_tables(name: str, lessons: Lessons) -> Measure:
     return replace(measure, rows=rows, cases=SCALE.n)
 
 
-def measured(path: Path, lessons: Lessons, commit: str, cases: int | None, keep: Path) -> dict[str, Any]:
+def measured(path: Path, lessons: Lessons, seed: int, commit: str, cases: int | None, keep: Path) -> dict[str, Any]:
     """One subject: what it is, and its verdict, as plain data."""
     with Workspace(path, ContextOptions(n_ctx=2048, n_threads=1)) as workspace:
-        run = Run(workspace, commit, cases, keep, None)
-        about = {"lessons": json.dumps(asdict(lessons))}
+        if workspace.reasoning.name != WORDED:
+            raise UnsupportedError(f"{path} is not asked to think as {WORDED} is: its name must begin so")
+        run = Run(workspace, commit, cases, keep, seed)
+        about = {"level": json.dumps(asdict(level_of(lessons)))}
         tables = {name: run.measured(name, WORDS, _of_tables(name, lessons), about) for name in SCALE.measures}
         found = as_json(judge(SCALE, WORDS, tables))
     first, *others = path.with_suffix(".log").read_text(encoding="utf-8").splitlines()
@@ -104,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stored = _stored(given.write) if given.write else {}
     try:
         for name, path in paths.items():
-            one = measured(path, SUBJECTS[name].lessons, frozen(), given.cases, given.keep)
+            one = measured(path, SUBJECTS[name].lessons, given.seed, frozen(), given.cases, given.keep)
             print(name, *lines(one["verdict"]), sep="\n", flush=True)
             stored.setdefault(name, {})[str(given.seed)] = one
     except (NotesError, CommitError, KeptError) as error:
@@ -159,7 +168,7 @@ SHOWN = {
     "note index, fields below": "fields below: note index",
     "note index, fields below, by the field's whole line": "the same, by the field's whole line",
     "after a chain of thought: field's rows fresh": "after a thought: field's rows fresh",
-    "after a chain of thought: rows after it fresh": "rows after it fresh",
+    "after a chain of thought: rows after it fresh": "after a thought: rows after it fresh",
 }
 
 
@@ -170,8 +179,15 @@ def _table(subjects: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for what, label in SHOWN.items():
         checks = (check_of(one["verdict"], what) for *_, one in columns)
-        rows.append(" | ".join((label, *(number(check) if check else "not measured" for check in checks))))
+        rows.append(" | ".join((label, *(_cell(check) for check in checks))))
     return grid(" | ".join(("", *heads)), rows)
+
+
+def _cell(check: Found | None) -> str:
+    """A figure, and of how many cases, where they are fewer than R4 asks."""
+    if not check:
+        return "not measured"
+    return number(check) + (f", {check['n']} cases alone" if check["n"] < SCALE.n else "")
 
 
 if __name__ == "__main__":

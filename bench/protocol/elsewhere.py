@@ -128,8 +128,11 @@ def _calibrated(model: str, path: Path) -> Iterator[Told]:
 
 def _sized(name: str, path: Path) -> Iterator[Told]:
     """How often the field's rows alone decide, and of how many policies the model is right at all."""
-    for seed, one in _json(path)[name].items():
-        of = "" if len(_json(path)[name]) == 1 else f", training seed {seed}"
+    seeds = _json(path).get(name, {})
+    if not seeds:
+        yield Told("not measured", "no rows of it are stored")
+    for seed, one in seeds.items():
+        of = "" if len(seeds) == 1 else f", training seed {seed}"
         for check in one["verdict"]["checks"]:
             if (what := check["what"]) in SIZED:
                 yield Told(f"{SIZED[what]}{of}", check["value"], f"{check['n']} policies", check["low"], check["high"])

@@ -93,16 +93,19 @@ class Prefixes:
     def raw(self, tokens: Tokens) -> Layout:
         """That of a text that is decoded as it is."""
         parts = Parts((Chunk("text"),), (tokens,), np.zeros(0, np.int32), {})
-        return Layout(Prompt(""), parts, 0, False, False, tokens, np.zeros(len(tokens), np.int32), (), 0)
+        origins = np.zeros(len(tokens), np.int32)
+        return Layout(
+            Prompt(""), parts, 0, splice=False, exact=False, tokens=tokens, origins=origins, splices=(), pinned=0
+        )
 
-    def _number(self, segment: Segment, seam: int) -> int:
-        """The same for segments with the same rows that are placed alike. `seam`: or _DECODED, or _EXACT."""
+    def _number(self, segment: Segment, how: int) -> int:
+        """The same for segments with the same rows that are placed alike. `how`: by which seam, _DECODED or _EXACT."""
         layers = segment.layers
         if isinstance(layers, Stored):
             rows: object = tuple(tensor.checksum for layer in layers.tensors for tensor in (layer.k, layer.v))
         else:  # in memory, of an image that is not kept: the same bytes, looked at alike, give the same rows
             rows = segment.text, segment.projector, segment.context.tobytes(), segment.blocks
-        key = segment.name, segment.base, segment.pinned, rows, seam
+        key = segment.name, segment.base, segment.pinned, rows, how
         number = self._numbers.pop(key, None) or next(self._unused)
         self._numbers[key] = number
         if len(self._numbers) > REMEMBERED:  # what is forgotten gets another number: at worst it is read once more

@@ -87,7 +87,8 @@ class Speaker:
     `limit`, `max_think`: tokens of the answer, and of a chain. `say` and `say_thought` get their texts as they come,
     `chosen` each token of an answer, with the logits that it was chosen from, before `say` gets its text. `stops`:
     texts before which the answer ends. `grammar`: what the answer is held to, and a chain is not; then it is not
-    stripped either. `calls`: it may call tools; one that does is held to no grammar.
+    stripped either. `calls`: it may call tools; one that does is held to no grammar. `opened`: the prompt has what
+    opens an answer, if the model has such a mark; with tools it is left out, as a call begins otherwise.
     """
 
     workspace: Workspace
@@ -100,6 +101,7 @@ class Speaker:
     chosen: Chosen | None = None
     grammar: str | None = None
     calls: Calls | None = None
+    opened: bool = True
 
     def thinking(self, notebook: Notebook, *, begun: str = "", calls: bool = False) -> Task[Thought]:
         """Write a chain; the notebook is left where the answer begins.
@@ -195,19 +197,19 @@ class Speaker:
             thought = yield from self._unasked(notebook)
         elif thought.answer or thought.rest.strip():
             thought = _without_answer(self.workspace, notebook, thought)
-        if self.calls:
-            called = yield from self._calling(notebook, self.calls, thought)
-            if called:
-                return called
-            notebook.append(self.workspace.model.tokenize(self._opening(thought), special=True), "answer")
+        called = (yield from self._calling(notebook, self.calls, thought)) if self.calls else None
+        if called:
+            return called
+        if opening := self._opening(thought):
+            notebook.append(self.workspace.model.tokenize(opening, special=True), "answer")
         return (yield from self._held(notebook, thought))
 
     def _opening(self, thought: Thought | None) -> str:
-        """What opens an answer, of which nothing was put there because it might have been a call."""
+        """What opens an answer, where nothing was put there because it might have been a call."""
         reasoning, template = self.workspace.reasoning, self.workspace.template
         if thought:
-            return reasoning.answer.removeprefix(reasoning.calling.answer)
-        return "" if template.calling is None else template.reply.removeprefix(template.calling)
+            return reasoning.answer.removeprefix(reasoning.calling.answer) if self.calls else ""
+        return "" if self.opened or template.calling is None else template.reply.removeprefix(template.calling)
 
     def _unasked(self, notebook: Notebook) -> Task[Thought | None]:
         """The chain that a model begins before an answer which nobody asked it to think about; None if it does not."""
@@ -215,14 +217,18 @@ class Speaker:
         marks = model.tokenize(self.workspace.reasoning.open.strip(), special=True)
         if not len(marks):
             return None
-        # All tokens of the mark: an answer may be opened by a mark that begins alike. A state cannot go back.
+        # All tokens of the mark: an answer may be opened by a mark that begins alike. A state cannot go back, so of
+        # that the first one has to do. The last may be merged with what follows the mark, as ">" with a line's end.
         for place in range(1 if model.recurrent else len(marks)):
             (logits,) = yield [notebook]
-            if int(logits.argmax()) != marks[place]:
-                notebook.truncate(start)
+            best, mark = (model.token_bytes(int(one), special=True) for one in (logits.argmax(), marks[place]))
+            if best != mark and not (place == len(marks) - 1 and mark and best.startswith(mark)):
+                if place:
+                    notebook.truncate(start)
                 return None
             notebook.append(marks[place : place + 1], "answer")
-        notebook.append(marks[len(notebook) - start :], "answer")
+        if len(notebook) - start < len(marks):
+            notebook.append(marks[len(notebook) - start :], "answer")
         thought = yield from self.thinking(notebook, calls=self.calls is not None)
         return replace(thought, tokens=len(notebook) - start)
 
@@ -240,7 +246,7 @@ class Speaker:
         answer += end.flush()
         stopped = "end" if end.found else notebook.stopped
         if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
-            if self.workspace.model.recurrent and notebook.rows > start:
+            if self.workspace.model.recurrent and len(notebook) > start:
                 what = "this model cannot take back what was no call: send tools, or a form of the answer"
                 raise UnsupportedError(what)
             notebook.truncate(start)

@@ -122,8 +122,9 @@ def _chat(
         chosen=told.chosen,
         grammar=wanted.grammar,
         calls=Calls(form, arranged.asked.tools) if form and not wanted.must_call else None,
+        opened=not arranged.asked.tools,
     )
-    thought = (yield from speaker.thinking(notebook, calls=bool(form))) if arranged.think else None
+    thought = (yield from speaker.thinking(notebook, calls=bool(speaker.calls))) if arranged.think else None
     reply = yield from speaker.replying(notebook, thought)
     calls: tuple[ToolCall, ...] = ()
     if listening:

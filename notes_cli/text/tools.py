@@ -378,8 +378,10 @@ FORMS: tuple[Form, ...] = (
         _named(
             r"<\|tool_call:begin\|>(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[^<]+)<\|tool_call:args\|>",
         ),
-        drop=r"^\s*<\|content\|>",
-        also="<|tool_call:begin|><|tool_call:name|><|tool_call:args|><|tool_call:end|><|content|>",
+        bare=r"\s*<\|begin\|>assistant\s*<\|tool_calls\|>",  # after a chain of thought, as the template has it
+        waits=r"\s*(?:<\|?b?e?g?i?n?\|?|<\|begin\|>a?s?s?i?s?t?a?n?t?\s*(?:<\|?t?o?o?l?_?c?a?l?l?s?\|?)?)",
+        drop=r"^\s*(?:<\|begin\|>assistant)?\s*<\|content\|>",
+        also="<|begin|><|tool_call:begin|><|tool_call:name|><|tool_call:args|><|tool_call:end|><|content|>",
     ),
     Form(
         "gpt-oss",

@@ -14,6 +14,7 @@ from bench.protocol.hypotheses import SCALE
 from bench.protocol.texts import Next
 from notes_cli import config
 from training.ablations.subjects import LESSONS, SIZES, SUBJECTS, Lessons
+from training.tiny.world import GOES_BY
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -21,12 +22,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.mark.parametrize("lessons", [Lessons(), Lessons(bound=True), Lessons(below=1.0)])
 def test_texts_are_of_the_last_lessons(lessons: Lessons) -> None:
     """Rules are tables, one and two skills in turn, fields above the rules whatever training had."""
+    bound = []
     texts = ablations.Tables(Next("f" * 40, "known"), lessons)
     for number, case in islice(texts.cases("above", 60), 60):
         assert len(case.drafts) == (2 if number % 2 == 0 else 1)
         assert {rule.kind for draft in case.drafts for rule in draft.rules} == {"table"}
-        assert not any(draft.below for draft in case.drafts)
+        assert not any(draft.below for draft in case.drafts) and all(1 <= len(one.rules) <= 3 for one in case.drafts)
+        bound += [GOES_BY.get(rule.topic) == rule.field for draft in case.drafts for rule in draft.rules]
         assert case.answer != case.answer_new
+    assert all(bound) == lessons.bound
 
 
 def test_subjects_differ_in_one_thing() -> None:

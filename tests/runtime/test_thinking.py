@@ -25,7 +25,7 @@ from notes_cli.text.skill import Skill, load_skill, parse_skill
 from notes_cli.text.tools import Calls, form_of
 
 from ..conftest import MakeWorkspace
-from ..text.test_tools import SOURCES
+from ..text.wild import WILD
 from ..thinkers import HARMONY, OPENED, PLAIN, RESPONSE, SWITCH, UNAWARE, Scripted
 
 Script = Callable[[Workspace, str], None]
@@ -295,10 +295,12 @@ def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
     assert "2026-07-01" in said[True].text
 
 
+@pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba"])
 @pytest.mark.parametrize("template", [SWITCH, UNAWARE])
-def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace, template: str) -> None:
-    """A model that begins with the mark may think; the answer alone is held to the grammar."""
-    workspace = make_workspace("llama", template=template, added=("<think>", "</think>"))
+def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace, template: str, kind: str) -> None:
+    """A model that begins with the mark may think; the answer alone is held to the grammar. A state, which cannot go
+    back, need not."""
+    workspace = make_workspace(kind, template=template, added=("<think>", "</think>"))
     mark = int(workspace.model.tokenize("<think>", special=True)[0])
     for thinks in (True, False):
         with assemble(workspace, Prompt("Why?")) as notebook:
@@ -320,14 +322,37 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
             assert written.endswith(("</think>\n\n" if thinks else "").encode() + reply.text.encode())
 
 
+def test_a_mark_that_ends_within_a_token(make_workspace: MakeWorkspace) -> None:
+    """A model whose mark is plain text writes its end in one token with what follows: it is a chain all the same."""
+    workspace = make_workspace("llama", template=OPENED, added=("ink>", "ink>\n"))
+    marks = [int(one) for one in workspace.model.tokenize("<think>", special=True)]
+    (merged,) = (int(one) for one in workspace.model.tokenize("ink>\n", special=True))
+    assert len(marks) > 1 and workspace.model.token_bytes(marks[-1], special=True) == b"ink>"
+    with assemble(workspace, Prompt("Why?"), room=200) as notebook:
+        task = Speaker(workspace, limit=20, max_think=4, grammar='root ::= "yes" | "no"').replying(notebook)
+        wishes, ids, start = next(task), [*marks[:-1], merged], len(notebook)
+        while True:
+            (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]
+            if (place := len(notebook) - start) < len(ids):
+                logits[ids[place]] = 99.0
+            try:
+                wishes = task.send([logits])
+            except StopIteration as done:
+                reply = done.value
+                break
+        assert reply.thought is not None and reply.text in ("yes", "no")
+
+
 @pytest.mark.parametrize("thinks", [True, False])
-@pytest.mark.parametrize("calls", [True, False])
-def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks: bool, calls: bool) -> None:
+@pytest.mark.parametrize("calls", [True, False, None])
+def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks: bool, calls: bool | None) -> None:
     """Where tools may be called nothing opens the answer before it is known to be none: a call is free to come after a
-    chain that nobody asked for, and an answer is held to the grammar in its own channel."""
+    chain that nobody asked for, and an answer is held to the grammar in its own channel. None: it must be a call, in
+    the form of the grammar, as an answer."""
     marks = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
     workspace = make_workspace("llama", template=HARMONY, added=marks)
-    form = form_of(SOURCES["openai-gpt-oss-120b"])
+    (source,) = (path.read_text(encoding="utf-8") for path in WILD if path.stem == "openai-gpt-oss-120b")
+    form = form_of(source)
     assert form is not None
     chain = "<|channel|>analysis<|message|>Hm.<|end|>" if thinks else ""
     call = "<|start|>assistant" * thinks + '<|channel|>commentary to=functions.get_time <|message|>{"city": "Rome"}'
@@ -339,10 +364,11 @@ def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks
         opening = workspace.model.tokenize(workspace.template.reply, special=True)
         notebook.truncate(len(notebook) - len(opening))
         start = len(notebook)
-        speaker = Speaker(
-            workspace, limit=100, max_think=50, grammar='root ::= "yes" | "no"', calls=Calls(form, [tool])
+        tools = None if calls is None else Calls(form, [tool])
+        grammar = 'root ::= "yes" | "no"'
+        task = Speaker(workspace, limit=100, max_think=50, grammar=grammar, calls=tools, opened=False).replying(
+            notebook
         )
-        task = speaker.replying(notebook)
         wishes = next(task)
         while True:
             (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]

@@ -116,6 +116,7 @@ def test_the_beginning_of_a_text_is_kept() -> None:
         ("openai-gpt-oss-120b", "<|channel|>final<|message|>It is warm.", "It is warm."),
         ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "<|START_RESPONSE|>Warm.", "Warm."),
         ("upstage-Solar-Open-100B", "<|content|>Warm.", "Warm."),
+        ("upstage-Solar-Open-100B", "<|begin|>assistant<|content|>Warm.", "Warm."),
         ("meetkai-functionary-medium-v3.2", "all\nWarm.", "Warm."),
         ("Qwen-Qwen3-0.6B", "Warm.", "Warm."),
     ],
@@ -127,10 +128,9 @@ def test_a_form_has_words_around_a_text(name: str, answer: str, text: str) -> No
 
 def test_other_spellings_of_models() -> None:
     """As they write what no template shows."""
-    qwen, llama, oss = (
-        form_of(SOURCES[name])
-        for name in ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b")
-    )
+    names = ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b", "upstage-Solar-Open-100B")
+    qwen, llama, oss, solar = (form_of(SOURCES[name]) for name in names)
+    call = "<|tool_calls|><|tool_call:begin|>x<|tool_call:name|>get_time<|tool_call:args|>{}<|tool_call:end|>"
     for form, text in (
         (qwen, '<tool_call>{"name": "get_time", "arguments": "{}"}</tool_call>'),
         (qwen, '<tool_call>\n{"arguments": {}, "name": "get_time"}'),
@@ -138,9 +138,13 @@ def test_other_spellings_of_models() -> None:
         (llama, '{"type": "function", "name": "get_time", "parameters": {}}'),
         (llama, '{"name": "get_time", "parameters": {}}; {"name": "get_time", "parameters": {}}'),
         (oss, "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}"),
+        (solar, call),
+        (solar, f"<|begin|>assistant{call}"),
     ):
         found = calls_in(text, form, TOOLS).calls
         assert found and {call.name for call in found} == {"get_time"} and found[0].arguments == {}, text
+    assert solar and not any(may_call(begun, solar) for begun in ("<|begin|>", "<|begin|>assistant"))
+    assert may_call("<|begin|>assistant<|content|>", solar)
 
 
 def test_the_documents_list_them() -> None:

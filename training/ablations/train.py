@@ -1,9 +1,9 @@
 """Train small readers of tables: `python -m training.ablations.train NAME [NAME ...] [--seed N] [--work DIR]`.
 
-All start from training/model.py's look-ups over words of one token, all of their weights learn, and their texts,
-steps and seeds are the same but for what the name says (subjects.py). Only tokens of texts and answers are learned,
-and of one subject what readers on inner layers say. Never trained on mixed, edited or spliced caches; no mask hides a
-field from what follows it.
+All start from training/model.py's look-ups over words of one token, and all of their weights learn. They differ in what
+the name says (subjects.py). Texts are drawn from the same seed, and are the same where the lessons are. Only tokens of
+texts and answers are learned, and of one subject what readers on inner layers say. Never trained on mixed, edited or
+spliced caches; no mask hides a field from what follows it.
 """
 
 from __future__ import annotations

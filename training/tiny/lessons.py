@@ -39,7 +39,7 @@ class Mix:
     recall: float = 0.1
     cannot: float = 0.0
     compare: float = 0.0
-    given: float = 0.0  # "What is the T if the F is V?"
+    given: float = 0.0  # "What is the T if the F is V?", of tables alone
     suppose: float = 0.25  # of thoughts: about a value that only the question has
     errata: float = 0.5
     default: float = 0.8  # errata in the default wording

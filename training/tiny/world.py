@@ -57,7 +57,7 @@ class Level:
     versions: float = 0.0  # texts with an older version of the first skill before it
     sample: float = 0.0  # rules in the words of the samples that ship, which have questions of their own
     plain: float = 0.0  # texts whose rules are sentences, not a list
-    bound: bool = False  # all topics are of the samples, and each goes by the same field in all texts
+    bound: bool = False  # each topic goes by the same field in all texts; with `sample` 1 and tables alone
 
 
 @dataclass
