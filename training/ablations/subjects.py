@@ -61,7 +61,10 @@ LESSONS = {
     "bound": Subject("a topic always goes by the same field", SMALL, Lessons(bound=True)),
     "below": Subject("15% of the texts have their fields below the rules", SMALL, Lessons(below=0.15)),
     "hints": Subject("inner layers are taught field and value at the answer", SMALL, Lessons(hints=True)),
-    "all": Subject("all of these", SMALL, Lessons(given=0.3, bound=True, below=0.15, hints=True)),
+    "given-bound": Subject("the first two", SMALL, Lessons(given=0.3, bound=True)),
+    "given-hints": Subject("the first and the fourth", SMALL, Lessons(given=0.3, hints=True)),
+    "bound-hints": Subject("the second and the fourth", SMALL, Lessons(bound=True, hints=True)),
+    "all": Subject("all four", SMALL, Lessons(given=0.3, bound=True, below=0.15, hints=True)),
     "under": Subject("all texts have their fields below the rules", SMALL, Lessons(below=1.0)),
 }
 SHAPES = {"moe": Subject("2.6 million parameters, four experts a layer", replace(SMALL, experts=4))}
