@@ -44,7 +44,8 @@ subjects are small models of [training/ablations](../training/ablations), which 
 whose words are one token each. All of their weights learn, from a start that writes no note and reads none. In
 brackets: 95% intervals, policies resampled."""
 FILES = """Of seed 1 `1m`, `4m`, `10m` and `given` were trained before the start drew its words in an order of their own
-(docs/LOG.md): the command makes other files of them. All others it makes again bit for bit on the same processor."""
+(docs/LOG.md): the command makes other files of them. For the rest it begins alike every time: of four steps, trained
+twice, the files were the same bit for bit; no whole run has been repeated."""
 
 
 def level_of(lessons: Lessons) -> Level:
