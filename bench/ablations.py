@@ -31,7 +31,7 @@ from bench.protocol.texts import Next, Policies
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
-from training.ablations.subjects import LESSONS, LONGER, SHAPES, SIZES, SUBJECTS, Lessons
+from training.ablations.subjects import LESSONS, LONGER, SIZES, SUBJECTS, Lessons
 from training.tiny.world import Level
 
 MODELS = ROOT / "build" / "ablations"
@@ -141,11 +141,11 @@ def _stored(docs: Path) -> dict[str, dict[str, Any]]:
 
 def page(stored: Mapping[str, Mapping[str, Any]]) -> str:
     """The page, of all that is stored."""
-    sizes = {name: stored[name] for name in (*SIZES, *LONGER, *SHAPES) if name in stored}
+    sizes = {name: stored[name] for name in (*SIZES, *LONGER) if name in stored}
     lessons = {name: stored[name] for name in (*list(SIZES)[:1], *LESSONS) if name in stored}
     parts = [
         HEAD,
-        "## By size and shape",
+        "## By size",
         "All had the same lessons, and the same texts and steps but for the control, which had twice as many steps.",
         _tables(sizes),
     ]

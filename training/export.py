@@ -16,14 +16,7 @@ from training.model import Block, Shape, Tiny
 from training.tokenizer import END, PAD, SPECIAL
 
 CONTEXT = 4096
-PARTS, EXPERTS = ("gate", "up", "down"), "_exps"  # of an MLP; how llama.cpp calls those of several
-SMALL = (
-    "ssm_a",
-    "ssm_d",
-    "ssm_conv1d.weight",
-    "ssm_norm.weight",
-    "ffn_gate_inp.weight",
-)  # which llama.cpp wants in f32
+SMALL = ("ssm_a", "ssm_d", "ssm_conv1d.weight", "ssm_norm.weight")  # which llama.cpp wants in f32
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -48,11 +41,11 @@ def tensors(net: Tiny) -> dict[str, npt.NDArray[np.float32]]:
             at + "attn_norm.weight": block.attn_norm,
             at + "ffn_norm.weight": block.ffn_norm,
             at + "attn_output.weight": block.o.weight,
-            **{f"{at}ffn_{part}{EXPERTS if s.experts else ''}.weight": getattr(block, part).weight for part in PARTS},
+            at + "ffn_gate.weight": block.gate.weight,
+            at + "ffn_up.weight": block.up.weight,
+            at + "ffn_down.weight": block.down.weight,
             **projections(at, block, s),
         }
-        if s.experts:
-            named[at + "ffn_gate_inp.weight"] = block.router.weight
     return numbers(named)
 
 
@@ -103,9 +96,6 @@ def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> No
     """Write one GGUF file; `kind` is q8_0 or f32."""
     s, about = net.shape, "A tiny decoder that reads small policies; ships with notes"
     out = begin(path, "llama", "notes-tiny", about, s, s.kv_heads, kind)
-    if s.experts:
-        out.add_expert_count(s.experts)
-        out.add_expert_used_count(s.used)
     vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
     finish(out, tensors(net), kind)
 
@@ -136,7 +126,7 @@ def begin(
 def finish(out: gguf.GGUFWriter, named: dict[str, npt.NDArray[np.float32]], kind: str) -> None:
     """Write the file; `kind` is q8_0 or f16 (of matrices), or f32."""
     for name, array in named.items():
-        if kind == "q8_0" and (array.ndim == 2 or EXPERTS in name) and not name.endswith(SMALL):
+        if kind == "q8_0" and array.ndim == 2 and not name.endswith(SMALL):
             packed = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0)
             out.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         else:

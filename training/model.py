@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +23,6 @@ class Shape:
     ffn: int = 384
     rope_base: float = 100_000.0
     eps: float = 1e-5
-    experts: int = 0  # of each layer, each with an MLP; 0: there is one MLP
-    used: int = 2  # experts that a token goes to
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -34,16 +31,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-class Experts(nn.Module):
-    """A matrix for each expert, (experts, out, in)."""
-
-    def __init__(self, experts: int, inside: int, out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(experts, out, inside))
-
-
 class Block(nn.Module):
-    """Attention and a gated MLP, or a mixture of several."""
+    """Attention and a gated MLP."""
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
@@ -54,10 +43,9 @@ class Block(nn.Module):
         self.v = nn.Linear(s.width, s.kv_heads * s.head)
         self.o = nn.Linear(s.heads * s.head, s.width, bias=False)
         self.ffn_norm = nn.Parameter(torch.ones(s.width))
-        if s.experts:
-            self.router = nn.Linear(s.width, s.experts, bias=False)
-        linear = partial(Experts, s.experts) if s.experts else partial(nn.Linear, bias=False)
-        self.gate, self.up, self.down = linear(s.width, s.ffn), linear(s.width, s.ffn), linear(s.ffn, s.width)
+        self.gate = nn.Linear(s.width, s.ffn, bias=False)
+        self.up = nn.Linear(s.width, s.ffn, bias=False)
+        self.down = nn.Linear(s.ffn, s.width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, view: View) -> Tensor:
         """`x` is (B, P + K * L, width): the texts, then all branches."""
@@ -69,15 +57,7 @@ class Block(nn.Module):
         v = self.v(h).view(-1, n, s.kv_heads, s.head)
         x = x + self.o(view.attend(q, k, v))
         h = F.rms_norm(x, (s.width,), self.ffn_norm, s.eps)
-        return x + (self._mixed(h) if s.experts else self.down(F.silu(self.gate(h)) * self.up(h)))
-
-    def _mixed(self, h: Tensor) -> Tensor:
-        """What the experts that the router prefers make of (B, n, width), by its shares of these alone. All are
-        computed: there are few."""
-        chance, which = self.router(h).softmax(-1).topk(self.s.used)
-        share = torch.zeros_like(h[..., : self.s.experts]).scatter(-1, which, chance / chance.sum(-1, keepdim=True))
-        gate, up = (torch.einsum("bni,eoi->bneo", h, each.weight) for each in (self.gate, self.up))
-        return torch.einsum("bneo,ewo,bne->bnw", F.silu(gate) * up, self.down.weight, share)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
 class Softmax(torch.autograd.Function):

@@ -37,7 +37,6 @@ class Size:
     layers: int
     ffn: int
     rate: float
-    experts: int = 0  # of which a token goes to two
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,5 @@ LESSONS = {
     "all": Subject("all four", SMALL, Lessons(given=0.3, bound=True, below=0.15, hints=True)),
     "under": Subject("all texts have their fields below the rules", SMALL, Lessons(below=1.0)),
 }
-SHAPES = {"moe": Subject("2.6 million parameters, four experts a layer", replace(SMALL, experts=4))}
 LONGER = {"longer": Subject("1.6 million parameters, twice the steps", SMALL, steps=1200)}  # is it size, or training?
-SUBJECTS = {**SIZES, **LONGER, **SHAPES, **LESSONS}
+SUBJECTS = {**SIZES, **LONGER, **LESSONS}

@@ -69,9 +69,7 @@ def build(subject: Subject, encoder: Encoder, seed: int) -> model.Tiny:
     torch.manual_seed(seed)
     vocabulary = -(-len(encoder.vocab) // 32) * 32
     size = subject.size
-    net = model.Tiny(
-        model.Shape(vocabulary, size.width, size.layers, ffn=size.ffn, rope_base=BASE, experts=size.experts)
-    )
+    net = model.Tiny(model.Shape(vocabulary, size.width, size.layers, ffn=size.ffn, rope_base=BASE))
     model.start(net, families(encoder.vocab), (), seed)
     return net
 
