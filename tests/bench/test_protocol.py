@@ -1164,8 +1164,8 @@ def test_every_figure_goes_with_its_source(source: Source, tmp_path: Path) -> No
 
 
 def changed(text: str) -> str:
-    """JSON with other counts of what was the same, other findings, and times of ours that are twice as long; those that
-    they are compared with stay, as what scales both changes no ratio."""
+    """JSON with other counts of what was the same, other findings and values of checks, and times of ours that are
+    twice as long; those that they are compared with stay, as what scales both changes no ratio."""
     twice = r"/notes(-session)?/runs/first$|/(ours|edited)/reused$|/ours/(answers|p90/seconds)$"
 
     def other(value: Any, name: str) -> Any:
@@ -1176,6 +1176,8 @@ def changed(text: str) -> str:
             return [other(each, name) for each in value]
         if re.search(r"/same[^/]*$", name):
             return value - 1 if value else 1
+        if name.endswith("/checks/value"):
+            return None if value is None else value + 1
         return 2 * value if re.search(twice, name) else "other" if name.endswith("/finding") else value
 
     return json.dumps(other(json.loads(text), ""))
