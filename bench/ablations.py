@@ -25,9 +25,10 @@ from bench.protocol.__main__ import KEPT, Run
 from bench.protocol.hypotheses import SCALE, judge
 from bench.protocol.measures import MEASURES, Measure
 from bench.protocol.paper import Found, check_of, number
-from bench.protocol.report import as_json, lines
+from bench.protocol.report import as_json, lines, read, write
 from bench.protocol.seeds import CommitError, frozen
 from bench.protocol.texts import Next, Policies
+from bench.resumed import check, goes_on
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
@@ -90,6 +91,7 @@ def measured(path: Path, lessons: Lessons, seed: int, commit: str, cases: int | 
     return {"about": run.about, "log": [first, last], "verdict": found}
 
 
+@goes_on(NotesError, CommitError, KeptError)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.ablations",
@@ -105,8 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if unknown := [name for name in given.names if name not in SUBJECTS]:
         parser.error(f"no subject {unknown[0]!r}. There are: {', '.join(SUBJECTS)}")
-    if given.write and not given.write.is_dir():
-        parser.error(f"--write {given.write}: there is no such folder")
+    check(parser, given.cases, given.write)
     if given.write and given.cases:
         parser.error("--write takes as many cases as docs/protocol.md asks")
     paths = {name: given.models / f"{name}-seed{given.seed}.gguf" for name in given.names}
@@ -114,20 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not path.is_file():
             parser.error(f"there is no {path}: python -m training.ablations.train {name} --seed {given.seed}")
     stored = _stored(given.write) if given.write else {}
-    try:
-        for name, path in paths.items():
-            one = measured(path, SUBJECTS[name].lessons, given.seed, frozen(), given.cases, given.keep)
-            print(name, *lines(one["verdict"]), sep="\n", flush=True)
-            stored.setdefault(name, {})[str(given.seed)] = one
-    except (NotesError, CommitError, KeptError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; the same command goes on from here\n")
-        return 130
+    for name, path in paths.items():
+        one = measured(path, SUBJECTS[name].lessons, given.seed, frozen(), given.cases, given.keep)
+        print(name, *lines(one["verdict"]), sep="\n", flush=True)
+        stored.setdefault(name, {})[str(given.seed)] = one
     if given.write:
         order = {name: stored[name] for name in SUBJECTS if name in stored}
-        (given.write / STORED).write_text(json.dumps(order, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write(given.write / STORED, order)
         (given.write / PAGE).write_text(page(order), encoding="utf-8")
     return 0
 
@@ -135,8 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _stored(docs: Path) -> dict[str, dict[str, Any]]:
     """What was measured of each subject, by training seed."""
     path = docs / STORED
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    return dict(read(path)) if path.is_file() else {}
 
 
 def page(stored: Mapping[str, Mapping[str, Any]]) -> str:

@@ -23,6 +23,7 @@ from bench.experiments.frame import SEED
 from bench.experiments.keeping import ROOT, KeptError
 from bench.experiments.report import PAGE, REPORT, keep, load, report, results, section, summary
 from bench.experiments.run import Run, told
+from bench.resumed import check, goes_on
 from bench.reversed_model import REVERSED, REVERSED_NAME
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
@@ -32,26 +33,17 @@ from notes_cli.runtime.workspace import Workspace
 KEPT = ROOT / "build" / "experiments"
 
 
+@goes_on(NotesError, KeptError)
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     for name in given.names:
         if name not in EXPERIMENTS:
             parser.error(f"no experiment {name!r}. There are: {', '.join(EXPERIMENTS)}")
-    if given.cases is not None and given.cases < 1:
-        parser.error(f"--cases {given.cases}: there must be one at least")
-    if given.write and not given.write.is_dir():
-        parser.error(f"--write {given.write}: there is no such folder")
+    check(parser, given.cases, given.write)
     if given.estimate and not given.model:
         parser.error("--estimate is for --model FILE")
-    try:
-        return _one_named(given) if given.model else _reversed(given)
-    except (NotesError, KeptError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; the same command goes on from here\n")
-        return 130
+    return _one_named(given) if given.model else _reversed(given)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -29,6 +29,7 @@ from bench.protocol.measures.weights import write_random
 from bench.protocol.seeds import ROOT, CommitError, frozen, named, rng_of
 from bench.protocol.sources import sources
 from bench.protocol.texts import WORDS, Next
+from bench.resumed import check, goes_on
 from notes_cli.engine import system
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, UnsupportedError
@@ -39,6 +40,7 @@ DRAWN = 2  # times the cases that are needed: where more than half decide alike,
 KEPT = ROOT / "build" / "protocol"
 
 
+@goes_on(NotesError, CommitError, KeptError)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
@@ -49,10 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"{name} is of other models ({what}): {by}")
         if name not in HYPOTHESES:
             parser.error(f"no hypothesis {name!r}. There are: {', '.join(HYPOTHESES)}")
-    if given.cases is not None and given.cases < 1:
-        parser.error(f"--cases {given.cases}: there must be one at least")
-    if given.write and not given.write.is_dir():
-        parser.error(f"--write {given.write}: there is no such folder")
+    check(parser, given.cases, given.write)
     which = given.seed_of_training or given.beside
     if given.model is None:
         if not given.write or names != list(HYPOTHESES) or which or given.cases:
@@ -60,25 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _page(given.write)
     if given.write and (given.cases or which is None):
         parser.error("--write takes --seed-of-training or --beside, and as many cases as docs/protocol.md asks")
-    try:
-        commit = named(given.commit) if given.commit else frozen()
-        options = ContextOptions(n_ctx=4096, n_threads=given.threads)
-        with TemporaryDirectory() as folder:
-            model = given.model
-            if given.beside == "random":
-                seed = rng_of(commit, "random weights", 1).getrandbits(64)
-                model = write_random(model, Path(folder, f"random-{model.name}"), seed)
-            with Workspace(model, options) as workspace:
-                run = Run(workspace, commit, given.cases, given.keep, which)
-                found = run.judged([HYPOTHESES[name] for name in names])
-        if given.write:
-            _write(given.write, which, run.about, found)
-    except (NotesError, CommitError, KeptError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; the same command goes on from here\n")
-        return 130
+    commit = named(given.commit) if given.commit else frozen()
+    options = ContextOptions(n_ctx=4096, n_threads=given.threads)
+    with TemporaryDirectory() as folder:
+        model = given.model
+        if given.beside == "random":
+            seed = rng_of(commit, "random weights", 1).getrandbits(64)
+            model = write_random(model, Path(folder, f"random-{model.name}"), seed)
+        with Workspace(model, options) as workspace:
+            run = Run(workspace, commit, given.cases, given.keep, which)
+            found = run.judged([HYPOTHESES[name] for name in names])
+    if given.write:
+        _write(given.write, which, run.about, found)
     return 0 if all(one["says"] in ("holds", "reported") for one in found) else 1
 
 

@@ -43,6 +43,7 @@ from bench.protocol.measures import MEASURES, Measure, heads
 from bench.protocol.measures.mixing import began, excluded, mixes_of
 from bench.protocol.seeds import CommitError, frozen, named
 from bench.protocol.texts import WORDS, Next
+from bench.resumed import check, goes_on
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine
@@ -254,6 +255,7 @@ def measure(
         yield row
 
 
+@goes_on(NotesError, CommitError, KeptError, OtherModelError, WrongError, heads.NoCasesError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -265,29 +267,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--keep", type=Path, default=KEPT, help="folder that rows are kept in (default: %(default)s)")
     given = parser.parse_args(arguments)
-    if given.cases is not None and given.cases < 1:
-        parser.error(f"--cases {given.cases}: there must be one at least")
+    check(parser, given.cases)
     torch.set_num_threads(given.threads)
-    try:
-        commit = named(given.commit) if given.commit else frozen()
-        needed = MEASURES[heads.MEASURED].cases
-        with Workspace(given.model, ContextOptions(n_ctx=4096, n_threads=given.threads)) as workspace:
-            net = load(workspace.model.path)
-            run = Run(workspace, commit, given.cases, given.keep, None)
-            for words in WORDS:
-                rows = partial(measure, net, heads.RANKING, {})
-                ranking = run.measured(heads.RANKING, words, Measure(rows, needed))
-                orders = {way: heads.ranked(ranking, way) for way in heads.WAYS}
-                rows = partial(measure, net, heads.MEASURED, orders)
-                table = run.measured(heads.MEASURED, words, Measure(rows, needed), {"ranking": json.dumps(orders)})
-                found = report.as_json(judge(HYPOTHESES["H21"], words, {heads.MEASURED: table}))
-                print("\n".join(report.lines(found)), flush=True)
-    except (NotesError, CommitError, KeptError, OtherModelError, WrongError, heads.NoCasesError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; the same command goes on from here\n")
-        return 130
+    commit = named(given.commit) if given.commit else frozen()
+    needed = MEASURES[heads.MEASURED].cases
+    with Workspace(given.model, ContextOptions(n_ctx=4096, n_threads=given.threads)) as workspace:
+        net = load(workspace.model.path)
+        run = Run(workspace, commit, given.cases, given.keep, None)
+        for words in WORDS:
+            rows = partial(measure, net, heads.RANKING, {})
+            ranking = run.measured(heads.RANKING, words, Measure(rows, needed))
+            orders = {way: heads.ranked(ranking, way) for way in heads.WAYS}
+            rows = partial(measure, net, heads.MEASURED, orders)
+            table = run.measured(heads.MEASURED, words, Measure(rows, needed), {"ranking": json.dumps(orders)})
+            found = report.as_json(judge(HYPOTHESES["H21"], words, {heads.MEASURED: table}))
+            print("\n".join(report.lines(found)), flush=True)
     return 0
 
 
