@@ -103,14 +103,14 @@ class Speaker:
     calls: Calls | None = None
     opened: bool = True
 
-    def thinking(self, notebook: Notebook, *, begun: str = "", calls: bool = False) -> Task[Thought]:
+    def thinking(self, notebook: Notebook, *, begun: str = "") -> Task[Thought]:
         """Write a chain; the notebook is left where the answer begins.
 
-        `begun`: the chain's text that is there already. `calls`: the answer may call tools. Raise EngineError where the
-        context has no room for a chain and its end.
+        `begun`: the chain's text that is there already. Raise EngineError where the context has no room for a chain and
+        its end.
         """
         reasoning, start = self.workspace.reasoning, len(notebook)
-        reasoning = reasoning.calling if calls else reasoning
+        reasoning = reasoning.calling if self.calls else reasoning
         told, chain = _Told(self.say_thought), Until(reasoning.close)
 
         def hear(text: str) -> bool:
@@ -175,7 +175,7 @@ class Speaker:
         marks = self.calls.form.marks if self.calls else ""
         yield from self._writing(notebook, self.limit, hear, chosen=self.chosen, marks=marks)
         if begins.found:
-            thought = yield from self.thinking(notebook, begun=begins.rest, calls=self.calls is not None)
+            thought = yield from self.thinking(notebook, begun=begins.rest)
             return (yield from self.replying(notebook, replace(thought, tokens=len(notebook) - start)))
         told.add(end.feed(begins.flush()))
         told.add(end.flush())
@@ -229,7 +229,7 @@ class Speaker:
             notebook.append(marks[place : place + 1], "answer")
         if len(notebook) - start < len(marks):
             notebook.append(marks[len(notebook) - start :], "answer")
-        thought = yield from self.thinking(notebook, calls=self.calls is not None)
+        thought = yield from self.thinking(notebook)
         return replace(thought, tokens=len(notebook) - start)
 
     def _calling(self, notebook: Notebook, calls: Calls, thought: Thought | None) -> Task[Reply | None]:

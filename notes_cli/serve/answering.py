@@ -124,7 +124,7 @@ def _chat(
         calls=Calls(form, arranged.asked.tools) if form and not wanted.must_call else None,
         opened=not arranged.asked.tools,
     )
-    thought = (yield from speaker.thinking(notebook, calls=bool(speaker.calls))) if arranged.think else None
+    thought = (yield from speaker.thinking(notebook)) if arranged.think else None
     reply = yield from speaker.replying(notebook, thought)
     calls: tuple[ToolCall, ...] = ()
     if listening:

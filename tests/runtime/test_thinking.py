@@ -58,6 +58,21 @@ def run_deciding(*given: Any) -> Decision:
     return run(deciding_after(*given))
 
 
+def spoken(speaker: Speaker, notebook: Notebook, wish: Callable[[int], dict[int, float]]) -> Reply:
+    """What is said where a token at a place gets other logits: `wish` has them, by token."""
+    task = speaker.replying(notebook)
+    wishes = next(task)
+    while True:
+        (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]
+        for token, value in wish(len(notebook)).items():
+            logits[token] = value
+        try:
+            wishes = task.send([logits])
+        except StopIteration as done:
+            reply: Reply = done.value
+            return reply
+
+
 def shown(notebook: Notebook) -> str:
     """Everything that is in the notebook."""
     model = notebook.context.model
@@ -305,17 +320,8 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
     for thinks in (True, False):
         with assemble(workspace, Prompt("Why?")) as notebook:
             speaker = Speaker(workspace, limit=20, max_think=4, grammar='root ::= "yes" | "no"')
-            task = speaker.replying(notebook)
-            wishes, first = next(task), True
-            while True:
-                (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]
-                logits[mark] = 99.0 if thinks and first else -99.0
-                first = False
-                try:
-                    wishes = task.send([logits])
-                except StopIteration as done:
-                    reply = done.value
-                    break
+            begins = len(notebook) if thinks else -1
+            reply = spoken(speaker, notebook, lambda at, begins=begins: {mark: 99.0 if at == begins else -99.0})
             assert reply.text in ("yes", "no") and reply.stopped == "end"
             assert (reply.thought is not None) == thinks
             written = b"".join(workspace.model.token_bytes(int(one), special=True) for one in notebook.tokens)
@@ -329,17 +335,9 @@ def test_a_mark_that_ends_within_a_token(make_workspace: MakeWorkspace) -> None:
     (merged,) = (int(one) for one in workspace.model.tokenize("ink>\n", special=True))
     assert len(marks) > 1 and workspace.model.token_bytes(marks[-1], special=True) == b"ink>"
     with assemble(workspace, Prompt("Why?"), room=200) as notebook:
-        task = Speaker(workspace, limit=20, max_think=4, grammar='root ::= "yes" | "no"').replying(notebook)
-        wishes, ids, start = next(task), [*marks[:-1], merged], len(notebook)
-        while True:
-            (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]
-            if (place := len(notebook) - start) < len(ids):
-                logits[ids[place]] = 99.0
-            try:
-                wishes = task.send([logits])
-            except StopIteration as done:
-                reply = done.value
-                break
+        wanted = dict(enumerate([*marks[:-1], merged], len(notebook)))
+        speaker = Speaker(workspace, limit=20, max_think=4, grammar='root ::= "yes" | "no"')
+        reply = spoken(speaker, notebook, lambda at: {wanted[at]: 99.0} if at in wanted else {})
         assert reply.thought is not None and reply.text in ("yes", "no")
 
 
@@ -366,19 +364,9 @@ def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks
         start = len(notebook)
         tools = None if calls is None else Calls(form, [tool])
         grammar = 'root ::= "yes" | "no"'
-        task = Speaker(workspace, limit=100, max_think=50, grammar=grammar, calls=tools, opened=False).replying(
-            notebook
-        )
-        wishes = next(task)
-        while True:
-            (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]
-            place = len(notebook) - start
-            logits[ids[place] if place < len(ids) else workspace.model.end_tokens[0]] = 99.0
-            try:
-                wishes = task.send([logits])
-            except StopIteration as done:
-                reply = done.value
-                break
+        end = workspace.model.end_tokens[0]
+        speaker = Speaker(workspace, limit=100, max_think=50, grammar=grammar, calls=tools, opened=False)
+        reply = spoken(speaker, notebook, lambda at: {(ids[at - start] if at - start < len(ids) else end): 99.0})
         written = shown(notebook)[len(shown(notebook)) - len(wanted) - len(reply.text) * (not calls) :]
     assert (reply.thought is not None) == thinks
     if calls:
