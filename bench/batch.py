@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 from bench.random_model import random_model
-from notes_cli.config import Paths, resource, shipped_model
+from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
@@ -35,6 +35,7 @@ from notes_cli.runtime.batch import PARALLEL, ask_many
 from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import load_skill, parse_skill
+from tests.samples import SAMPLES
 
 ASKED = ("May I return this?", "What is the shipping?", "May I return the lamp?", "What is the shipping of a book?")
 RULE = "Goods that were bought at the fair may be brought back until the {}th day, with the slip numbered {}.\n"
@@ -160,7 +161,7 @@ def run(
     path = shipped_model() if shipped else random_model()
     with Workspace(path, options, paths=Paths.under(home)) as workspace:
         if shipped:
-            skill = load_skill(resource("skills") / "returns")
+            skill = load_skill(SAMPLES / "returns")
         else:
             text = "".join(RULE.format(number, number * 7) for number in range(10))
             skill = parse_skill(text, source="fair.txt", default="fair")

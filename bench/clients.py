@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from notes_cli.config import resource
+from tests.samples import SAMPLES
 
 Json = dict[str, Any]
 SKILLS = ("returns", "support")
@@ -280,7 +280,7 @@ def memory(pid: int) -> int:
 
 def prepare(url: str) -> None:
     for name in SKILLS:
-        text = (resource("skills") / name / "SKILL.md").read_text(encoding="utf-8")
+        text = (SAMPLES / name / "SKILL.md").read_text(encoding="utf-8")
         httpx.post(f"{url}/v1/notes/compile", json={"name": name, "text": text}, timeout=60).raise_for_status()
 
 

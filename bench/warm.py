@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from notes_cli.config import resource, shipped_model
+from notes_cli.config import shipped_model
+from tests.samples import SAMPLES
 
 COUNTING = "import sys; from notes_cli.cli import run; run(sys.argv[1:]); print(len(sys.modules), file=sys.stderr)"
 ASK = ("ask", "May I return this?", "--splice", "returns", "--json", "--seed", "1")
@@ -58,7 +59,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"NOTES_HOME": home, "NOTES_MODEL": str(args.model)}
-        notes("compile", str(resource("skills") / "returns"))
+        notes("compile", str(SAMPLES / "returns"))
         with serving() as url:
             ways = {"off": [], url: []}
             answers = []

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import SAMPLES
 
 import notes_cli as notes
 from bench import readme
 from notes_cli import api
-from notes_cli.config import resource
 from notes_cli.editing.methods import Method
 from notes_cli.errors import NotesError, Notice, Progress, SessionError, SkillError
 from notes_cli.library.profiles import Profiles
@@ -83,7 +83,7 @@ def test_a_closed_session_is_not_used(model: notes.Model, skill: Skill) -> None:
 def test_threads_wait_for_each_other(home: Path) -> None:
     """Each gets its own answer, asked or streamed; texts of one come between those of another."""
     with notes.open() as model:
-        segment = model.compile(resource("skills") / "returns")
+        segment = model.compile(SAMPLES / "returns")
         dates = {"2026-07-01": "refused", "2026-05-02": "accepted", "2026-08-01": "refused"}
 
         def ask(date: str) -> list[str]:
@@ -498,7 +498,7 @@ def test_probe_and_calibrate(home: Path) -> None:
 
     listener = Listener(watch=watch)
     with notes.open(options=notes.ContextOptions(n_ctx=1024, n_threads=1)) as model:
-        model.compile(resource("skills") / "returns")
+        model.compile(SAMPLES / "returns")
         probed = model.probe(
             Probing("returns", "returns.date", "2026-07-01", QUESTION, CHOICES, window=40), listener=listener
         )

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
+from notes_cli.text.skill import load_skill
 from training.tiny import world
 
 SEED = "battery 20261123"
@@ -18,7 +20,8 @@ CASES = 36
 LEVEL = world.Level(
     rules=(1, 3), rows=(2, 4), spare=(0, 0), fillers=(0, 1), heading=0.8, kinds=world.KINDS, below=0.0, sample=1.0
 )
-SAMPLES = (  # of skills/: name, question, choices, field, new value, right with the old value and with the new one
+SKILLS = Path(__file__).parent.parent / "tests" / "skills"
+SAMPLES = (  # of SKILLS: name, question, choices, field, new value, right with the old value and with the new one
     ("returns", "May I return this?", ("accepted", "refused"), "date", "2026-07-01", ("accepted", "refused")),
     ("returns", "What is the shipping?", ("free", "reduced", "full"), "tier", "silver", ("free", "reduced")),
     ("returns", "Which approval applies?", ("manual", "automatic"), "amount", "620", ("automatic", "manual")),
@@ -43,7 +46,8 @@ def main() -> None:
     print("# Written by training/battery.py.")
     print("cases:")
     for name, *asked in SAMPLES:
-        print(entry([f"skill: ../skills/{name}"], *asked))
+        text = load_skill(SKILLS / name).text
+        print(entry(["text: |", *(f"  {line}" for line in text.split("\n"))], *asked))
     for case in world.cases(CASES, LEVEL, SEED, held=False):
         skill = ["text: |", *(f"  {line}" for line in case.draft.text().split("\n"))]
         print(entry(skill, case.question, case.rule.choices, case.rule.field, case.new, case.right))

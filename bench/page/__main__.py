@@ -54,7 +54,7 @@ def tried(browser: Browser, home: Path, check: Check) -> str:
 
 def prepared(folder: Path, *more: Path) -> Path:
     """A home in which the skills that ship are compiled, and these texts."""
-    skills = [str(ROOT / "skills" / "returns"), str(ROOT / "skills" / "support"), *map(str, more)]
+    skills = [str(ROOT / "tests" / "skills" / "returns"), str(ROOT / "tests" / "skills" / "support"), *map(str, more)]
     environment = {**os.environ, "NOTES_HOME": str(folder)}
     command = [sys.executable, "-m", "notes_cli", "compile", *skills]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import SAMPLES
 
-from notes_cli.config import resource
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
@@ -334,7 +334,7 @@ def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.Mon
     chosen = notes("ask", "Why?", "--choices", "a,b", "--json")
     assert (chosen.json["stopped"], chosen.err) == (None, "")
     monkeypatch.delenv("NOTES_MODEL")
-    done = notes("ask", "May I return this?", "--splice", resource("skills") / "returns", "--json")
+    done = notes("ask", "May I return this?", "--splice", SAMPLES / "returns", "--json")
     assert done.json["stopped"] == "end" and "cut" not in done.err
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import SAMPLES
 
-from notes_cli.config import resource, shipped_model
+from notes_cli.config import shipped_model
 from notes_cli.library.container import open_segment, peek
 
 from .conftest import TEXT, Notes, run_here
@@ -253,7 +254,7 @@ def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, questio
     field+erratum, suffix and recompute turn it, after a system text, too."""
     field, old, new = CASES[question]
     monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
-    assert run_here("compile", resource("skills") / "returns").code == 0
+    assert run_here("compile", SAMPLES / "returns").code == 0
     ask = ("ask", question, "--splice", "returns", "--field", field, "--choices", f"{old},{new}", "--method")
     for system in ((), ("-s", "You work for Harbor Books.")):
         for method in ("stale", "field"):
@@ -273,11 +274,11 @@ def test_decisions_by_blocks_and_hoisted_fields(
     the value at the end of the text, decoded: the new decision."""
     field, old, new = CASES[question]
     name = field.partition("=")[0]
-    text = (resource("skills") / "returns" / "SKILL.md").read_text()
+    text = (SAMPLES / "returns" / "SKILL.md").read_text()
     value = text.partition(f"\n{name}: ")[2].partition("\n")[0]
     hoisted = tmp_path / "hoisted.md"
     hoisted.write_text(HOISTED.format(name, value, text.split("---\n", 2)[2]))
-    blocks = ("block", reversed_model, (resource("skills") / "returns", "--blocks", 3))
+    blocks = ("block", reversed_model, (SAMPLES / "returns", "--blocks", 3))
     for method, model, compiling in (blocks, ("suffix", reversed_model, (hoisted, "-f"))):
         monkeypatch.setenv("NOTES_MODEL", os.fspath(model))
         assert run_here("compile", *compiling).code == 0

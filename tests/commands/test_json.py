@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import SAMPLES
 
-from notes_cli.config import resource, shipped_model
+from notes_cli.config import shipped_model
 
 from .. import stores
 from .conftest import Notes, command_line, saved
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
-RETURNS = str(resource("skills") / "returns")
+RETURNS = str(SAMPLES / "returns")
 ASKED = ["--question", "What is the shipping?", "--window", "32"]  # by a model that reads: others decide alike
 TYPES = {
     "integer": (int,),

@@ -8,13 +8,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from samples import SAMPLES
 
 from notes_cli.commands.heat import Style, heat_of, print_heat, rows_of
-from notes_cli.config import resource, shipped_model
+from notes_cli.config import shipped_model
 
 from .conftest import Notes, Outcome, run_apart, run_here
 
-PROBE = ("probe", resource("skills") / "returns", "-m", shipped_model(), "--field", "date=2026-07-01")
+PROBE = ("probe", SAMPLES / "returns", "-m", shipped_model(), "--field", "date=2026-07-01")
 ASK = ("--question", "May I return this?", "--choices", "accepted,refused", "--window", 16)
 BLOCKS = Style()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from samples import SAMPLES
 
 from notes_cli.config import resource
 
@@ -60,7 +61,7 @@ def test_the_model_that_ships_says_what_it_is(home: Path) -> None:
     asked = run_here(*ASK)
     said = [line for line in asked.err.splitlines() if "demonstration" in line]
     assert len(said) == 1 and "-m FILE, or NOTES_MODEL=FILE" in said[0]
-    returns = resource("skills") / "returns"
+    returns = SAMPLES / "returns"
     assert "demonstration" in run_here("compile", returns).err
     assert run_here("compile", returns, "-q").err == ""
     assert "demonstration" not in run_here(*ASK, "--json").err

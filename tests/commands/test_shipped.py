@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from samples import SAMPLES
 
-from notes_cli.config import resource, shipped_model
+from notes_cli.config import shipped_model
 
 QUESTION = "May I return this?"
 
@@ -30,7 +31,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def run(line: str, environment: dict[str, str]) -> str:
     """What a line of shell prints, in the folder that holds skills/; it must succeed."""
-    folder = resource("skills").parent
+    folder = SAMPLES.parent
     done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
@@ -69,7 +70,7 @@ def test_verify_passes(shell: dict[str, str]) -> None:
 
 def test_a_text_as_in_the_readme(shell: dict[str, str]) -> None:
     """`notes compile skill.txt`, then the owner's line with --splice skill."""
-    folder = Path(resource("skills"))
+    folder = Path(SAMPLES)
     assert "skill." in run(f"notes compile '{folder / 'skill.txt'}'", shell)
     ask = 'echo "May I return this?" | notes ask --splice skill'
     assert "accepted" in run(ask, shell)

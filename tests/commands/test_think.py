@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from samples import SAMPLES
 
-from notes_cli import config
 from notes_cli.engine.model import Model
 from notes_cli.runtime import thinking
 
@@ -39,7 +39,7 @@ def thinker(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def returns() -> Notes:
     """`notes` with the model that ships and its sample skill."""
-    outcome = run_here("compile", config.resource("skills") / "returns")
+    outcome = run_here("compile", SAMPLES / "returns")
     assert outcome.code == 0, outcome.err
     return run_here
 

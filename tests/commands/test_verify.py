@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from samples import SAMPLES
 
-from notes_cli.config import resource
 from notes_cli.engine.context import Context
 from notes_cli.measure import verify
 
@@ -150,7 +150,7 @@ def test_methods_that_are_named(notes: Notes, compiled: Path) -> None:
 def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the shipped model: without an edit the old value decides, which is exit 1; with one the new value does."""
     monkeypatch.delenv("NOTES_MODEL")
-    assert notes("compile", resource("skills") / "returns").code == 0
+    assert notes("compile", SAMPLES / "returns").code == 0
     ask = ("--question", "May I return this?", "--choices", "accepted,refused", "--field", "date=2026-07-01")
     stale = notes("verify", "returns", *ask, "--method", "stale")
     assert "missed: stale: 'May I return this?' decides 'accepted', the recompute's decision is 'refused'" in stale.out

@@ -8,8 +8,9 @@ from datetime import date, timedelta
 
 import numpy as np
 import pytest
+from samples import SAMPLES
 
-from notes_cli.config import resource, shipped_model
+from notes_cli.config import shipped_model
 from notes_cli.editing.influence import counterfactual, influence
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
@@ -118,7 +119,7 @@ def test_recurrent_layers_alone_have_no_rows(open_workspace: OpenWorkspace, skil
 
 def test_the_shipped_model_writes_on_what_follows(shipped: Workspace) -> None:
     """Every token after each field of the sample skill feels it."""
-    segment = measured(shipped, load_skill(resource("skills") / "returns"))
+    segment = measured(shipped, load_skill(SAMPLES / "returns"))
     for name, found in segment.influence.items():
         last = touched(segment, name)[-1] + 1
         assert (found[last:] > 0).all() and found[last:].max() > 0.1

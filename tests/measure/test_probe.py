@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import SAMPLES
 
-from notes_cli.config import resource, shipped_model
+from notes_cli.config import shipped_model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
@@ -34,7 +35,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
 
 @pytest.fixture(scope="module")
 def returns(reader: Workspace) -> Segment:
-    return compile_skill(reader, load_skill(resource("skills") / "returns"))
+    return compile_skill(reader, load_skill(SAMPLES / "returns"))
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_where_the_shipped_model_decides(report: Probe, returns: Segment) -> Non
 def test_where_the_reversed_model_decides(reversed_model: Path) -> None:
     """On the field's own rows, which are looked up when it is asked; the rows after them alone change nothing."""
     with Workspace(reversed_model, ContextOptions(n_ctx=512, n_threads=1)) as workspace:
-        skill = compile_skill(workspace, load_skill(resource("skills") / "returns"))
+        skill = compile_skill(workspace, load_skill(SAMPLES / "returns"))
         found = probe(Mixes(workspace, skill, "date", "2026-07-01", question=QUESTION, choices=CHOICES), window=8)
     assert found.field_only > 0.9 and abs(found.after_only) < 0.1
     assert found.reach(0.5) == found.reach(0.9) == found.field_tokens == 5
@@ -172,7 +173,7 @@ def test_without_a_question_the_field_is_asked_for(reader: Workspace, returns: S
 
 def test_other_skills_stand_before(reader: Workspace, returns: Segment) -> None:
     """They belong to what all mixes share."""
-    support = compile_skill(reader, load_skill(resource("skills") / "support"))
+    support = compile_skill(reader, load_skill(SAMPLES / "support"))
     mixed = Mixes(reader, returns, "tier", "silver", question="What is the shipping?", before=[support])
     assert mixed.decisions == ("free", "reduced") and mixed.after_only() > 0.9
     assert support.tokens.tolist() == mixed.notebook.tokens[len(support.context) :][: len(support)].tolist()

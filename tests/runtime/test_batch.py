@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import SAMPLES
 
 from notes_cli import config
 from notes_cli.engine.context import Context
@@ -36,7 +37,7 @@ def shipped() -> Iterator[Workspace]:
 
 @pytest.fixture(scope="module")
 def returns(shipped: Workspace) -> Segment:
-    return compile_skill(shipped, load_skill(config.resource("skills") / "returns"))
+    return compile_skill(shipped, load_skill(SAMPLES / "returns"))
 
 
 def told(answer: Answer | NotesError) -> Any:

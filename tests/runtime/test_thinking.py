@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import SAMPLES
 
 from notes_cli import config
 from notes_cli.engine.decision import Decision, decide
@@ -255,7 +256,7 @@ def test_a_context_that_others_fill(
 def returns(shipped: Workspace) -> Prompt:
     """A question about the sample skill, to be thought about."""
     return Prompt(
-        "May I return this?", [compile_skill(shipped, load_skill(config.resource("skills") / "returns"))], think=True
+        "May I return this?", [compile_skill(shipped, load_skill(SAMPLES / "returns"))], think=True
     )
 
 

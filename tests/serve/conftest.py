@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from samples import SAMPLES
 
 from notes_cli import config
 from notes_cli.api import Model
@@ -71,7 +72,7 @@ def compile_into(home: Path, *names: str) -> None:
     """Put skills that ship into a library."""
     with Model(Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))) as model:
         for name in names:
-            model.compile(str(config.resource("skills") / name))
+            model.compile(str(SAMPLES / name))
 
 
 @contextmanager

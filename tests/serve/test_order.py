@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from samples import SAMPLES
 
-from notes_cli import config
 from notes_cli.serve.arranging import _question
 from notes_cli.serve.parsing import parse_chat
 
@@ -35,7 +35,7 @@ def test_each_message_is_in_its_place(served: Served, role: str) -> None:
 
 def test_a_skill_in_a_later_system_message(served: Served) -> None:
     """It is found there and spliced, is corrected before the next question, and decides as what is decoded does."""
-    policy = (config.resource("skills/returns") / "SKILL.md").read_text().split("---\n")[2].strip()
+    policy = (SAMPLES / "returns" / "SKILL.md").read_text().split("---\n")[2].strip()
     talk: list[Any] = [HELLO, {"role": "user", "content": "Hello"}, HELLO, {"role": "system", "content": policy}, ASK]
     reply = served.chat(talk, notes={"explain": True})
     assert [kind for kind, how, _ in pieces(reply) if how == "spliced"] == ["splice"]

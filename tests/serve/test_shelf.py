@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from samples import SAMPLES
 
 from notes_cli import config
 from notes_cli.config import Paths
@@ -55,7 +56,7 @@ def files() -> int:
 
 def test_looking_texts_up_opens_what_is_found(many: Served) -> None:
     """A chat request looks in all of them, and one file more is open afterwards: that of the skill in its message."""
-    policy = (config.resource("skills/returns") / "SKILL.md").read_text().split("---\n")[2].strip()
+    policy = (SAMPLES / "returns" / "SKILL.md").read_text().split("---\n")[2].strip()
     many.chat([{"role": "user", "content": QUESTION}], max_tokens=1)
     before = files()
     many.chat([{"role": "user", "content": f"{QUESTION} Please."}], max_tokens=1)

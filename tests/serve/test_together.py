@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+from samples import SAMPLES
 
-from notes_cli.config import resource
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.serve.jobs import Limits
@@ -30,7 +30,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     context = ContextOptions(n_threads=1, type_k="f32", type_v="f32")
     with started(home, Limits(parallel=32, queue=64), context=context) as found:
         for name, source in zip(NAMES, SKILLS, strict=True):
-            path = resource("skills") / source
+            path = SAMPLES / source
             text = (path / "SKILL.md" if path.is_dir() else path).read_text()
             reply = found.http.post("/v1/notes/compile", json={"name": name, "text": text})
             assert '"skill"' in reply.text, reply.text

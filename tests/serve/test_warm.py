@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+from samples import SAMPLES
 
 from notes_cli import config
 from notes_cli.api import Model
@@ -82,7 +83,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     compile_into(home, "returns", "support")
     paths, exact = config.Paths.under(home), ContextOptions(n_threads=1, type_k="f32", type_v="f32")
     with Model(Workspace(config.shipped_model(), exact, paths=paths)) as model:
-        model.compile(str(config.resource("skills") / "returns"), name="exact")
+        model.compile(str(SAMPLES / "returns"), name="exact")
     with serving(home) as found:
         yield found
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from samples import SAMPLES
 
-from notes_cli.config import paths, resource, shipped_model
+from notes_cli.config import paths, shipped_model
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
@@ -863,7 +864,7 @@ def test_28_toggles_on_the_shipped_model(home: Path) -> None:
     """Before and after the limit by turns, compacted every fourth time: each answer is right, and the notebook grows by
     no more than the questions and answers themselves."""
     with Workspace(shipped_model(), ContextOptions(n_ctx=2048, n_threads=1)) as workspace:
-        segment = compile_skill(workspace, load_skill(resource("skills") / "returns"))
+        segment = compile_skill(workspace, load_skill(SAMPLES / "returns"))
         with held(workspace) as session:
             prompt = Prompt(RETURN, [segment])
             notebook = assemble(workspace, prompt, room=8)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import SAMPLES
 
-from notes_cli.config import resource
 from notes_cli.errors import SkillError
 from notes_cli.text.skill import load_skill, parse_skill, read_card, skill_sources, with_values
 
@@ -209,7 +209,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 )
 def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
     """The skills that come with notes have their fields and nothing to warn of."""
-    skill = load_skill(resource("skills") / name)
+    skill = load_skill(SAMPLES / name)
     assert (skill.name, skill.values, skill.warnings) == (name.removesuffix(".txt"), fields, ())
 
 
