@@ -166,7 +166,7 @@ def run(
             text = "".join(RULE.format(number, number * 7) for number in range(10))
             skill = parse_skill(text, source="fair.txt", default="fair")
         segment = workspace.open(compile_to_library(workspace, skill).path)
-        asked = [Request(question, [skill.name], limit=256 if shipped else 16) for question in questions(count)]
+        asked = [Request(question, [skill.name], max_tokens=256 if shipped else 16) for question in questions(count)]
         yield measure(workspace, which, len(segment), asked, parallel, rounds)
         if shipped:
             choosing = [replace(one, choices=["accepted", "refused"]) for one in asked]

@@ -74,8 +74,8 @@ def prompts(model: notes.Model, work: Work) -> Pairs:
     """Each prompt, answered in each way."""
     pairs: Pairs = {way: [] for way in WAYS}
     for prompt in work.asked:
-        given: Row = {"splice": prompt.splice, "system": prompt.system or None, "limit": ANSWER}
-        given |= {"values": {"date": prompt.date}} if prompt.date else {}
+        given: Row = {"splice": prompt.splice, "system": prompt.system or None, "max_tokens": ANSWER}
+        given |= {"fields": {"date": prompt.date}} if prompt.date else {}
         found = {}
         for way, how in {"prefill": {"recompute": True}, "exact": {"exact": True}, "spliced": {}}.items():
             method = {"method": notes.Method("suffix" if way == "exact" else "field")} if prompt.date else {}
@@ -102,7 +102,7 @@ def turns(model: notes.Model, work: Work) -> Pairs:
                     edited = sum(one.rows for one in made)
                 how: Row = {} if number else {"splice": turn.splice, "exact": way == "exact"}
                 before = talk._session.notebook.rows if number else 0
-                answer = talk.ask(turn.question, limit=ANSWER, **how)
+                answer = talk.ask(turn.question, max_tokens=ANSWER, **how)
                 tokens = talk._session.state.tokens
                 end = len(tokens) - answer.tokens
                 with model.workspace.notebook() as notebook:

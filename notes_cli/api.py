@@ -66,14 +66,14 @@ class Asking(TypedDict, total=False):
     splice: Sequence[SkillRef]  # names of compiled skills, segment files or texts, or segments
     images: Sequence[SkillRef]  # shown with the question: files of images, names or segments
     errata: Sequence[str] | Mapping[str, str]  # field=value, or free words; or fields and their values
-    values: Mapping[str, str]  # new values of fields, brought in by `method`
+    fields: Mapping[str, str]  # new values of fields, brought in by `method`
     system: str | None  # text before the skills
     think: bool  # reason first
     max_think: int  # tokens to reason with at most
     choices: Sequence[str] | None  # decide among these answers, at least two
     json_schema: Any  # the answer is JSON that is valid by this schema (JSON, read already)
     grammar: str | None  # what the answer is held to instead, in GBNF
-    limit: int  # tokens to answer with at most
+    max_tokens: int  # to answer with at most
     sampling: SamplerOptions  # greedy by default
     seam: int | None  # tokens to recompute where a skill follows another context than at compile time
     place: str | None  # skills in the system message ("early"), or right before the question ("late")
@@ -395,7 +395,7 @@ class Model:
     def verify_edits(
         self,
         splice: Sequence[SkillRef] | Examination,
-        values: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
         methods: Sequence[str] = (AUTO,),
         *,
         listener: Listener = SILENT,
@@ -407,7 +407,7 @@ class Model:
 
         if not isinstance(splice, Examination):
             given: Any = how  # whose errata may be a mapping
-            splice = Examination(splice=splice, values=values or {}, methods=methods, **given)
+            splice = Examination(splice=splice, fields=fields or {}, methods=methods, **given)
         return examine_edits(self.workspace, splice, listener)
 
     @alone
@@ -521,7 +521,7 @@ class Session:
         **how: Unpack[Asking],
     ) -> Answer:
         """The next turn: ask, answer, and keep both. Raise SessionError where a session that has begun is asked for
-        what belongs to its first turn: `values`, `recompute`, `place` and `system`."""
+        what belongs to its first turn: `fields`, `recompute`, `place` and `system`."""
         return self._session.ask(_request(question, method, how), listener)
 
     @alone_each
@@ -547,11 +547,11 @@ class Session:
 
     @alone_each
     def edits(
-        self, values: Mapping[str, str], method: Method | str | None = None, *, listener: Listener = SILENT
+        self, fields: Mapping[str, str], method: Method | str | None = None, *, listener: Listener = SILENT
     ) -> Iterator[Edited]:
         """Give several fields other values; yield each edit when it is made. Raise NotesError, before the first, where
         one of them cannot be."""
-        return self._session.edits(values, method_named(method), listener)
+        return self._session.edits(fields, method_named(method), listener)
 
     @alone
     def undo(self) -> Line:

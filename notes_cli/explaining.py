@@ -169,7 +169,7 @@ def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dic
     """The part of docs/json.md that every answer has."""
     thought, decision = answer.thought, answer.decision
     times = {
-        "load": answer.opened - started,
+        "load": answer.begun + answer.load - started,
         "splice": answer.splice,
         "prompt": answer.prompt,
         "first_token": answer.first_token,

@@ -54,11 +54,11 @@ def test_a_closed_session_is_not_used(model: notes.Model, skill: Skill) -> None:
     """Another process may have gone on with it: nothing is answered, written or read from what it was."""
     segment = model.compile(skill)
     with model.session("mine") as old:
-        old.ask(QUESTION, splice=[segment], limit=2)
-        going = old.stream("And then?", limit=8)
+        old.ask(QUESTION, splice=[segment], max_tokens=2)
+        going = old.stream("And then?", max_tokens=8)
         next(going)
     with model.session("mine") as now:
-        now.ask("And now?", limit=2)
+        now.ask("And now?", max_tokens=2)
         turns = now.turns
     uses = [
         lambda: old.ask("Again?"),
@@ -122,7 +122,7 @@ def test_a_forked_process_waits_for_no_thread_and_writes_into_no_session(model: 
             done.wait(60)
 
     with model.session("mine") as session:
-        session.ask(QUESTION, splice=[segment], limit=1)
+        session.ask(QUESTION, splice=[segment], max_tokens=1)
         thread = threading.Thread(target=compute)
         thread.start()
         computing.wait(60)
@@ -130,7 +130,7 @@ def test_a_forked_process_waits_for_no_thread_and_writes_into_no_session(model: 
         if not child:
             try:
                 model.explain(QUESTION)
-                session.ask("And now?", limit=1)
+                session.ask("And now?", max_tokens=1)
             except SessionError as error:
                 os._exit(0 if "held by the process" in str(error) else 2)
             os._exit(3)
@@ -150,7 +150,7 @@ def test_closed_sessions_are_not_kept(model: notes.Model, skill: Skill) -> None:
     """A program that opens one for each request does not fill its memory with them; the others end with the model."""
     segment = model.compile(skill)
     with model.session("mine") as session:
-        session.ask(QUESTION, splice=[segment], limit=1)
+        session.ask(QUESTION, splice=[segment], max_tokens=1)
         session.fork("other").close()
         assert not session._forks
     gone = []
@@ -172,10 +172,10 @@ def test_a_stream_whose_session_goes_on_says_so(model: notes.Model, skill: Skill
     """Its notebook is another one's by then; the turn is not kept."""
     segment = model.compile(skill)
     with model.session("mine") as session:
-        session.ask(QUESTION, splice=[segment], limit=1)
-        going = session.stream("And then?", limit=30)
+        session.ask(QUESTION, splice=[segment], max_tokens=1)
+        going = session.stream("And then?", max_tokens=30)
         next(going)
-        session.ask("And now?", limit=1)
+        session.ask("And now?", max_tokens=1)
         with pytest.raises(SessionError, match="session mine went on while this was answered"):
             list(going)
         assert session.turns == 2
@@ -194,15 +194,15 @@ def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
         with pytest.raises(NotesError, match=r"errata has 5, which cannot|system is 5, and no text"):
             model.ask(QUESTION, splice=[segment], **wrong)  # type: ignore[arg-type]
     for given, says in (
-        ({"values": "date=1"}, "values is 'date=1', and no Mapping"),
+        ({"fields": "date=1"}, "fields is 'date=1', and no Mapping"),
         ({"sampling": {"temperature": 1}}, "and no SamplerOptions"),
-        ({"limit": "5"}, "limit is '5', and no number of tokens"),
+        ({"max_tokens": "5"}, "max_tokens is '5', and no number of tokens"),
         ({"errata": {"date": 5}}, "gives date the value 5, which is no text"),
     ):
         with pytest.raises(NotesError, match=says):
             model.ask(QUESTION, splice=[segment], **given)  # type: ignore[arg-type]
     with pytest.raises(NotesError, match="value of date is 5, and no text"):
-        model.ask(QUESTION, splice=[segment], values={"date": 5}, method="suffix")  # type: ignore[dict-item]
+        model.ask(QUESTION, splice=[segment], fields={"date": 5}, method="suffix")  # type: ignore[dict-item]
 
 
 def test_importing_loads_nothing() -> None:
@@ -220,7 +220,7 @@ def test_keywords_are_those_of_the_requests() -> None:
     named = {one.name for one in fields(Request)}
     assert set(api.Asking.__annotations__) | {"question", "method"} == named
     named = {one.name for one in fields(Examination)}
-    assert set(api.Examining.__annotations__) | {"splice", "values", "methods"} == named
+    assert set(api.Examining.__annotations__) | {"splice", "fields", "methods"} == named
 
 
 def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
@@ -257,9 +257,9 @@ def test_what_no_skill_is_compiled_as(model: notes.Model, skill: Skill, how: dic
 def test_ask_is_that_of_the_runtime(model: notes.Model, skill: Skill) -> None:
     """By keywords or by a request; its `str` is its text; probabilities are of the choices."""
     segment = model.compile(skill)
-    request = Request("Why?", [segment], ["date=2026-07-01"], limit=8)
+    request = Request("Why?", [segment], ["date=2026-07-01"], max_tokens=8)
     wanted = ask(model.workspace, request)
-    found = model.ask("Why?", splice=[segment], errata=["date=2026-07-01"], limit=8)
+    found = model.ask("Why?", splice=[segment], errata=["date=2026-07-01"], max_tokens=8)
     assert str(found) == found.text == wanted.text == model.ask(request).text and found.pieces == wanted.pieces
     assert found.choice is None and found.probabilities == {}
     chosen = model.ask(request, choices=CHOICES)
@@ -273,16 +273,18 @@ def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
     """A path is as good as its words, alone and in a batch; one that is no list of them is said to be none."""
     path = tmp_path / "note.txt"
     path.write_text("Answer in one word, and be brief about it.")
-    answers = [str(model.ask(QUESTION, splice=[given], decode=[str(path)], limit=3)) for given in (path, str(path))]
+    answers = [
+        str(model.ask(QUESTION, splice=[given], decode=[str(path)], max_tokens=3)) for given in (path, str(path))
+    ]
     assert answers[0] == answers[1]
-    assert [str(one) for one in model.ask_many([QUESTION], splice=[path], limit=3)]
+    assert [str(one) for one in model.ask_many([QUESTION], splice=[path], max_tokens=3)]
     for how in ({"splice": str(path)}, {"images": str(path)}, {"errata": "date=2026-07-01"}, {"choices": "yes,no"}):
         with pytest.raises(NotesError, match="and not a list"):
             model.ask(QUESTION, **how)  # type: ignore[arg-type]
     for wrong in (lambda: next(model.ask_many(QUESTION)), lambda: model.verify("returns")):
         with pytest.raises(NotesError, match="and not a list"):
             wrong()
-    for how in ({"limit": -1}, {"seam": -1}, {"max_think": -2}):
+    for how in ({"max_tokens": -1}, {"seam": -1}, {"max_think": -2}):
         with pytest.raises(NotesError, match="no number of tokens"):
             model.ask(QUESTION, **how)  # type: ignore[arg-type]
 
@@ -318,7 +320,7 @@ def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
     model.compile(skill)
     for way in (model.explain, model.ask):
         texts, pairs = (
-            way(QUESTION, splice=["returns"], errata=errata, limit=3)
+            way(QUESTION, splice=["returns"], errata=errata, max_tokens=3)
             for errata in (["date=2026-07-01"], {"date": "2026-07-01"})
         )
         assert texts.counts == pairs.counts and texts.counts.erratum
@@ -332,10 +334,10 @@ def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
 def test_lists_may_be_gone_through_once(model: notes.Model, skill: Skill) -> None:
     """Generators and iterators mean what lists mean, for one question and for many."""
     segment = model.compile(skill)
-    wanted = model.ask(QUESTION, splice=[segment], errata=["date=2026-07-01"], limit=3)
-    found = model.ask(QUESTION, splice=iter([segment]), errata=(one for one in ["date=2026-07-01"]), limit=3)  # type: ignore[arg-type]
+    wanted = model.ask(QUESTION, splice=[segment], errata=["date=2026-07-01"], max_tokens=3)
+    found = model.ask(QUESTION, splice=iter([segment]), errata=(one for one in ["date=2026-07-01"]), max_tokens=3)  # type: ignore[arg-type]
     assert found.counts == wanted.counts and wanted.counts.erratum and str(found) == str(wanted)
-    how = {"splice": iter([segment]), "errata": iter(["date=2026-07-01"]), "limit": 3}
+    how = {"splice": iter([segment]), "errata": iter(["date=2026-07-01"]), "max_tokens": 3}
     many = list(model.ask_many([QUESTION] * 3, **how))  # type: ignore[arg-type]
     assert [str(one) for one in many] == [str(wanted)] * 3
     [_, corrected] = model.verify([segment], questions=[QUESTION], errata=iter(["date=2026-07-01"])).cases  # type: ignore[arg-type]
@@ -350,11 +352,11 @@ def test_lists_may_be_gone_through_once(model: notes.Model, skill: Skill) -> Non
 def test_a_field_with_two_values_is_refused(model: notes.Model, skill: Skill) -> None:
     """Whatever asks: neither of the two would be the later one."""
     model.compile(skill)
-    said = {"values": {"date": "1 May"}, "errata": {"date": "2 May"}}
+    said = {"fields": {"date": "1 May"}, "errata": {"date": "2 May"}}
     with pytest.raises(SkillError, match=r"date is given the new value '1 May', and '2 May' by an erratum\. Leave one"):
         model.ask(QUESTION, splice=["returns"], **said)  # type: ignore[arg-type]
     with model.session("mine") as session, pytest.raises(SkillError, match="date is given two new values"):
-        session.ask(QUESTION, splice=["returns"], values={"date": "1 May", "returns.date": "2 May"})
+        session.ask(QUESTION, splice=["returns"], fields={"date": "1 May", "returns.date": "2 May"})
     (found,) = model.ask_many([QUESTION], splice=["returns"], **said)  # type: ignore[arg-type]
     assert isinstance(found, SkillError) and "is given the new value" in found.what
 
@@ -363,23 +365,23 @@ def test_methods_by_name(model: notes.Model, skill: Skill) -> None:
     """A method is a text, a Method, or "auto"; one that there is not is refused."""
     segment, values = model.compile(skill), {"date": "2026-07-01"}
     for method in ("selective@2", Method("selective", 2)):
-        answer = model.ask("Why?", splice=[segment], values=values, method=method, limit=1)
+        answer = model.ask("Why?", splice=[segment], fields=values, method=method, max_tokens=1)
         assert str(answer.settings.method) == "selective@2" and answer.counts.rewritten
-    answer = model.ask("Why?", splice=[segment], values=values, method="auto", limit=1)
+    answer = model.ask("Why?", splice=[segment], fields=values, method="auto", max_tokens=1)
     assert answer.settings.method and answer.settings.why
     with pytest.raises(NotesError, match="no edit method 'nothing'") as caught:
-        model.ask("Why?", splice=[segment], values=values, method="nothing")
+        model.ask("Why?", splice=[segment], fields=values, method="nothing")
     assert caught.value.what.startswith("no edit method")
 
 
 def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:
     """Its texts are those of the answer, which it returns; a choice comes whole; listeners hear as ever."""
     segment = model.compile(skill)
-    wanted = model.ask("Why?", splice=[segment], limit=12)
+    wanted = model.ask("Why?", splice=[segment], max_tokens=12)
     heard: list[str] = []
     ended: list[str] = []
     listener = Listener(answer=heard.append, answered=lambda answer: ended.append(answer.text))
-    stream = model.stream("Why?", splice=[segment], limit=12, listener=listener)
+    stream = model.stream("Why?", splice=[segment], max_tokens=12, listener=listener)
     texts = []
     with pytest.raises(StopIteration) as done:
         while True:
@@ -394,16 +396,16 @@ def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:
 def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, skill: Skill) -> None:
     """Before its first text, after it, and by an error of whoever hears it; what is asked meanwhile is as ever."""
     segment = model.compile(skill)
-    wanted, context = model.ask("Why?", splice=[segment], limit=8).text, model.workspace.context
+    wanted, context = model.ask("Why?", splice=[segment], max_tokens=8).text, model.workspace.context
     assert context.used == 0
     model.stream("Why?", splice=[segment]).close()
-    stream = model.stream("Why?", splice=[segment], limit=8)
+    stream = model.stream("Why?", splice=[segment], max_tokens=8)
     first = next(stream)
     assert context.used > len(segment)
-    assert model.ask("Why?", splice=[segment], limit=8).text == wanted  # beside the one that waits
+    assert model.ask("Why?", splice=[segment], max_tokens=8).text == wanted  # beside the one that waits
     stream.close()
     assert context.used == 0
-    stream = model.stream("Why?", splice=[segment], limit=8)
+    stream = model.stream("Why?", splice=[segment], max_tokens=8)
     assert next(stream) == first and "".join([first, *stream]).strip() == wanted
     assert context.used == 0
 
@@ -419,13 +421,13 @@ def test_many_questions(model: notes.Model, skill: Skill) -> None:
     """Each is answered as by itself, in order; errors are in their places, and closing gives all back."""
     segment, context = model.compile(skill), model.workspace.context
     questions = ["Why?", SkillError("no question"), Request("Who?", choices=CHOICES), Request("When?", seam=10_000)]
-    found = list(model.ask_many(questions, splice=[segment], limit=6, parallel=2))
+    found = list(model.ask_many(questions, splice=[segment], max_tokens=6, parallel=2))
     assert isinstance(found[0], notes.Answer) and isinstance(found[2], notes.Answer)
-    assert found[0].text == model.ask("Why?", splice=[segment], limit=6).text
+    assert found[0].text == model.ask("Why?", splice=[segment], max_tokens=6).text
     assert found[2].choice == model.ask("Who?", splice=[segment], choices=CHOICES).choice
     assert found[1] is questions[1] and isinstance(found[3], NotesError) and "seam of 10000" in found[3].what
     assert context.used == 0
-    outcomes = model.ask_many(["Why?"] * 20, splice=[segment], limit=6, parallel=4)
+    outcomes = model.ask_many(["Why?"] * 20, splice=[segment], max_tokens=6, parallel=4)
     next(outcomes)
     assert context.used > 0
     del outcomes
@@ -465,13 +467,13 @@ def test_a_turn_is_kept_when_its_stream_has_ended(model: notes.Model, skill: Ski
     model.compile(skill)
     with model.session("mine") as session, model.session("other") as other:
         for one in (session, other):
-            one.ask("Why?", splice=["returns"], limit=4)
-        stream = session.stream("And then?", limit=8)
+            one.ask("Why?", splice=["returns"], max_tokens=4)
+        stream = session.stream("And then?", max_tokens=8)
         next(stream)
         stream.close()
         assert session.turns == 1
-        texts = list(session.stream("And then?", limit=8))
-        assert "".join(texts).strip() == other.ask("And then?", limit=8).text and session.turns == 2
+        texts = list(session.stream("And then?", max_tokens=8))
+        assert "".join(texts).strip() == other.ask("And then?", max_tokens=8).text and session.turns == 2
 
 
 def test_verify_and_probe(model: notes.Model, skill: Skill) -> None:

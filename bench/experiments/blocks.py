@@ -82,20 +82,20 @@ def _edited(workspace: Workspace, skill: Skill, asked: Sequence[tuple[Rule, str,
     whole = compile_skill(workspace, skill)
     references = []
     for rule, question, new in asked:
-        prompt = Prompt(question, [whole], values={rule.field: new}, method=Method("recompute"))
+        prompt = Prompt(question, [whole], fields={rule.field: new}, method=Method("recompute"))
         notebook = assemble(workspace, prompt, splice=False)
         references.append((notebook.logits(), decide(notebook, rule.choices)))
     for size in SIZES:
         segment = compile_skill(workspace, skill, blocks=size) if size > 1 else whole
         for number, (rule, question, new) in enumerate(asked, 1):
-            prompt = Prompt(question, [segment], values={rule.field: new}, method=Method("block"))
+            prompt = Prompt(question, [segment], fields={rule.field: new}, method=Method("block"))
             if size > 1:
                 changes = changes_of(workspace, prompt)
                 parts = stretches(segment, changes[segment.name])
                 recompiled = sum(len(part.tokens) for part in parts)
             else:
                 corrected = compile_skill(workspace, with_values(skill, {rule.field: new}))
-                prompt, recompiled = replace(prompt, segments=[corrected], values={}), len(corrected)
+                prompt, recompiled = replace(prompt, segments=[corrected], fields={}), len(corrected)
             notebook = assemble(workspace, prompt)
             wanted, chosen = references[number - 1]
             decision = decide(notebook, rule.choices)

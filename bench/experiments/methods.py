@@ -78,7 +78,7 @@ class Reference:
 def measure_methods(workspace: Workspace, case: Case, prompt: Prompt, lifted: Prompt) -> Iterator[Row]:
     """A row a method. `lifted`: the same prompt with the field hoisted, which has a recompute of its own."""
     for asked, names in ((prompt, (*METHODS, HALVES)), (lifted, (HOISTED,))):
-        changed = replace(asked, values={case.field: case.new})
+        changed = replace(asked, fields={case.field: case.new})
         references = {way: _reference(workspace, case, replace(changed, think=way == "reasoned")) for way in WAYS}
         for name in names:
             row: Row = {"method": name, **dict.fromkeys(COLUMNS, "")}

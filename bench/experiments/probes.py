@@ -69,7 +69,7 @@ def _recoveries(workspace: Workspace, mixes: Mixes, case: Case) -> Iterator[tupl
     for probe, (method, words) in SAID.items() if mixes.rewrites else ():
         errata = [Erratum(None, None, words)] if words else []
         values, asked = {case.field: case.new}, Method.parse(method)
-        prompt = Prompt(case.question, [mixes.stale], errata, values=values, method=asked)
+        prompt = Prompt(case.question, [mixes.stale], errata, fields=values, method=asked)
         found = decide(assemble(workspace, prompt), mixes.decisions).probabilities
         old, new = (math.log(max(found[choice], 1e-300)) for choice in mixes.decisions)
         stale, fresh = mixes.scores

@@ -24,8 +24,8 @@ def api(given: Given) -> None:
     import notes_cli as notes
 
     with notes.open(given["model"], notes.ContextOptions(n_ctx=4096, n_threads=given["threads"])) as model:
-        changed = {"values": {"date": given["date"]}, "method": "field"} if given["date"] else {}
-        how = {"splice": given["splice"], "system": given["system"] or None, "limit": given["answer"], **changed}
+        changed = {"fields": {"date": given["date"]}, "method": "field"} if given["date"] else {}
+        how = {"splice": given["splice"], "system": given["system"] or None, "max_tokens": given["answer"], **changed}
         for text in model.stream(given["question"], **how):
             print(text, end="", flush=True)
 
@@ -46,9 +46,9 @@ def session(given: Given) -> None:
                 how = (
                     {}
                     if number
-                    else {"splice": given["splice"], "values": {"date": turn["date"]}, "method": given["method"]}
+                    else {"splice": given["splice"], "fields": {"date": turn["date"]}, "method": given["method"]}
                 )
-                for part in talk.stream(turn["question"], limit=given["answer"], **how):  # type: ignore[arg-type]
+                for part in talk.stream(turn["question"], max_tokens=given["answer"], **how):  # type: ignore[arg-type]
                     first = first or time.perf_counter() - started
                     text += part
                 _tell(text, first, time.perf_counter() - started, time.process_time() - before)

@@ -119,13 +119,13 @@ def ask_erratum(setting: Setting, work: Work) -> Runs:
 def ask_recomputing(setting: Setting, work: Work) -> Runs:
     _compiled(setting, work)
     for prompt in work.asked:
-        yield _process(setting, _asking(prompt, "--no-splice", *_changed(prompt)), setting.home)
+        yield _process(setting, _asking(prompt, "--recompute", *_changed(prompt)), setting.home)
 
 
 def ask_erratum_recomputing(setting: Setting, work: Work) -> Runs:
     _compiled(setting, work)
     for prompt in work.asked:
-        command = _asking(prompt, "--no-splice", "--erratum", f"date={prompt.date}")
+        command = _asking(prompt, "--recompute", "--erratum", f"date={prompt.date}")
         yield _process(setting, command, setting.home)
 
 
@@ -396,8 +396,8 @@ PEERS = {
         Peer("prompt-cache", "`llama-completion --prompt-cache`", prompt_cache, THEIRS, ALL),
         Peer("python-state", "llama-cpp-python, save_state", python_state, THEIRS),
         Peer("python-disk", "llama-cpp-python, LlamaDiskCache", python_disk, THEIRS),
-        Peer(OURS, "`notes ask --no-splice`", ask_recomputing, OURS),
-        Peer(ERRATUM, "`notes ask --no-splice --erratum`", ask_erratum_recomputing, ERRATUM, FIELD),
+        Peer(OURS, "`notes ask --recompute`", ask_recomputing, OURS),
+        Peer(ERRATUM, "`notes ask --recompute --erratum`", ask_erratum_recomputing, ERRATUM, FIELD),
         Peer(THEIRS, "`llama-completion`", completion, THEIRS, ALL),
         Peer("notes-serve", "`notes serve`", serve, OURS, STILL, running=True),
         Peer("notes-serve-erratum", "`notes serve`, erratum", serve, ERRATUM, FIELD, running=True),

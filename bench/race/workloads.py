@@ -145,9 +145,9 @@ def _prompts(skills: dict[str, str], drafts: list[Draft]) -> Iterator[Prompt]:
     files = texts(skills)
     with notes.open(shipped_model(), beyond_trained=True, paths=notes.Paths.under(FOLDER / "none")) as model:
         for one in drafts:
-            changed = {"values": {"date": one.date}, "method": "field"} if one.date else {}
+            changed = {"fields": {"date": one.date}, "method": "field"} if one.date else {}
             splice = [str(files[name]) for name in one.splice]
-            plan = model.explain(one.question, splice=splice, system=one.system or None, limit=ANSWER, **changed)  # type: ignore[arg-type]
+            plan = model.explain(one.question, splice=splice, system=one.system or None, max_tokens=ANSWER, **changed)  # type: ignore[arg-type]
             tokens = plan.notebook.tokens.tolist()
             own = model.workspace.model
             text = b"".join(own.token_bytes(token, special=True) for token in tokens).decode()

@@ -118,11 +118,11 @@ class Voices:
         else:
             self._answer = _Voice(lambda text: None)
             output.data("")
-        self._tell_cut("answer", stopped, "-n", self._call.words["limit"], room)
+        self._tell_cut("answer", stopped, "-n", self._call.words["max_tokens"], room)
 
     def _tell_cut(self, what: str, stopped: Stopped | None, option: str, limit: int, room: Room) -> None:
         """Say that something was cut, and what to do."""
-        if stopped == "limit" and limit:
+        if stopped == "length" and limit:
             output.say(
                 f"the {what} was cut after {limit:,} token{'s'[: limit > 1]}. Let it have more: {option} {2 * limit}"
             )

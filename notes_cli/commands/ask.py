@@ -110,14 +110,14 @@ from notes_cli.explaining import plan_as_json, turn_as_json
     help="Hold the answer to a grammar (GBNF): a file, or the grammar itself.",
 )
 @click.option(
-    *("-n", "--predict", "--n-predict", "limit"),
+    *("-n", "--max-tokens", "--predict", "--n-predict", "max_tokens"),
     type=Number(1, special=-1),
     default=256,
     show_default=True,
     help="At most so many tokens of answer, -1: until the answer or the context ends.",
 )
 @click.option(
-    "--temp",
+    *("--temp", "--temperature", "temperature"),
     type=Number(0, kind=float),
     default=0.0,
     show_default=True,
@@ -165,7 +165,7 @@ from notes_cli.explaining import plan_as_json, turn_as_json
     metavar="NAME",
     help="Decode this one of the --splice skills instead, so that it sees the skills before it. Repeatable.",
 )
-@click.option("--no-splice", is_flag=True, help="Decode the same tokens instead of splicing, to compare.")
+@click.option("--recompute", is_flag=True, help="Decode the same tokens instead of splicing, to compare.")
 @click.option("--explain", is_flag=True, help="Dry run: each piece of the prompt, how it would be made, and why.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")

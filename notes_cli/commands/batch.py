@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 LONGEST = 16 << 20  # bytes of a line
 # Keys of a line that an option has another word for in Python.
-_PARAMETERS = {"splice": "splices", "decode": "decoded", "n": "limit"}
-_LISTS, _FLAGS = ("splice", "decode", "errata"), ("think", "strict", "exact", "no_splice")
+_PARAMETERS = {"splice": "splices", "decode": "decoded"}
+_LISTS, _FLAGS = ("splice", "decode", "errata"), ("think", "strict", "exact", "recompute")
 _TEXTS = ("method", "system", "place", "wording")
-_NUMBERS = ("max_think", "n", "temp", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "seam")
+_NUMBERS = ("max_think", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "seam")
 _HELD = ("choices", "json_schema", "grammar")
 KEYS = ("question", "id", *_HELD, "fields", *_LISTS, *_TEXTS, *_FLAGS, *_NUMBERS)
 _ALONE = {

@@ -16,8 +16,8 @@ MAY_BE_EMPTY = ("question", "prompt", "system")  # parameters that are texts: as
 def give(command: click.Command, *path: str) -> click.Command:
     """The command called by these words, with what it need not know of; those below it, too. Once is enough.
 
-    An option that has no variable gets one that is called as the setting in config.yaml: `predict: 3` under `ask:` is
-    NOTES_ASK_PREDICT=3. Only --json, by which errors are printed before options are read, has none. That of a
+    An option that has no variable gets one that is called as the setting in config.yaml: `max-tokens: 3` under `ask:`
+    is NOTES_ASK_MAX_TOKENS=3. Only --json, by which errors are printed before options are read, has none. That of a
     repeatable option has a value in each of its lines.
     """
     if isinstance(command, click.Group):

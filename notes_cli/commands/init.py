@@ -36,8 +36,8 @@ SETTINGS = """\
 #compile:
 #  kv: q8_0
 #ask:
-#  predict: 512
-#  temp: 0.7
+#  max-tokens: 512
+#  temperature: 0.7
 #  splice: [returns]
 """
 

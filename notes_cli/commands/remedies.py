@@ -96,8 +96,8 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
         f"{_each('--splice', [values['name']])}"
     ),
     Help.DECODE: lambda values: "Give it " + _each("--decode", values["names"]),
-    Help.DECODE_ALL: "Give it --no-splice",
-    Help.SHORTER_SEAM: "Give it a shorter --seam, or --no-splice",
+    Help.DECODE_ALL: "Give it --recompute",
+    Help.SHORTER_SEAM: "Give it a shorter --seam, or --recompute",
     Help.NOT_STRICT: "Without --strict its {tokens} tokens are decoded",
     Help.STRICT: "--strict refuses that",
     Help.FIELD_VALUE: "Write --field NAME=VALUE",

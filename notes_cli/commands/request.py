@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.requests import RequestFields
 
 # What only the first turn of a session can say.
-_OPENING = ("fields", "system", "no_splice", "decoded", "place", "exact")
+_OPENING = ("fields", "system", "recompute", "decoded", "place", "exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Call:
     def begun(self) -> NotesError:
         """That the session goes on, and can take none of what only its first turn can have."""
         return NotesError(
-            f"session {self.session} has begun: --place, --system, --no-splice, --exact and --decode belong to its "
+            f"session {self.session} has begun: --place, --system, --recompute, --exact and --decode belong to its "
             "first turn. A field is edited with: notes edit"
         )
 
@@ -84,13 +84,13 @@ def read_call(question: str | None, prompt: str | None, file: Path | None, given
 def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> RequestFields:
     """The request for a question, by the values of the options."""
     same = (
-        *("errata", "fields", "method", "system", "think", "max_think", "limit"),
+        *("errata", "fields", "method", "system", "think", "max_think", "max_tokens"),
         *("seam", "place", "wording", "strict", "exact"),
     )
     words = {name: given[name] for name in same}
     asking = {"question": asked, "results": (), "splice": given["splices"], "choices": choices}
     asking["images"] = given["images"]
-    asking |= {"recompute": given["no_splice"], "decode": given["decoded"]}
+    asking |= {"recompute": given["recompute"], "decode": given["decoded"]}
     return {**asking, **words, "sampling": _sampling(given), **held_to(given)}  # type: ignore[typeddict-item]
 
 
@@ -120,7 +120,7 @@ def _typed(*names: str) -> bool:
 def _sampling(given: Mapping[str, Any]) -> dict[str, float]:
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]
     kept = {name: given[name] for name in ("top_k", "top_p", "min_p", "repeat_penalty")}
-    return {"temperature": given["temp"], **kept, "seed": seed}
+    return {"temperature": given["temperature"], **kept, "seed": seed}
 
 
 def _question(argument: str | None, prompt: str | None, file: Path | None) -> str:

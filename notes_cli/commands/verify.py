@@ -138,7 +138,7 @@ def command(
         splice=names,
         questions=questions,
         errata=errata,
-        values=parse_values(fields),
+        fields=parse_values(fields),
         methods=methods or [AUTO],
         choices=answers,
         system=system,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 WAITING = 64  # tokens that may wait for what follows a splice; more take as long by themselves
-Stopped = Literal["end", "limit", "context"]  # why an answer ends: by itself, cut at its limit, or by the context's end
+Stopped = Literal["end", "length", "context"]  # why an answer ends: by itself, at max_tokens, or with the context
 
 
 class _Tail(NamedTuple):

@@ -22,7 +22,7 @@ class Writer:
         self.notebook, self.sampler, self.limit = notebook, sampler, limit
         self.count = 0  # tokens that were written
         self.goes_on = limit > 0
-        notebook.stopped = "limit"
+        notebook.stopped = "length"
 
     def choose(self, logits: NDArray[np.float32]) -> int | None:
         """The next token, which is in the notebook now; None where the answer ends before it: `notebook.stopped` says

@@ -156,7 +156,7 @@ def calibrate(
         prompt = _prompt(case, compile_skill(workspace, case.skill))
         found = _recomputed(workspace, case, prompt)
         _wordings(workspace, case, prompt, found, tally)
-        _unedited(workspace, case, replace(prompt, values={}), found.before, tally)
+        _unedited(workspace, case, replace(prompt, fields={}), found.before, tally)
         recomputed.append(found)
         told(number, steps)
     wording = _one_of(tally, "wording", shipped_wordings().default)
@@ -197,7 +197,7 @@ def _one_of(tally: _Tally, what: str, default: str) -> str:
 
 def _prompt(case: Case, segment: Segment) -> Prompt:
     """With a system text: skills are not where they were compiled, as they mostly will not be."""
-    return Prompt(case.question, [segment], system=verify_system(), values={case.field: case.value})
+    return Prompt(case.question, [segment], system=verify_system(), fields={case.field: case.value})
 
 
 def _influenced(workspace: Workspace, case: Case) -> Segment:
@@ -208,7 +208,7 @@ def _influenced(workspace: Workspace, case: Case) -> Segment:
 
 
 def _recomputed(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:
-    before = _decided(workspace, replace(prompt, values={}), case, splice=False)
+    before = _decided(workspace, replace(prompt, fields={}), case, splice=False)
     return _Recomputed(before, _decided(workspace, replace(prompt, method=RECOMPUTE), case, splice=False))
 
 

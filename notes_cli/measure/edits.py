@@ -107,7 +107,7 @@ def verify_edits(
         what = "of a skill with an image nothing is edited, so there are no methods to compare"
         raise UnsupportedError(what, "Leave it out, and correct it by an erratum")
     if not changes_of(workspace, prompt):
-        values = ", ".join(f"{name}={value}" for name, value in prompt.values.items())
+        values = ", ".join(f"{name}={value}" for name, value in prompt.fields.items())
         raise NotesError(f"there is nothing to verify: the text says {values} already")
     auto, why = method_for(workspace, prompt)
     named = {AUTO: [auto], ALL: [*map(Method, METHODS), auto]}

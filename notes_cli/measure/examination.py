@@ -35,7 +35,7 @@ class Examination:
     splice: Sequence[SkillRef] = ()
     questions: Sequence[str] = ()
     errata: Sequence[str] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
     methods: Sequence[str] = (AUTO,)
     choices: Sequence[str] | None = None
     system: str | None = None
@@ -50,7 +50,7 @@ def examine_splice(workspace: Workspace, wanted: Examination, listener: Listener
     """Compare splice and errata with a full recompute of the same tokens; of several skills also what each question
     needs of them, and what repairs those that decide otherwise. Raise NotesError where that cannot be."""
     prompt, questions, seam = _settled(workspace, wanted, listener)
-    prompt = replace(prompt, values={})
+    prompt = replace(prompt, fields={})
     how: dict[str, Any] = {"choices": wanted.choices, "seam": seam}
     with listener.watch(LABEL, later=True) as update:
         report = verify(workspace, prompt, questions, progress=update, **how)
@@ -84,6 +84,6 @@ def _settled(workspace: Workspace, wanted: Examination, listener: Listener) -> t
     if system is None:
         fixed = any(segment.pinned and not (segment.carry and workspace.context.carries) for segment in segments)
         system = "" if fixed else verify_system()
-    how: dict[str, Any] = {"seam": wanted.seam, "wording": wanted.wording, "values": wanted.values}
+    how: dict[str, Any] = {"seam": wanted.seam, "wording": wanted.wording, "fields": wanted.fields}
     draft = settled(workspace, Request("", errata=wanted.errata, system=system, **how), segments, listener)
     return draft.prompt, wanted.questions or field_questions(segments), draft.settings.seam

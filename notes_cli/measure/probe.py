@@ -161,7 +161,7 @@ class Mixes:
     def by_method(self, name: str) -> float:
         """Of the stale skill, amended by an edit method. Raise UnsupportedError where this model cannot do it."""
         field = self.change.fields[0]
-        self._assemble(replace(self._prompt, values={field: self.new}, method=Method.parse(name)))
+        self._assemble(replace(self._prompt, fields={field: self.new}, method=Method.parse(name)))
         return self._recovered(self._score())
 
     @property

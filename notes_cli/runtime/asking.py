@@ -64,10 +64,11 @@ class Request:
     `splice`: names of compiled skills, segment files or texts, or segments. `errata`: `field=value` or free words, or a
     mapping of fields and values. `images`: files of images, or names and segments as of `splice`, which are shown with
     the question.
-    `values`: new values of fields, brought in by `method`. `max_think`, `limit`: tokens. `recompute`: decode the very
-    same tokens instead of splicing; `decode`: those of these skills alone, each of `splice`, so that they see what
-    precedes them. `strict`: refuse a skill that cannot be spliced, instead of decoding it. `exact`: reuse rows only
-    where they are those of a prefill of the whole prompt, and decode what would have to be moved.
+    `fields`: new values of fields, brought in by `method`. `max_think`, `max_tokens`: tokens of a chain of thought, and
+    of the answer. `recompute`: decode the very same tokens instead of splicing; `decode`: those of these skills alone,
+    each of `splice`, so that they see what precedes them. `strict`: refuse a skill that cannot be spliced, instead of
+    decoding it. `exact`: reuse rows only where they are those of a prefill of the whole prompt, and decode what would
+    have to be moved.
     `json_schema` (JSON, read), `grammar` (GBNF): what the answer is held to, one of them, and not with choices.
     `results`: in a session, in the place of a question: the name of each tool that the last answer called, and what the
     tool has returned. Raise NotesError where one text is given for a list of them, and for less than no tokens.
@@ -76,13 +77,13 @@ class Request:
     question: str
     splice: Sequence[SkillRef] = ()
     errata: Sequence[str] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
     method: Method | None = None
     system: str | None = None
     think: bool = False
     max_think: int = THINK
     choices: Sequence[str] | None = None
-    limit: int = 256
+    max_tokens: int = 256
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
     seam: int | None = None
     place: str | None = None
@@ -97,14 +98,14 @@ class Request:
     images: Sequence[SkillRef] = ()
 
     def __post_init__(self) -> None:
-        for name, one, kind in (("values", self.values, Mapping), ("sampling", self.sampling, SamplerOptions)):
+        for name, one, kind in (("fields", self.fields, Mapping), ("sampling", self.sampling, SamplerOptions)):
             if not isinstance(one, kind):
                 raise NotesError(f"{name} is {one!r}, and no {kind.__name__}")
         keep_lists(self, splice=SKILLS, images=SKILLS, errata=str, decode=str, choices=str, results=(tuple, list))
         words = [
             ("question", self.question),
             *((name, given) for name in ("system", "grammar") if (given := getattr(self, name)) is not None),
-            *((f"the value of {name}", value) for name, value in self.values.items()),
+            *((f"the value of {name}", value) for name, value in self.fields.items()),
         ]
         for name, value in words:
             if not isinstance(value, str):
@@ -112,14 +113,14 @@ class Request:
         for name in ("think", "recompute", "strict", "exact"):
             if not isinstance(getattr(self, name), bool):
                 raise NotesError(f"{name} is {getattr(self, name)!r}, and neither True nor False")
-        for name, count in (("max_think", self.max_think), ("limit", self.limit), ("seam", self.seam or 0)):
+        for name, count in (("max_think", self.max_think), ("max_tokens", self.max_tokens), ("seam", self.seam or 0)):
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise NotesError(f"{name} is {count!r}, and no number of tokens")
 
     @property
     def room(self) -> int:
         """Tokens that there must be room for when the answer begins."""
-        return ENDLESS_ROOM if self.limit == ENDLESS else self.limit
+        return ENDLESS_ROOM if self.max_tokens == ENDLESS else self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +158,26 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A prompt, assembled: its notebook, what held for it, and when the skills were there (time.perf_counter)."""
+    """A prompt, assembled: its notebook, what held for it, and when it was asked and its skills were there
+    (time.perf_counter)."""
 
     notebook: Notebook
     settings: Settings
     counts: Counts
-    opened: float
+    begun: float
+    ready: float
     grammar: str | None = None  # what the answer is held to
 
     @classmethod
     def of(cls, draft: Draft, notebook: Notebook) -> Plan:
         """Its prompt is in this notebook."""
-        return cls(notebook, draft.settings, Counts.of(notebook), draft.opened, draft.grammar)
+        return cls(notebook, draft.settings, Counts.of(notebook), draft.begun, draft.ready, draft.grammar)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was answered, and how it was come to. Of times, seconds since the skills were there."""
+    """What was answered, and how it was come to. Times are seconds; `prompt` and `first_token` count from the end of
+    `load`."""
 
     text: str
     tokens: int  # that were written
@@ -183,7 +187,8 @@ class Answer:
     thought: Thought | None = None
     decision: Decision | None = None
     stopped: Stopped | None = None  # why it ends; None for a choice
-    opened: float = 0.0  # when the skills were there (time.perf_counter)
+    begun: float = 0.0  # when it was asked (time.perf_counter)
+    load: float = 0.0  # from then until model, segments and context were ready
     splice: float = 0.0
     prompt: float = 0.0
     first_token: float = 0.0  # or the choice
@@ -304,7 +309,7 @@ def answering(workspace: Workspace, request: Request, plan: Plan, listener: List
             listener.answer(text)
 
     speaker = Speaker(
-        *(workspace, request.sampling, request.limit, request.max_think),
+        *(workspace, request.sampling, request.max_tokens, request.max_think),
         say=hear,
         say_thought=(listener.thought if plan.settings.think else None) or unheard,  # one that was asked for
         chosen=listener.chosen,
@@ -334,8 +339,9 @@ def answering(workspace: Workspace, request: Request, plan: Plan, listener: List
         thought,
         decision,
         stopped,
-        opened=plan.opened,
+        begun=plan.begun,
+        load=plan.ready - plan.begun,
         splice=notebook.seconds["splice"],
-        prompt=read - plan.opened,
-        first_token=(first[0] if first else time.perf_counter()) - plan.opened,
+        prompt=read - plan.ready,
+        first_token=(first[0] if first else time.perf_counter()) - plan.ready,
     )

@@ -43,7 +43,7 @@ WAITING = 16  # answers for each of the parallel ones that may wait for an earli
 _OWN = {
     "question",
     "choices",
-    "limit",
+    "max_tokens",
     "sampling",
     "max_think",
     "json_schema",
@@ -150,6 +150,7 @@ class _Batch:
 
     def __init__(self, workspace: Workspace, parallel: int, listener: Listener) -> None:
         self.told = 0  # answers that were yielded
+        self._begun = time.perf_counter()
         self._workspace, self._parallel = workspace, parallel
         self._notices: set[str] = set()
         self._listener = replace(SILENT, notice=self._notice, watch=listener.watch)
@@ -206,7 +207,7 @@ class _Batch:
                 else:
                     notebook.append(place.question, "question")
                 counts = replace(Counts.of(notebook), shared=shared)
-                plan = Plan(notebook, stem.settings, counts, place.begun, place.grammar)
+                plan = Plan(notebook, stem.settings, counts, self._begun, place.begun, place.grammar)
                 return (yield from answering(self._workspace, place.request, plan))
         finally:
             self._places.remove(place)

@@ -34,7 +34,7 @@ class Prompt:
     wording: str | None = None
     turns: Sequence[tuple[str, str]] = field(default=())
     # Of fields that have others now, brought in by `method`, by a reference to each (text/references.py).
-    values: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
     method: Method = field(default_factory=Method)
     place: str = "early"  # skills and errata in the system message, or "late": right before the question
     shown: frozenset[str] = frozenset()  # segments that are in the user's message, wherever skills are
@@ -55,7 +55,7 @@ class Prompt:
             return []
         return [
             Erratum(one.field, value, f"{one.key}={value}", one.skill if one.shared else "")
-            for one, value in resolved(self.values, self.segments)
+            for one, value in resolved(self.fields, self.segments)
         ]
 
 
@@ -155,8 +155,8 @@ def with_tools(
 
 
 def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
-    """What the prompt's values change, by skill. Raise SkillError for a field that no skill has."""
-    values = resolved(prompt.values, prompt.segments)
+    """What the prompt's new values change, by skill. Raise SkillError for a field that no skill has."""
+    values = resolved(prompt.fields, prompt.segments)
     for segment in prompt.segments if prompt.method.record.edits_rows else ():
         if segment.media and any(one.skill == segment.name for one, _ in values):
             what = f"{segment.name} has an image, and its fields cannot be edited by {prompt.method.name}"

@@ -25,7 +25,7 @@ class RequestFields(TypedDict):
     think: bool
     max_think: int
     choices: Sequence[str] | None
-    limit: int  # below 0: until the answer or the context ends
+    max_tokens: int  # of the answer; below 0: until the answer or the context ends
     sampling: dict[str, float]
     seam: int | None
     place: str | None
@@ -40,20 +40,20 @@ class RequestFields(TypedDict):
 
 def read_request(words: RequestFields) -> Request:
     """Raise NotesError for what cannot be meant."""
-    values, method = parse_values(words["fields"]), words["method"]
+    fields, method = parse_values(words["fields"]), words["method"]
     return Request(
         question=words["question"],
         results=words["results"],
         splice=words["splice"],
         images=words.get("images", ()),  # another process may be older
         errata=words["errata"],
-        values=values,
-        method=method_named(method and str(method)) if values else None,
+        fields=fields,
+        method=method_named(method and str(method)) if fields else None,
         system=words["system"],
         think=words["think"],
         max_think=words["max_think"],
         choices=words["choices"],
-        limit=ENDLESS if words["limit"] < 0 else words["limit"],
+        max_tokens=ENDLESS if words["max_tokens"] < 0 else words["max_tokens"],
         sampling=SamplerOptions(**words["sampling"]),  # type: ignore[arg-type]
         seam=words["seam"],
         place=words["place"],

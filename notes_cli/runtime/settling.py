@@ -48,13 +48,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A request whose prompt is to be assembled: what holds for it, and when its skills were there
-    (time.perf_counter)."""
+    """A request whose prompt is to be assembled: what holds for it, when it was asked, and when its
+    skills were there (time.perf_counter)."""
 
     request: Request  # with what everybody is told
     segments: Sequence[Segment]  # skills, then images
     settings: Settings
-    opened: float
+    begun: float
+    ready: float
     grammar: str | None = None  # what the answer is held to
 
     @property
@@ -68,7 +69,7 @@ class Draft:
             parse_errata(request.errata, segments),
             request.system,
             self.settings.wording,
-            values=request.values,
+            fields=request.fields,
             method=self.settings.method or Method(),
             place=self.settings.place,
             shown=frozenset(one.name for one in segments[len(segments) - len(request.images) :]),
@@ -86,10 +87,11 @@ class Draft:
 
 def drafted(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Draft:
     """Open the skills of a request without a session, and settle it. `dry`: texts are not compiled."""
+    begun = time.perf_counter()
     check_no_results(request)
     grammar = held_to(workspace, request)
     segments = open_asked(workspace, request, listener, dry=dry)
-    return settled(workspace, request, segments, listener, grammar=grammar)
+    return settled(workspace, request, segments, listener, grammar=grammar, begun=begun)
 
 
 def settled(
@@ -102,17 +104,18 @@ def settled(
     unheard: Mapping[str, str] | None = None,
     goes_on: bool = False,
     grammar: str | None = None,
+    begun: float | None = None,
 ) -> Draft:
     """Settle what holds for a request with these skills and images, and tell what of that is worth telling. `had`: the
     skills that its session has already, None without a session; one that `goes_on` amends them by edits alone.
-    `unheard`: what everybody is told of these, by field, and it was not yet."""
+    `unheard`: what everybody is told of these, by field, and it was not yet. `begun`: when it was asked; None: now."""
     _ = workspace.context  # making it is a part of opening
-    at, before = time.perf_counter(), had or ()
+    ready, before = time.perf_counter(), had or ()
     segments = named_apart(segments, [one.name for one in before])
     request = _corrected(workspace, request, segments, listener.notice, before, unheard or {})
     settings = _settings(workspace, request, segments, listener.notice, had is not None, goes_on)
     _tell_meant(request, [*before, *segments], listener.notice)
-    return Draft(request, segments, settings, at, grammar)
+    return Draft(request, segments, settings, ready if begun is None else begun, ready, grammar)
 
 
 def check_no_results(request: Request) -> None:
@@ -191,7 +194,7 @@ def _corrected(
 
     known = known_fields(*had, *segments)
     own = {one.key for one in read_errata(request.errata, known) if one.field}
-    own |= {one.key for name in request.values for one in known.find(name)}
+    own |= {one.key for name in request.fields for one in known.find(name)}
     told = dict(unheard)
     for segment in segments:
         fields = {span.name: span.value for span in segment.fields}
@@ -213,7 +216,7 @@ def _settings(
     _check_seam(request.seam or 0, segments)
     if request.wording:
         word(Erratum("", "", ""), request.wording)  # raises for one that there is not, also where nothing is worded
-    check_values(request.values, request.errata, segments)
+    check_values(request.fields, request.errata, segments)
     think = thinks(workspace, request.think, request.max_think)
     # Without skills nothing goes by the profile, and a model need not be read for it.
     found = defaults(workspace, think=think) if segments or session else UNMEASURED
@@ -246,7 +249,7 @@ def _method(
     workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool
 ) -> tuple[Method | None, str | None]:
     """The method that was named, or the one that fits, and why; None where nothing is amended."""
-    if not request.values:
+    if not request.fields:
         return None, None
     if request.method:
         if request.exact and not request.method.record.exact:
@@ -255,7 +258,7 @@ def _method(
         return request.method, None
     if request.recompute:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
-    method, why = method_for(workspace, Prompt(request.question, segments, values=request.values, think=think))
+    method, why = method_for(workspace, Prompt(request.question, segments, fields=request.fields, think=think))
     if request.exact and not method.record.exact:
         return ERRATUM, f"{ERRATUM}: exact rows were asked for, and {method} leaves some of the old value"
     return method, why
@@ -267,7 +270,7 @@ def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
         one.skill == segment.name
         for segment in prompt.segments
         if segment.media
-        for one, _ in resolved(prompt.values, prompt.segments)
+        for one, _ in resolved(prompt.fields, prompt.segments)
     ):
         return ERRATUM, f"{ERRATUM}: a skill that it corrects has an image, and no rows of such a one are edited"
     return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think)
@@ -276,7 +279,7 @@ def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
 def _tell_meant(request: Request, skills: Sequence[Fielded], say: Say) -> None:
     """Tell which fields `*.field` stands for, and which errata with an equals sign are of none."""
     fields = known_fields(*skills)
-    for told in meant([*request.errata, *request.values], fields):
+    for told in meant([*request.errata, *request.fields], fields):
         say(Notice(told))
     for text in request.errata:
         if "=" in text and parse_erratum(text, fields).field is None:

@@ -1,8 +1,8 @@
 """Speaking: the model writes a chain of thought, then an answer that is told from it, or decides.
 
-A prompt with `think` ends where the chain begins. The chain ends by its mark, by an end token, or at a limit; what must
-precede the answer is put there, so that the notebook ends where the answer begins. Everything here is a task of a loop
-(engine/loop.py).
+A prompt with `think` ends where the chain begins. The chain ends by its mark, by an end token, or at `max_think`; what
+must precede the answer is put there, so that the notebook ends where the answer begins. Everything here is a task of a
+loop (engine/loop.py).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Told:
 class Speaker:
     """How an answer is spoken, and the chain of thought before it.
 
-    `limit`, `max_think`: tokens of the answer, and of a chain. `say` and `say_thought` get their texts as they come,
+    `max_tokens`, `max_think`: of the answer, and of a chain. `say` and `say_thought` get their texts as they come,
     `chosen` each token of an answer, with the logits that it was chosen from, before `say` gets its text. `stops`:
     texts before which the answer ends. `grammar`: what the answer is held to, and a chain is not; then it is not
     stripped either. `calls`: it may call tools; one that does is held to no grammar. `opened`: the prompt has what
@@ -93,7 +93,7 @@ class Speaker:
 
     workspace: Workspace
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
-    limit: int = 0
+    max_tokens: int = 0
     max_think: int = THINK
     say: Say = unheard
     say_thought: Say = unheard
@@ -133,7 +133,7 @@ class Speaker:
             missing, rest = _missing(reasoning, chain)
             closing, cut = self.workspace.model.tokenize(missing, special=True), "" if finished else str(count)
             notebook.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
-        stopped: Stopped = "end" if finished else "limit" if room else "context"
+        stopped: Stopped = "end" if finished else "length" if room else "context"
         return Thought(told.text.strip(), len(notebook) - start, finished, answer, rest, stopped)
 
     def _concluding(self, notebook: Notebook, told: _Told) -> Task[str]:
@@ -173,7 +173,7 @@ class Speaker:
 
         told.add(end.feed(thought.rest if thought else ""))
         marks = self.calls.form.marks if self.calls else ""
-        yield from self._writing(notebook, self.limit, hear, chosen=self.chosen, marks=marks)
+        yield from self._writing(notebook, self.max_tokens, hear, chosen=self.chosen, marks=marks)
         if begins.found:
             thought = yield from self.thinking(notebook, begun=begins.rest)
             return (yield from self.replying(notebook, replace(thought, tokens=len(notebook) - start)))
@@ -185,11 +185,11 @@ class Speaker:
         """As much of an answer that is in the chain as was asked for, and what it stopped at."""
         model, end = self.workspace.model, Until("", self.stops)
         tokens = model.tokenize(answer)
-        whole = len(tokens) <= self.limit
+        whole = len(tokens) <= self.max_tokens
         if not whole:
-            answer = b"".join(map(model.token_bytes, tokens[: self.limit].tolist())).decode(errors="ignore")
+            answer = b"".join(map(model.token_bytes, tokens[: self.max_tokens].tolist())).decode(errors="ignore")
         text = end.feed(answer) + end.flush()
-        return text, "end" if end.found or whole else "limit"
+        return text, "end" if end.found or whole else "length"
 
     def _formed(self, notebook: Notebook, thought: Thought | None) -> Task[Reply]:
         """Write calls, where it may be calls, or an answer that is held to the grammar."""
@@ -242,7 +242,7 @@ class Speaker:
             answer += end.feed(text)
             return end.found or not calls.may_be(answer)
 
-        yield from self._writing(notebook, self.limit, hear, marks=calls.form.marks)
+        yield from self._writing(notebook, self.max_tokens, hear, marks=calls.form.marks)
         answer += end.flush()
         stopped = "end" if end.found else notebook.stopped
         if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
@@ -263,7 +263,7 @@ class Speaker:
             told.add(end.feed(text))
             return end.found
 
-        yield from self._writing(notebook, self.limit, hear, chosen=self.chosen, grammar=self.grammar)
+        yield from self._writing(notebook, self.max_tokens, hear, chosen=self.chosen, grammar=self.grammar)
         told.add(end.flush())
         return Reply(told.text, len(notebook) - start, thought, "end" if end.found else notebook.stopped)
 

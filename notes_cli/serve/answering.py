@@ -115,7 +115,7 @@ def _chat(
         hear(TextDelta(index, text, thought=True))
 
     speaker = Speaker(
-        *(workspace, sampling, arranged.limit, wanted.max_think),
+        *(workspace, sampling, arranged.max_tokens, wanted.max_think),
         say=say,
         say_thought=say_thought,
         stops=wanted.stops,
@@ -160,7 +160,7 @@ def _text(
 
     grammar = None if wanted.grammar is None else Grammar(model, wanted.grammar)
     with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF), grammar) as sampler:
-        writer = Writer(notebook, sampler, arranged.limit)
+        writer = Writer(notebook, sampler, arranged.max_tokens)
         while writer.goes_on and not end.found:
             (logits,) = yield [notebook]
             token = writer.choose(logits)

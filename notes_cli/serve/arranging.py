@@ -36,7 +36,7 @@ class Arranged:
     asked: Asked
     layout: Layout
     think: bool
-    limit: int  # tokens of the answer
+    max_tokens: int  # tokens of the answer
     room: int  # tokens that are written at most, a chain of thought and all
     kept: int  # of them, for the end of the chain
     notices: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         system=None if system is None else _words(system),
         think=wanted.think,
         max_think=wanted.max_think,
-        limit=most if wanted.limit is None else min(wanted.limit, most),
+        max_tokens=most if wanted.max_tokens is None else min(wanted.max_tokens, most),
         sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
         grammar=wanted.grammar,
         recompute=asked.notes.recompute,
@@ -265,13 +265,13 @@ def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Arranged
         if asked.tools and not writing.must_call and form_of(workspace.model.chat_template or "") is None:
             what = "how this model calls tools is not known: with a form of the answer it could call none"
             raise Refused(400, what, param="tools", code="unsupported_value")
-    limit = most if writing.limit is None else min(writing.limit, most)
+    max_tokens = most if writing.max_tokens is None else min(writing.max_tokens, most)
     thinks = asked.prompt is None and (think or workspace.reasoning.open)
     kept = ROOM if thinks else 0
-    room = limit + (writing.max_think + kept if thinks else 0)
+    room = max_tokens + (writing.max_think + kept if thinks else 0)
     if workspace.longest is not None:
         room = min(room, workspace.longest - len(layout))
-    return Arranged(asked, layout, think, limit, room, kept)
+    return Arranged(asked, layout, think, max_tokens, room, kept)
 
 
 def check_bias(workspace: Workspace, asked: Asked) -> None:

@@ -100,7 +100,7 @@ class _Needed:
         looks = max((len(option) for options in variants for option in options), default=0)
         size = _size(workspace, tokens, spare)
         most = max(1, room.cells - looks) if size is None else max(size, tokens)
-        return cls(size, most if request.limit == ENDLESS else min(tokens + spare, most), looks)
+        return cls(size, most if request.max_tokens == ENDLESS else min(tokens + spare, most), looks)
 
     def grant(self, room: Room, notebook: Notebook) -> Grant:
         """One cell more than there will be: with its last token it asks for no further room."""
@@ -322,7 +322,7 @@ class Own:
 
     def _document(self, at: _At, request: Request, answer: Answer, goes_on: bool = False) -> None:
         at.tally.written += answer.tokens
-        at.tally.first.add(answer.opened + answer.first_token - at.job.came)
+        at.tally.first.add(answer.begun + answer.load + answer.first_token - at.job.came)
         self._tell({"document": turn_as_json(at.workspace, request, answer, at.job.came, self._session, goes_on)})
 
 

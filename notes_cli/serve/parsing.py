@@ -73,7 +73,7 @@ class Writing:
     """How an answer is to be written."""
 
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
-    limit: int | None = None  # tokens; None: as many as the server allows
+    max_tokens: int | None = None  # None: as many as the server allows
     stops: tuple[str, ...] = ()
     choices: int = 1
     likely: int | None = (
@@ -210,7 +210,7 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[Asked]:
     notes = _notes(given.any("notes"))
     if notes.splice or notes.errata or notes.session:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
-    if echo and likely is not None and writing.limit == 0:
+    if echo and likely is not None and writing.max_tokens == 0:
         what = "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
         raise Refused(400, what, param="logprobs", code="unsupported_value")
     given.ignore(IGNORED)
@@ -241,7 +241,7 @@ def _likely(given: Reader) -> int | None:
 
 def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks: bool = True) -> Writing:
     found = [given.whole(key, -1, 2**31 - 1) for key in limits]
-    limit = next((one for one in found if one is not None), None)
+    most = next((one for one in found if one is not None), None)
     effort = given.text("reasoning_effort") if thinks else ""
     if effort not in ("", "none", "minimal", "low", "medium", "high", "xhigh"):
         raise given.wrong("reasoning_effort", "none, minimal, low, medium or high", effort)
@@ -262,7 +262,7 @@ def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks
             given.number("presence_penalty", -2, 2, 0.0),
             _bias(given),
         ),
-        limit=None if limit is None or limit < 0 else limit,
+        max_tokens=None if most is None or most < 0 else most,
         stops=_stops(given),
         choices=given.whole("n", 1, MOST_CHOICES, 1) or 1,
         likely=likely,

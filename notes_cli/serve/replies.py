@@ -15,7 +15,7 @@ from notes_cli.serve.answering import TextDelta, Token, Written
 from notes_cli.serve.jobs import Begun
 from notes_cli.serve.parsing import Asked
 
-_REASONS: dict[Stopped, str] = {"end": "stop", "limit": "length", "context": "length"}
+_REASONS: dict[Stopped, str] = {"end": "stop", "length": "length", "context": "length"}
 Json = dict[str, Any]
 
 

@@ -26,9 +26,9 @@ SENTENCE = 32  # tokens that a correction takes, beside its own words
 
 def turn_of_session(workspace: Workspace, state: State, request: Request) -> tuple[int, int]:
     """Tokens that a session has with its next prompt, and those that are written after it, each at most."""
-    words = (request.question, request.system or "", *request.errata, *request.values.values())
+    words = (request.question, request.system or "", *request.errata, *request.fields.values())
     told = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in words)
-    told += SENTENCE * (len(request.errata) + len(request.values) + len(state.pending))
+    told += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
     told += sum(len(one) for one in (*request.splice, *request.images) if isinstance(one, Segment))
     return told, room_for(workspace, request, request.think)
 

@@ -5,6 +5,7 @@ Here are the turns; edits are in edits.py, the notebook in live.py.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -118,9 +119,10 @@ class Session:
 
     def _prepare(self, request: Request, listener: Listener) -> Plan:
         """Settle what holds for the next turn, and assemble it."""
+        begun = time.perf_counter()
         goes_on = not self.empty
         made = request.recompute or request.exact or request.decode or request.place or request.system is not None
-        if goes_on and (request.values or made):
+        if goes_on and (request.fields or made):
             raise SessionError(
                 f"session {self.stored.name} has begun: system text, place, recompute, exact and decode belong to its "
                 "first turn, and fields are changed by edits"
@@ -137,6 +139,7 @@ class Session:
             unheard={} if request.results else unheard(self.state, standing_errata(self.workspace)),
             goes_on=goes_on,
             grammar=grammar,
+            begun=begun,
         )
         request, settings = draft.request, draft.settings
         room = room_for(self.workspace, request, settings.think)

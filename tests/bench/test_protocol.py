@@ -1214,7 +1214,7 @@ def test_what_is_stored_is_read_right() -> None:
     long = race[race.index("**A skill alone, another question, 32k**") :]
     ours, full = (
         float(re.findall(rf"(?m)^\| `{name}`(?:, all decoded)? \| \d\*? \| ([\d.]+) ", long)[0])
-        for name in ("notes ask", "notes ask --no-splice")
+        for name in ("notes ask", "notes ask --recompute")
     )
     assert one("first token", 1, "32k tokens").value == pytest.approx(full / ours, rel=0.02)
     images = one("images", 0, "among other images")

@@ -107,7 +107,7 @@ def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Pat
     refused = notes(*ask, "--place", "early")
     assert (
         refused.code == 1
-        and "--place, --system, --no-splice, --exact and --decode belong" in refused.err
+        and "--place, --system, --recompute, --exact and --decode belong" in refused.err
         and refused.err.count("\n") == 1
     )
 
@@ -148,7 +148,7 @@ def test_without_a_profile_the_safe_method_is_chosen_and_said(notes: Notes, comp
     assert notes(*ask, "--method", "auto", "--json").json["method"] == "erratum"
     named = notes(*ask, "--method", "selective@4", "--json").json
     assert (named["method"], named["method_why"]) == ("selective@4", None)
-    full = notes(*ask, "--no-splice", "--json").json
+    full = notes(*ask, "--recompute", "--json").json
     assert full["method"] == "recompute" and full["tokens"]["erratum"] == 0
     assert "method" not in notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()[-1]
 
@@ -223,8 +223,8 @@ def test_choices(notes: Notes, compiled: Path, choices: str) -> None:
     assert result["tokens"]["answer"] == 0
 
 
-def test_no_splice_prefills_the_same_tokens(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--no-splice decodes all, the very token ids of the spliced prompt, and decides alike."""
+def test_recompute_prefills_the_same_tokens(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--recompute decodes all, the very token ids of the spliced prompt, and decides alike."""
     seen: list[dict[int, int]] = []  # by position
     splice, append, rewrite = Context.splice, Context.append, Context.rewrite
 
@@ -245,7 +245,7 @@ def test_no_splice_prefills_the_same_tokens(notes: Notes, compiled: Path, monkey
     monkeypatch.setattr(Context, "rewrite", rewritten)
     ask = ("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--json", "-n", 1)
     results = []
-    for extra in ((), ("--no-splice",)):
+    for extra in ((), ("--recompute",)):
         seen.append({})
         results.append(notes(*ask, *extra).json)
     total = results[0]["tokens"]["total"]
@@ -257,7 +257,7 @@ def test_no_splice_prefills_the_same_tokens(notes: Notes, compiled: Path, monkey
 
 def test_explain_is_what_the_run_then_does(notes: Notes, compiled: Path) -> None:
     """The pieces and counts of the dry run are those of the real one."""
-    for extra in ((), ("-s", "Be kind."), ("--erratum", "tier=basic"), ("--no-splice",), ("--seam", "3")):
+    for extra in ((), ("-s", "Be kind."), ("--erratum", "tier=basic"), ("--recompute",), ("--seam", "3")):
         ask = ("ask", "Why?", "--splice", "returns", "--json", "-n", 2, *extra)
         told, done = notes(*ask, "--explain").json, notes(*ask).json
         assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
@@ -325,7 +325,7 @@ def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.Mon
     """By -n, by a chosen context, by the end of what the model was trained for: in a line that says what to do,
     and in the JSON. One that ended by itself, and a choice, are not."""
     limited = notes("ask", "Why?", "-n", 3, "--json")
-    assert limited.json["stopped"] == "limit" and limited.err == CUT.format(3, 6)
+    assert limited.json["stopped"] == "length" and limited.err == CUT.format(3, 6)
     full = notes("ask", "Why? " * 40, "-n", 500, "-c", 256, "--json")
     assert full.json["stopped"] == "context" and full.code == 0
     assert full.err == "the answer was cut: the context of 256 tokens is full; give it more: -c 512\n"

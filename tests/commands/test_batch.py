@@ -41,12 +41,12 @@ def test_lines_answer_as_single_questions(notes: Notes, compiled: Path, tmp_path
     source.write_text(
         lines(
             '"Why?"',
-            {"question": "Où, 日本?", "id": {"a": [1]}, "n": 3},
+            {"question": "Où, 日本?", "id": {"a": [1]}, "max_tokens": 3},
             "",
             {"question": "Why?", "choices": ["yes", "no"], "errata": ["tier=basic"], "id": "é\u202e"},
-            {"question": "Why?", "splice": [], "system": "Be kind.", "temp": 1, "max-think": 3},
+            {"question": "Why?", "splice": [], "system": "Be kind.", "temperature": 1, "max-think": 3},
             {"question": "Why?", "fields": {"tier": "basic"}, "method": "field", "seam": 2, "place": "late"},
-            {"question": "Why?", "think": True, "max_think": 3, "no_splice": True, "wording": None, "strict": True},
+            {"question": "Why?", "think": True, "max_think": 3, "recompute": True, "wording": None, "strict": True},
         ),
         encoding="utf-8",
     )
@@ -64,7 +64,7 @@ def test_lines_answer_as_single_questions(notes: Notes, compiled: Path, tmp_path
         notes(*ask, *given, "Why?", "--choices", "yes,no", "--erratum", "tier=basic"),
         notes("ask", "Why?", "--seed", 5, "--json", *given, "-s", "Be kind.", "--temp", 1, "--max-think", 3),
         notes(*ask, *given, "Why?", "--field", "tier=basic", "--method", "field", "--seam", 2, "--place", "late"),
-        notes(*ask, *given, "Why?", "--think", "--max-think", 3, "--no-splice"),
+        notes(*ask, *given, "Why?", "--think", "--max-think", 3, "--recompute"),
     ]
     assert [same(line) for line in got] == [same(single.json) for single in singles]
     assert answers(notes(*ask, *given, "--batch", "-", stdin=source.read_text()))[0]["answer"] == got[0]["answer"]
@@ -82,13 +82,13 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
         '{"question": 7}': "question must be a string, not 7",
         '{"question": "a", "question": "b"}': "the key 'question' is there twice",
         '{"question": "a", "max-think": 1, "max_think": 2}': "the key 'max_think' is there twice",
-        '{"question": "Why?", "n": NaN}': "NaN is no number",
-        '{"question": "Why?", "n": 0}': "n: 0 is not a whole number from 1 to",
-        '{"question": "Why?", "n": "3"}': 'n must be a number, not "3"',
+        '{"question": "Why?", "max_tokens": NaN}': "NaN is no number",
+        '{"question": "Why?", "max_tokens": 0}': "max_tokens: 0 is not a whole number from 1 to",
+        '{"question": "Why?", "max_tokens": "3"}': 'max_tokens must be a number, not "3"',
         '{"question": null}': "question must be a string, not null",
         '{"question": "Why?", "questions": null}': "there is no key 'questions' in a line",
-        '{"question": "Why?", "n": 1e400}': "n: inf is not a whole number",
-        '{"question": "Why?", "temp": -1}': "temp: -1 is not a number from 0",
+        '{"question": "Why?", "max_tokens": 1e400}': "max_tokens: inf is not a whole number",
+        '{"question": "Why?", "temperature": -1}': "temperature: -1 is not a number from 0",
         '{"question": "Why?", "think": 1}': "think must be true or false, not 1",
         '{"question": "Why?", "choices": "yes,no"}': 'choices must be a list of strings, not "yes,no"',
         '{"question": "Why?", "choices": ["yes"]}': "choices must be two or more different answers",

@@ -59,7 +59,7 @@ def test_what_fails_is_told_with_the_command_that_repairs_it(notes: Notes, fails
         ("ask", "Why?", "-n", 2, "--splice", "returns-fees"),
         ("ask", "Why?", "-n", 2, "--splice", "returns"),
         (*BOTH, "--decode", "fees"),
-        (*BOTH, "--no-splice"),
+        (*BOTH, "--recompute"),
         (*BOTH, "--think", "--max-think", 2),
     ):
         assert LOST not in notes(*quiet).err
@@ -74,7 +74,7 @@ def test_what_fails_is_told_with_the_command_that_repairs_it(notes: Notes, fails
         ),
         (Composition("fails", "seam@16", "x"), "Give it --seam 16"),
         (Composition("fails", "suffix", "x"), "Give it --decode fees"),
-        (Composition("fails", "recompute", "x"), "Give it --no-splice"),
+        (Composition("fails", "recompute", "x"), "Give it --recompute"),
         (Composition("holds", "", "x"), None),
         (Composition("unable", "", "x"), None),
         (Composition("open", "", "x"), None),
@@ -197,7 +197,7 @@ def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -
         how = {piece["name"]: piece["how"] for piece in pieces["pieces"] if piece["name"]}
         assert how == {"returns": "spliced", "fees": "decoded"}
     ask = ("ask", "Why?", "--splice", "returns", "--splice", "fees", "--choices", "a,b", "--json")
-    first, both, full = (notes(*ask, *more).json for more in (("--decode", "fees"), (), ("--no-splice",)))
+    first, both, full = (notes(*ask, *more).json for more in (("--decode", "fees"), (), ("--recompute",)))
     assert both["tokens"]["spliced"] > first["tokens"]["spliced"] > full["tokens"]["spliced"] == 0
 
     def far(one: dict[str, dict[str, float]]) -> float:

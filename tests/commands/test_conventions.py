@@ -134,13 +134,13 @@ def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: p
         return int(notes("ask", "Why?", "--json", *arguments).json["tokens"]["answer"])
 
     home.mkdir()
-    (home / "config.yaml").write_text("predict: 2\n")
+    (home / "config.yaml").write_text("max-tokens: 2\n")
     assert tokens() == 2
-    (home / "config.yaml").write_text("predict: 2\nask: {predict: 3}\n")
+    (home / "config.yaml").write_text("max-tokens: 2\nask: {max-tokens: 3}\n")
     assert tokens() == 3
-    monkeypatch.setenv("NOTES_ASK_PREDICT", "4")
+    monkeypatch.setenv("NOTES_ASK_MAX_TOKENS", "4")
     assert tokens() == 4 and tokens("-n", 5) == 5
-    monkeypatch.setenv("NOTES_ASK_PREDICT", "x")
+    monkeypatch.setenv("NOTES_ASK_MAX_TOKENS", "x")
     assert "'x' is not a whole number" in notes("ask", "Why?").err
 
 

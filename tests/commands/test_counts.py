@@ -219,12 +219,12 @@ LIMIT = 5  # tokens of an answer
 @pytest.mark.parametrize("errata", [[], ["date=2026-07-01"]])
 def test_an_answer_decodes_what_is_new(opened: notes.Model, counted: Counted, errata: list[str]) -> None:
     """Of a spliced skill nothing but its seam is decoded: its rows come from the file, each byte once, in one call."""
-    plain = opened.ask("May I?", splice=["skill"], limit=LIMIT, recompute=True)
+    plain = opened.ask("May I?", splice=["skill"], max_tokens=LIMIT, recompute=True)
     assert counted.decoded == plain.counts.total + LIMIT
     assert counted.traffic == (0, 0)
 
     counted.clear()
-    found = opened.ask("May I?", splice=["skill"], errata=errata, limit=LIMIT, method="erratum")
+    found = opened.ask("May I?", splice=["skill"], errata=errata, max_tokens=LIMIT, method="erratum")
     counts, segment = found.counts, opened.segment("skill")
     assert counts.spliced == len(segment) - counts.seam > 50
     assert counts.total == plain.counts.total + counts.erratum and bool(counts.erratum) == bool(errata)
@@ -242,11 +242,11 @@ def test_an_edit_of_a_session_decodes_what_changed(
 ) -> None:
     """In place: the tokens of the field and no more. By an erratum: its text, and the next answer's question."""
     with opened.session("talk") as session:
-        first = session.ask("May I?", splice=["skill"], limit=LIMIT)
+        first = session.ask("May I?", splice=["skill"], max_tokens=LIMIT)
         counted.clear()
         session.edit("date", "2026-07-01", method=method)
         assert (counted.rewritten, counted.traffic) == (rewritten, (0, 0))
-        second = session.ask("And now?", limit=LIMIT)
+        second = session.ask("And now?", max_tokens=LIMIT)
         # The prompt has grown by the first answer as well, which is there, and the second one comes, as long.
         assert counted.decoded == second.counts.total - first.counts.total, "what was there is not decoded again"
         assert counted.traffic == (0, 0)

@@ -85,11 +85,11 @@ def test_both_kinds_of_changes(notes: Notes, influenced: Path) -> None:
     assert twice["tokens"]["erratum"] > len("2026-07-01 It snows.")
 
 
-def test_no_splice_is_the_reference_of_each(notes: Notes, influenced: Path) -> None:
+def test_recompute_is_the_reference_of_each(notes: Notes, influenced: Path) -> None:
     """Full prefill has the tokens of the method: corrected where it touches the skill, else the old ones."""
     for method in METHODS:
         ask = (*ASK, *FIELD, "--method", method, "--choices", "a,b", "--json")
-        edited, full = notes(*ask).json, notes(*ask, "--no-splice").json
+        edited, full = notes(*ask).json, notes(*ask, "--recompute").json
         assert full["tokens"]["spliced"] == full["tokens"]["rewritten"] == 0
         assert full["tokens"]["total"] == edited["tokens"]["total"]
         if method in ("stale", "erratum", "suffix", "recompute"):
@@ -202,7 +202,7 @@ def test_a_block_is_computed_anew(notes: Notes, skill: Path) -> None:
     told, done, full = (
         notes(*ask, "--explain").json,
         notes(*ask, "-n", 1).json,
-        notes(*ask, "--no-splice", "-n", 1).json,
+        notes(*ask, "--recompute", "-n", 1).json,
     )
     assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
     (block,) = [piece for piece in done["pieces"] if piece["rewritten"]]

@@ -46,7 +46,7 @@ def test_json_that_is_valid(notes: Notes, tmp_path: Path, shipped: None) -> None
 def test_what_was_cut_is_said(notes: Notes) -> None:
     """It cannot be valid then."""
     found = notes("ask", "Who?", "-j", json.dumps(SCHEMA), "-n", 3, "--json")
-    assert found.json["stopped"] == "limit" and "the answer was cut after 3 tokens" in found.err
+    assert found.json["stopped"] == "length" and "the answer was cut after 3 tokens" in found.err
     assert len(found.json["answer"]) >= 3
 
 
@@ -119,7 +119,7 @@ def test_nonsense(notes: Notes, options: tuple[str, ...], code: int, says: str) 
 def test_in_python() -> None:
     """As on the command line; a stream gives the text as it comes."""
     with api.open() as model:
-        found = model.ask("Who?", json_schema=SCHEMA, limit=120)
+        found = model.ask("Who?", json_schema=SCHEMA, max_tokens=120)
         jsonschema.validate(json.loads(str(found)), SCHEMA)
         assert "".join(model.stream("Who?", grammar=WORDS)) in ("accepted", "refused")
         with pytest.raises(api.NotesError, match="uses 'not'"):

@@ -33,7 +33,7 @@ def test_compile_and_splice_an_image(notes: Notes, photo: Path) -> None:
     assert "photo: 18 tokens, an image of 48 x 48 pixels (new)" in outcome.err
     question = "What shape is at the top left?"
     spliced = notes("ask", question, "--splice", "photo", "--json", *SEES).json
-    decoded = notes("ask", question, "--splice", "photo", "--no-splice", "--json", *SEES).json
+    decoded = notes("ask", question, "--splice", "photo", "--recompute", "--json", *SEES).json
     assert spliced["answer"] == decoded["answer"] != ""
     assert spliced["tokens"]["spliced"] == 18 and decoded["tokens"]["spliced"] == 0
     assert spliced["tokens"]["total"] == decoded["tokens"]["total"]
@@ -74,7 +74,7 @@ def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
     assert "report.md shows gone.png, which is compiled as the text it is: there is no such file" in outcome.err
     question = "What shape is at the top left?"
     spliced = notes("ask", question, "--splice", "report", "--json", *SEES).json
-    decoded = notes("ask", question, "--splice", "report", "--no-splice", "--json", *SEES).json
+    decoded = notes("ask", question, "--splice", "report", "--recompute", "--json", *SEES).json
     assert spliced["answer"] == decoded["answer"] != "" and spliced["tokens"]["total"] == decoded["tokens"]["total"]
     assert spliced["tokens"]["spliced"] > 18 and decoded["tokens"]["spliced"] == 0
     corrected = notes(

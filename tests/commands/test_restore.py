@@ -75,7 +75,7 @@ def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, t
     assert "--together" not in notes(*both, "-s", "Be kind.").err  # nothing is restored there, so that would not help
     assert notes("compile", "returns", "+", "fees").code == 0
     chain = ("ask", "Why?", "--splice", "returns-fees", "--choices", "yes,no,not sure")
-    found, wanted = notes(*chain, "--json"), notes(*chain, "--json", "--no-splice").json
+    found, wanted = notes(*chain, "--json"), notes(*chain, "--json", "--recompute").json
     assert "not spliced" not in found.err and wanted["tokens"]["spliced"] == 0
     assert [piece["how"] for piece in found.json["pieces"] if piece["kind"] == "splice"] == ["spliced"]
     assert found.json["tokens"]["decoded"] < 60 < wanted["tokens"]["decoded"]
@@ -116,10 +116,10 @@ def test_compile_says_what_the_model_allows(notes: Notes, skill: Path, kind: str
 
 
 def test_decisions_are_those_of_a_full_prefill(notes: Notes, compiled: Path) -> None:
-    """With --choices, restored, after a system text and corrected: probabilities as with --no-splice."""
+    """With --choices, restored, after a system text and corrected: probabilities as with --recompute."""
     for extra in ((), ("-s", "Be kind."), ("--erratum", "tier=basic")):
         ask = (*ASK, "--choices", "yes,no,not sure", "--json", *extra)
-        found, wanted = notes(*ask).json, notes(*ask, "--no-splice").json
+        found, wanted = notes(*ask).json, notes(*ask, "--recompute").json
         assert found["probabilities"] == pytest.approx(wanted["probabilities"], rel=0.05, abs=0.01)
         assert wanted["tokens"]["spliced"] == 0 and found["tokens"]["total"] == wanted["tokens"]["total"]
 

@@ -45,9 +45,9 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
 
 
 def test_what_belongs_to_the_first_turn(notes: Notes, begun: Path) -> None:
-    """Later --system, --field, --place and --no-splice are refused in one line and change nothing."""
+    """Later --system, --field, --place and --recompute are refused in one line and change nothing."""
     before = snapshot(begun)
-    for extra in (("--place", "late"), ("-s", "x"), ("--field", "tier=b"), ("--no-splice",)):
+    for extra in (("--place", "late"), ("-s", "x"), ("--field", "tier=b"), ("--recompute",)):
         outcome = notes(*GO_ON, *extra)
         assert (outcome.code, outcome.out) == (1, "") and "session mine has begun" in outcome.err
         assert outcome.err.count("\n") == 1
@@ -90,9 +90,9 @@ def test_settings_are_for_first_turns(
     settings = {"erratum": "date=2026-08-01", "system": "Be brief.", "field": "tier=basic", "decode": "returns"}
     if way == "config":
         said = "".join(f"  {name}: '{value}'\n" for name, value in settings.items())
-        (home / "config.yaml").write_text(f"ask:\n{said}  no-splice: true\n")
+        (home / "config.yaml").write_text(f"ask:\n{said}  recompute: true\n")
     else:
-        for name, value in {**settings, "no_splice": "1"}.items():
+        for name, value in {**settings, "recompute": "1"}.items():
             monkeypatch.setenv(f"NOTES_ASK_{name.upper()}", value)
     assert notes("edit", "mine", "--field", "date=2026-07-01", "--method", "erratum").code == 0
     for _ in range(2):

@@ -42,7 +42,7 @@ def test_the_model_ships() -> None:
     assert shipped_model().stat().st_size <= 10_000_000
 
 
-@pytest.mark.parametrize("form", ["", " --choices accepted,refused", " --no-splice"])
+@pytest.mark.parametrize("form", ["", " --choices accepted,refused", " --recompute"])
 def test_the_erratum_turns_the_answer(shell: dict[str, str], form: str) -> None:
     """The same question: accepted with the skill as it is, refused with the erratum; streamed, chosen or prefilled."""
     ask = f'echo "{QUESTION}" | notes ask --splice returns{form}'
@@ -83,7 +83,7 @@ def test_everybody_is_told(shell: dict[str, str]) -> None:
     ask = f'notes ask "{QUESTION}" --splice returns'
     asked = (
         ask,
-        f"{ask} --no-splice",
+        f"{ask} --recompute",
         f"{ask} --session told",
         f"echo '\"{QUESTION}\"' | notes ask --batch - --splice returns",
     )

@@ -73,7 +73,7 @@ def test_the_json_has_all_of_it(thinker: Callable[[str], Script]) -> None:
         found = outcome.json
         cut = "the reasoning was cut after 2 tokens. Let it have more: --max-think 4\n"
         assert outcome.err == (cut if limit == 2 else "") and found["answer"] == "4"
-        assert (found["thought_stopped"], found["stopped"]) == ("end" if whole else "limit", "end")
+        assert (found["thought_stopped"], found["stopped"]) == ("end" if whole else "length", "end")
         assert (found["reasoning"], found["thought_whole"]) == (reasoning, whole)
         tokens = found["tokens"]
         assert tokens["reasoning"] == len(reasoning + "</think>\n\n") and tokens["answer"] == 1
@@ -170,7 +170,7 @@ def test_a_small_context(thinker: Callable[[str], Script]) -> None:
     script("a" * 1000)
     outcome = run_here("ask", "2+2?", "--think", "-c", 256, "-n", 8, "--json")
     found = outcome.json
-    assert (found["thought_stopped"], found["stopped"]) == ("context", "limit")
+    assert (found["thought_stopped"], found["stopped"]) == ("context", "length")
     assert outcome.err.startswith("the reasoning was cut: the context of 256 tokens is full; give it more: -c 512\n")
     assert found["thought_whole"] is False and found["answer"] == "a" * 8
 

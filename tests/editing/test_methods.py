@@ -67,7 +67,7 @@ def decoded(
     system: str | None = None,
     splice: bool = True,
 ) -> Decoded:
-    prompt = Prompt(QUESTION, [segment], system=system, values=values or {}, method=Method.parse(method))
+    prompt = Prompt(QUESTION, [segment], system=system, fields=values or {}, method=Method.parse(method))
     workspace.context.clear()  # in the same cells as others: rounding goes by these, too
     book = assemble(workspace, prompt, splice=splice)
     logits = book.logits()
@@ -304,7 +304,7 @@ def test_a_quantized_cache_takes_blocks_from_another(open_workspace: OpenWorkspa
     value = {"y": "tools"}
     segment, corrected = in_blocks(workspace), in_blocks(workspace, **value)
     found, wanted = (
-        assemble(workspace, Prompt(QUESTION, [of], values=values, method=Method("block"))).logits()
+        assemble(workspace, Prompt(QUESTION, [of], fields=values, method=Method("block"))).logits()
         for of, values in ((segment, value), (corrected, {}))
     )
     assert nmse(found, wanted) < 1e-3
@@ -336,7 +336,7 @@ def test_without_blocks_there_is_none_to_compute(workspace: Workspace, segment: 
     """Said with the command that makes them, dry, too."""
     for dry in (True, False):
         with refused(NotesError, r"Run: notes compile --from returns -m .* --blocks 8"):
-            assemble(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method("block")), dry=dry)
+            assemble(workspace, Prompt(QUESTION, [segment], fields=NEW, method=Method("block")), dry=dry)
 
 
 # ---- values of other lengths, and fields anywhere
@@ -367,7 +367,7 @@ def test_any_place_and_any_length(open_workspace: OpenWorkspace, where: str, tem
     for value in VALUES[1:]:
         new = {"x": value, **({"y": "a Sunday in June"} if "{{y}}" in text else {})}
         for method in (*TOUCHING, "suffix", "recompute"):
-            prompt = Prompt(QUESTION, [segment], system=system, values=new, method=Method.parse(method))
+            prompt = Prompt(QUESTION, [segment], system=system, fields=new, method=Method.parse(method))
             full = assemble(workspace, prompt, splice=False).tokens.tolist()
             dry = assemble(workspace, prompt, dry=True)
             dry.flush()
@@ -415,7 +415,7 @@ def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspa
             with pytest.raises(
                 UnsupportedError, match=r"not possible: this model has recurrent .* Use the edit method erratum or rec"
             ):
-                assemble(workspace, Prompt(QUESTION, [segment], values=NEW, method=Method.parse(method)), dry=dry)
+                assemble(workspace, Prompt(QUESTION, [segment], fields=NEW, method=Method.parse(method)), dry=dry)
     corrected = compile_skill(workspace, with_values(skill, NEW))
     # A prefill decodes in one go what a restore and its question decode in two.
     wanted, found = decoded(workspace, corrected, splice=False), decoded(workspace, segment, "recompute", NEW)
@@ -435,7 +435,7 @@ def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWo
     assert changed and set(changed) <= set(field_positions(segment, plain.start))
     for dry in (True, False):
         with pytest.raises(UnsupportedError, match="what follows the change cannot be moved: this model learned"):
-            assemble(workspace, Prompt(QUESTION, [segment], values={"date": "1 May"}, method=Method("field")), dry=dry)
+            assemble(workspace, Prompt(QUESTION, [segment], fields={"date": "1 May"}, method=Method("field")), dry=dry)
     found, wanted = (decoded(workspace, segment, name, {"date": "1 May"}) for name in ("suffix", "recompute"))
     assert found.book.count("spliced") == segment.base + segment.fields[0].first
     assert nmse(found.logits, wanted.logits) < BOUND["f16"]

@@ -94,7 +94,7 @@ def expected(segment: Segment, start: int) -> set[int]:
 @pytest.mark.parametrize("system", [None, "Be kind."])
 def test_a_new_method_in_a_prompt(workspace: Workspace, segment: Segment, system: str | None) -> None:
     """Its rows change and no others, which pieces tell; dry, too."""
-    prompt = Prompt("Why?", [segment], system=system, values=NEW, method=Method.parse("stale"))
+    prompt = Prompt("Why?", [segment], system=system, fields=NEW, method=Method.parse("stale"))
     plain = assemble(workspace, prompt)
     start = next(piece.position for piece in plain.pieces if piece.kind == "splice")
     before = rows(plain)[: start + len(segment)]
@@ -131,7 +131,7 @@ def test_a_record_of_what_there_is(workspace: Workspace, segment: Segment) -> No
     """The text is that of `suffix`, and the correction is said: in the prompt, and before the next question."""
     texts = {}
     for name in ("suffix", "erratum", "suffix+erratum"):
-        prompt = Prompt("Why?", [segment], values=NEW, method=Method(name))
+        prompt = Prompt("Why?", [segment], fields=NEW, method=Method(name))
         texts[name] = workspace.model.text(assemble(workspace, prompt).tokens)
     said = texts["erratum"].replace("date: 2026-06-01", "date: 2026-07-01")
     assert texts["suffix+erratum"] == said != texts["suffix"] and "date: 2026-07-01" in texts["suffix"]

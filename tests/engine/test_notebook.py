@@ -417,7 +417,7 @@ def test_generate_stops_at_the_limit(notebook: Notebook) -> None:
     """Never a token more than asked for, and none of an empty answer."""
     notebook.append(ASK)
     assert list(notebook.generate(Script(65, 66, 67), 2)) == [65, 66]  # type: ignore[arg-type]
-    assert notebook.stopped == "limit"
+    assert notebook.stopped == "length"
     end = notebook.context.model.end_tokens[0]
     assert list(notebook.generate(Script(end), 2)) == []  # type: ignore[arg-type]
     assert [piece.kind for piece in notebook.pieces] == ["text", "answer"]

@@ -245,10 +245,10 @@ def test_skills_and_sessions_are_of_the_model(
         with notes.open(make_model(), options(), rpc=first) as model:
             model.compile(text)
         with notes.open(make_model(), options(), rpc=second) as model, model.session("talk") as session:
-            asked = session.ask("When?", splice=["skill"], limit=8)
+            asked = session.ask("When?", splice=["skill"], max_tokens=8)
             assert asked.counts.spliced > 0
         with notes.open(make_model(), options(), rpc=third) as model, model.session("talk", new=False) as session:
-            found = [asked.text, session.ask("And now?", limit=8).text]
+            found = [asked.text, session.ask("And now?", max_tokens=8).text]
         shutil.rmtree(home)
         return found
 
@@ -268,11 +268,11 @@ with notes.open(model, notes.ContextOptions(n_ctx=512, n_threads=1), rpc=[addres
         os.kill(pid, signal.SIGKILL)
         opened.compile(sys.argv[5])
     with opened.session("talk") as session:
-        print(session.ask("First?", splice=["skill"], limit=4).text, flush=True)
+        print(session.ask("First?", splice=["skill"], max_tokens=4).text, flush=True)
         if what == "idle":
             os.kill(pid, signal.SIGKILL)
             session.edit("date", "2026-07-01", method="field")
-        for text in session.stream("Second?", limit=200):
+        for text in session.stream("Second?", max_tokens=200):
             if what == "stream":
                 os.kill(pid, signal.SIGKILL)
 print("not reached")
@@ -304,7 +304,7 @@ def test_a_server_that_is_lost_is_one_line(make_model: MakeModel, tmp_path: Path
         with model.session("talk", new=False) as session:
             assert session.turns == 1
             assert session.verify().passed
-            session.ask("Second?", limit=4)
+            session.ask("Second?", max_tokens=4)
 
 
 class Stranger:

@@ -47,7 +47,7 @@ def test_what_passes() -> None:
 
 @pytest.fixture
 def prompt(workspace: Workspace, skill: Skill) -> Prompt:
-    return Prompt("", [compile_skill(workspace, skill)], system="Be kind.", values={"date": "2026-07-01"})
+    return Prompt("", [compile_skill(workspace, skill)], system="Be kind.", fields={"date": "2026-07-01"})
 
 
 def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill, prompt: Prompt) -> None:
@@ -79,7 +79,7 @@ def test_nothing_to_verify(workspace: Workspace, prompt: Prompt) -> None:
     """No question, a value that changes nothing, a method that does not exist."""
     for changed, questions, methods, message in (
         (prompt, [], ["auto"], "Give --question"),
-        (replace(prompt, values={"tier": "gold"}), ["Why?"], ["auto"], "the text says tier=gold already"),
+        (replace(prompt, fields={"tier": "gold"}), ["Why?"], ["auto"], "the text says tier=gold already"),
         (prompt, ["Why?"], ["magic"], "no edit method 'magic'"),
     ):
         with refused(NotesError, message):

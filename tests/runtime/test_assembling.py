@@ -217,14 +217,14 @@ def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> No
     """An erratum if nothing is known; where few tokens follow the change all of them; and what this model can."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
-    method, why = method_for(workspace, Prompt("Why?", [segment], values={"tier": "basic"}))
+    method, why = method_for(workspace, Prompt("Why?", [segment], fields={"tier": "basic"}))
     assert method.name == "erratum" and "has not been measured" in why
     short = compile_skill(workspace, parse_skill("fee: 12\n\nThe fee is due.", source="-", default="fees"))
-    method, why = method_for(workspace, Prompt("Why?", [short], values={"fee": "15"}))
+    method, why = method_for(workspace, Prompt("Why?", [short], fields={"fee": "15"}))
     assert method.name == "suffix" and why.startswith("suffix: ")
     hybrid = make_workspace("lfm2")
     short = compile_skill(hybrid, parse_skill("fee: 12\n\nThe fee is due.", source="-", default="fees"))
-    method, why = method_for(hybrid, Prompt("Why?", [short], values={"fee": "15"}))
+    method, why = method_for(hybrid, Prompt("Why?", [short], fields={"fee": "15"}))
     assert method.name == "erratum" and why.startswith("erratum: suffix is not possible: ")
 
 

@@ -81,7 +81,7 @@ def test_answers_are_those_of_single_questions(
     spliced = [compile_skill(workspace, skill)]
     drawn = SamplerOptions(temperature=1.0, seed=7)
     requests = [
-        Request(question, spliced, limit=5 + number, sampling=drawn if number % 3 == 2 else SamplerOptions())
+        Request(question, spliced, max_tokens=5 + number, sampling=drawn if number % 3 == 2 else SamplerOptions())
         for number, question in enumerate(QUESTIONS)
     ]
     requests += [Request(question, spliced, choices=["yes", "no", "not sure"]) for question in QUESTIONS]
@@ -93,7 +93,7 @@ def test_in_other_caches(make_model: Any, skill: Skill, cache: str) -> None:
     options = ContextOptions(n_ctx=512, n_threads=1, type_k=cache, type_v=cache)
     with Workspace(make_model("qwen3"), options) as workspace:
         spliced = [compile_skill(workspace, skill)]
-        requests = [Request(question, spliced, limit=6) for question in QUESTIONS]
+        requests = [Request(question, spliced, max_tokens=6) for question in QUESTIONS]
         assert alone(workspace, requests) == together(workspace, requests)
 
 
@@ -103,7 +103,7 @@ def test_reading_is_the_same_as_alone(shipped: Workspace, returns: Segment) -> N
     shipping = replace(asked, question="What is the shipping?", choices=["free", "reduced", "full"])
     requests = [asked, replace(asked, think=True), replace(asked, errata=["date=2026-07-01"]), shipping]
     requests += [replace(one, choices=["accepted", "refused"]) for one in requests[:3]]
-    requests += [replace(shipping, values={"tier": "basic"}), replace(shipping, system="Be brief.")]
+    requests += [replace(shipping, fields={"tier": "basic"}), replace(shipping, system="Be brief.")]
     requests += [replace(shipping, recompute=True), replace(asked, think=True, max_think=0)]
     requests += [replace(asked, think=True, max_think=5), replace(asked, place="late"), Request("May I return this?")]
     found = together(shipped, 3 * requests, 16)
@@ -130,7 +130,7 @@ def test_no_token_of_a_skill_is_decoded_or_placed_twice(
     """The stem is read once, and each question besides; cells at the peak are those of one stem and the questions."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
-    requests = [Request(f"Why {number:02}?", [segment], system="Be kind.", limit=1) for number in range(20)]
+    requests = [Request(f"Why {number:02}?", [segment], system="Be kind.", max_tokens=1) for number in range(20)]
     single = ask(workspace, requests[0])
     tokens, placed, peak = decoded(monkeypatch), [], []
     splice, used = Context.splice, Context.used
@@ -165,7 +165,7 @@ def workspace_chunk(workspace: Workspace, request: Request) -> Any:
 def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Skill) -> None:
     """Errors stand where their questions were, and say what they would say alone."""
     workspace = make_workspace(n_ctx=512, fixed_size=True)
-    good = Request("Why?", [compile_skill(workspace, skill)], limit=5)
+    good = Request("Why?", [compile_skill(workspace, skill)], max_tokens=5)
     requests: list[Request | NotesError] = [
         NotesError("no question at all"),
         good,
@@ -176,7 +176,7 @@ def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Ski
         replace(good, question="\ud800"),
         good,
         replace(good, seam=1000),
-        replace(good, values={"tier": "basic"}),
+        replace(good, fields={"tier": "basic"}),
         NotesError("no question at the end"),
     ]
     asked = [one for one in requests if isinstance(one, Request)]
@@ -190,7 +190,7 @@ def test_logits_that_are_not_numbers_fail_their_question_alone(
     make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = make_workspace()
-    requests = [Request(question, limit=4) for question in QUESTIONS]
+    requests = [Request(question, max_tokens=4) for question in QUESTIONS]
     good = alone(workspace, requests)
     logits, calls = Context.logits, []
 
@@ -212,7 +212,7 @@ def test_a_small_context_takes_fewer_at_once(make_workspace: MakeWorkspace, skil
     workspace = make_workspace(n_ctx=size, fixed_size=True)
     spliced = [compile_skill(workspace, skill)]
     requests = [
-        replace(Request(question, spliced, limit=6), choices=["yes", "no"] if number % 2 else None, system=system)
+        replace(Request(question, spliced, max_tokens=6), choices=["yes", "no"] if number % 2 else None, system=system)
         for number, question in enumerate(QUESTIONS)
         for system in (None, "Be kind.")
     ]
@@ -223,7 +223,7 @@ def test_a_small_context_takes_fewer_at_once(make_workspace: MakeWorkspace, skil
 def test_endless_answers_end_with_their_room(make_workspace: MakeWorkspace) -> None:
     """No limit: one answer takes no other one's room, nor goes on beyond what the model was trained for."""
     workspace = make_workspace(n_ctx=256, trained=700)
-    requests = [Request(question, limit=ENDLESS) for question in QUESTIONS]
+    requests = [Request(question, max_tokens=ENDLESS) for question in QUESTIONS]
     answers = [answer for _, answer in ask_many(workspace, requests, 3)]
     for answer in answers:
         assert isinstance(answer, Answer)
@@ -234,8 +234,8 @@ def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: M
     """LongRoPE: there is no room for all beside each other below the bound, so that fewer are asked at once."""
     workspace = make_workspace("phi3", n_ctx=4096, name="tiny")
     spliced = [compile_skill(workspace, skill)]
-    requests = [Request(question, spliced, limit=1000, choices=["yes", "no"]) for question in QUESTIONS]
-    requests += [Request(question, spliced, limit=1800) for question in QUESTIONS[:3]]
+    requests = [Request(question, spliced, max_tokens=1000, choices=["yes", "no"]) for question in QUESTIONS]
+    requests += [Request(question, spliced, max_tokens=1800) for question in QUESTIONS[:3]]
     identity = workspace.identity
     requests[-3:] = [replace(one, sampling=SamplerOptions(temperature=1.0, seed=1)) for one in requests[-3:]]
     answers = [answer for _, answer in ask_many(workspace, requests, 16)]
@@ -251,7 +251,7 @@ def test_beside_a_live_notebook(make_workspace: MakeWorkspace, skill: Skill) -> 
         other.append(range(100))
         other.flush()
         rows = workspace.context.read(other.sequence, 0, 100, base=0)
-        requests = [Request(question, spliced, limit=30) for question in QUESTIONS]
+        requests = [Request(question, spliced, max_tokens=30) for question in QUESTIONS]
         assert alone(workspace, requests) == together(workspace, requests, 5)
         assert other.intact
         again = workspace.context.read(other.sequence, 0, 100, base=0)
@@ -262,7 +262,7 @@ def test_stems_are_few(make_workspace: MakeWorkspace, skill: Skill) -> None:
     """Each line its own system text: as many stems as may be kept, and all cells free in the end."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
-    requests = [Request("Why?", [segment], system=f"Be {number}.", limit=2) for number in range(3 * STEMS)]
+    requests = [Request("Why?", [segment], system=f"Be {number}.", max_tokens=2) for number in range(3 * STEMS)]
     assert alone(workspace, requests) == together(workspace, requests, 2)
 
 
@@ -274,7 +274,7 @@ def test_input_is_read_as_it_is_needed(make_workspace: MakeWorkspace) -> None:
     def requests() -> Iterator[Request]:
         for number in range(1000):
             read.append(number)
-            yield Request("Why?", limit=200 if number == 0 else 1)
+            yield Request("Why?", max_tokens=200 if number == 0 else 1)
 
     outcomes = ask_many(workspace, requests(), 2)
     assert read == []
@@ -296,6 +296,6 @@ def test_each_thing_is_told_once(make_workspace: MakeWorkspace, skill: Skill) ->
     workspace = make_workspace("lfm2")
     segment = compile_skill(workspace, skill)
     notices: list[Notice] = []
-    requests = [Request(question, [segment], system="Be kind.", limit=1) for question in QUESTIONS]
+    requests = [Request(question, [segment], system="Be kind.", max_tokens=1) for question in QUESTIONS]
     list(ask_many(workspace, requests, 2, replace(SILENT, notice=notices.append)))
     assert len(notices) == 1 and "is not spliced" in notices[0].what

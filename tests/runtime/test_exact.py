@@ -78,12 +78,12 @@ def test_what_precedes_a_skill_does_not_wait(workspace: Workspace, skill: Skill)
 def test_edits_are_exact_or_refused(workspace: Workspace, skill: Skill, method: str) -> None:
     """A method that leaves rows of the old value is refused; any other gives the logits of a prefill of its text."""
     segment, values = compile_skill(workspace, skill), {"date": "2026-07-01"}
-    request = Request("Why?", [segment], values=values, method=Method(method), exact=True, limit=1)
+    request = Request("Why?", [segment], fields=values, method=Method(method), exact=True, max_tokens=1)
     if not METHODS[method].exact:
         with pytest.raises(NotesError, match="exact rows were asked for"):
             ask(workspace, request)
         return
-    prompt = Prompt("Why?", [segment], values=values, method=Method(method))
+    prompt = Prompt("Why?", [segment], fields=values, method=Method(method))
     _, wanted = logits(workspace, prompt, splice=False)
     _, found = logits(workspace, prompt, exact=True)
     assert error(found, wanted) < 1e-5
@@ -98,7 +98,7 @@ def test_what_mixes_rows_is_not_exact() -> None:
 def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measured method that leaves rows of the old value gives way to the erratum, and says why."""
     monkeypatch.setattr("notes_cli.runtime.settling.method_for", lambda *_: (Method("field"), "measured"))
-    request = Request("Why?", [compile_skill(workspace, skill)], values={"date": "2026-07-01"}, exact=True)
+    request = Request("Why?", [compile_skill(workspace, skill)], fields={"date": "2026-07-01"}, exact=True)
     settings = explain(workspace, request).settings
     assert settings.method == Method() and "exact" in str(settings.why)
 
@@ -131,9 +131,9 @@ def test_rows_that_a_prefill_would_not_compute(
 def test_strict_refuses_what_is_not_exact(workspace: Workspace, skill: Skill) -> None:
     """Both together: a skill is reused as it is, or the question is refused."""
     segment = compile_skill(workspace, skill)
-    ask(workspace, Request("Why?", [segment], exact=True, strict=True, limit=1))
+    ask(workspace, Request("Why?", [segment], exact=True, strict=True, max_tokens=1))
     with pytest.raises(UnsupportedError, match="preceded by a different context"):
-        ask(workspace, Request("Why?", [segment], system="Be kind.", exact=True, strict=True, limit=1))
+        ask(workspace, Request("Why?", [segment], system="Be kind.", exact=True, strict=True, max_tokens=1))
 
 
 def test_many_questions(workspace: Workspace, skill: Skill) -> None:
@@ -141,7 +141,7 @@ def test_many_questions(workspace: Workspace, skill: Skill) -> None:
     not."""
     segment = compile_skill(workspace, skill)
     requests = [
-        Request(question, [segment], system="Be kind.", exact=exact, limit=2)
+        Request(question, [segment], system="Be kind.", exact=exact, max_tokens=2)
         for question in ("Why?", "And when?")
         for exact in (True, False)
     ]
@@ -156,11 +156,11 @@ def test_a_session_begins_exactly(workspace: Workspace, skill: Skill) -> None:
     segment = compile_skill(workspace, skill)
     with Sessions(workspace.paths.sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)
-        session.ask(Request("Why?", [segment], system="Be kind.", exact=True, limit=1))
-        session.ask(Request("And when?", limit=1))
+        session.ask(Request("Why?", [segment], system="Be kind.", exact=True, max_tokens=1))
+        session.ask(Request("And when?", max_tokens=1))
         tokens, found = session.notebook.tokens, session.notebook.logits()
         with pytest.raises(SessionError, match="exact"):
-            session.ask(Request("And how?", exact=True, limit=1))
+            session.ask(Request("And how?", exact=True, max_tokens=1))
         session.close()
     with workspace.notebook() as notebook:
         notebook.append(tokens)

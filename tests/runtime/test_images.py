@@ -231,7 +231,9 @@ def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path)
 def test_an_image_may_be_shown_twice(seeing: Workspace, tmp_path: Path) -> None:
     """By one name or by two, as a skill and in the question: each time it has rows of its own, and an answer."""
     skill = photo(tmp_path)
-    request = Request("What is the total?", [compiled(seeing, skill)], images=[skill.source, skill.source], limit=2)
+    request = Request(
+        "What is the total?", [compiled(seeing, skill)], images=[skill.source, skill.source], max_tokens=2
+    )
     plan = explain(seeing, request)
     names = [piece.name for piece in plan.notebook.pieces if piece.how == "spliced"]
     assert names == ["photo", "photo-2", "photo-3"]
@@ -256,7 +258,7 @@ def test_many_questions_about_an_image(seeing: Workspace, tmp_path: Path) -> Non
     (tmp_path / "note.txt").write_text("Answer in one word.")
     note = compiled(seeing, load_skill(tmp_path / "note.txt"))
     questions = "What is the total?", "What is the day?"
-    asked = [Request(question, [note], images=[path], limit=3) for question in questions]
+    asked = [Request(question, [note], images=[path], max_tokens=3) for question in questions]
     answers = [answer for _, answer in ask_many(seeing, asked)]
     for request, answer in zip(asked, answers, strict=True):
         assert isinstance(answer, Answer) and answer.text == ask(seeing, request).text
@@ -325,7 +327,7 @@ def test_without_a_projector_a_text_is_text(seeing: Workspace, tmp_path: Path) -
 def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: Path) -> None:
     """Its fields are corrected by errata, which is what happens by itself; all else is refused, and says what to do."""
     segment = compiled(seeing, pictured(tmp_path))
-    request = Request("What is the total?", [segment], values={"shop": "Ben"}, limit=2)
+    request = Request("What is the total?", [segment], fields={"shop": "Ben"}, max_tokens=2)
     plan = explain(seeing, request)
     assert [piece.kind for piece in plan.notebook.pieces if piece.kind in ("splice", "erratum")] == [
         "splice",
@@ -335,7 +337,7 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
     for name in ("field", "suffix", "block", "recompute", "field+erratum"):
         with pytest.raises(UnsupportedError, match="has an image, and its fields cannot be edited by"):
             ask(seeing, replace(request, method=Method.parse(name)))
-    assert ask(seeing, replace(request, values={}, errata=["shop=Ben"])).counts.spliced == len(segment)
+    assert ask(seeing, replace(request, fields={}, errata=["shop=Ben"])).counts.spliced == len(segment)
     with pytest.raises(SkillError, match="has an image, and is compiled in no blocks"):
         compile_to_library(seeing, pictured(tmp_path), blocks=2)
     with pytest.raises(UnsupportedError, match="influence of its fields cannot be measured"):
@@ -356,7 +358,7 @@ def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path
     _, case = verify(seeing, prompt, ["What is the total?"]).cases
     assert case.errata and case.cosine > 0.99 and case.corrected is None
     with pytest.raises(UnsupportedError, match="of a skill with an image nothing is edited"):
-        verify_edits(seeing, replace(prompt, errata=[], values={"shop": "Ben"}), ["What is the total?"], ["all"])
+        verify_edits(seeing, replace(prompt, errata=[], fields={"shop": "Ben"}), ["What is the total?"], ["all"])
     with pytest.raises(UnsupportedError, match="images are not compiled together"):
         whole_of([segment, segment])
 

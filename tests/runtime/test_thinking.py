@@ -52,7 +52,7 @@ def run_thinking(workspace: Workspace, notebook: Notebook, limit: int, say: Say 
 def run_replying(
     workspace: Workspace, notebook: Notebook, limit: int, thought: Thought | None = None, **how: Any
 ) -> Reply:
-    return run(Speaker(workspace, limit=limit, **how).replying(notebook, thought))
+    return run(Speaker(workspace, max_tokens=limit, **how).replying(notebook, thought))
 
 
 def run_deciding(*given: Any) -> Decision:
@@ -304,7 +304,7 @@ def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
     segment = compile_skill(shipped, skill)
     said = {}
     for values in ({}, {"date": "2026-07-01"}):
-        prompt = Prompt("May I return this?", [segment], values=values, think=True)
+        prompt = Prompt("May I return this?", [segment], fields=values, think=True)
         notebook = assemble(shipped, prompt, room=300)
         said[bool(values)] = run_thinking(shipped, notebook, 200)
     assert said[False].answer == "accepted" and said[True].answer == "refused"
@@ -320,7 +320,7 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
     mark = int(workspace.model.tokenize("<think>", special=True)[0])
     for thinks in (True, False):
         with assemble(workspace, Prompt("Why?")) as notebook:
-            speaker = Speaker(workspace, limit=20, max_think=4, grammar='root ::= "yes" | "no"')
+            speaker = Speaker(workspace, max_tokens=20, max_think=4, grammar='root ::= "yes" | "no"')
             begins = len(notebook) if thinks else -1
             reply = spoken(speaker, notebook, lambda at, begins=begins: {mark: 99.0 if at == begins else -99.0})
             assert reply.text in ("yes", "no") and reply.stopped == "end"
@@ -337,7 +337,7 @@ def test_a_mark_that_ends_within_a_token(make_workspace: MakeWorkspace) -> None:
     assert len(marks) > 1 and workspace.model.token_bytes(marks[-1], special=True) == b"ink>"
     with assemble(workspace, Prompt("Why?"), room=200) as notebook:
         wanted = dict(enumerate([*marks[:-1], merged], len(notebook)))
-        speaker = Speaker(workspace, limit=20, max_think=4, grammar='root ::= "yes" | "no"')
+        speaker = Speaker(workspace, max_tokens=20, max_think=4, grammar='root ::= "yes" | "no"')
         reply = spoken(speaker, notebook, lambda at: {wanted[at]: 99.0} if at in wanted else {})
         assert reply.thought is not None and reply.text in ("yes", "no")
 
@@ -366,7 +366,7 @@ def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks
         tools = None if calls is None else Calls(form, [tool])
         grammar = 'root ::= "yes" | "no"'
         end = workspace.model.end_tokens[0]
-        speaker = Speaker(workspace, limit=100, max_think=50, grammar=grammar, calls=tools, opened=False)
+        speaker = Speaker(workspace, max_tokens=100, max_think=50, grammar=grammar, calls=tools, opened=False)
         reply = spoken(speaker, notebook, lambda at: {(ids[at - start] if at - start < len(ids) else end): 99.0})
         written = shown(notebook)[len(shown(notebook)) - len(wanted) - len(reply.text) * (not calls) :]
     assert (reply.thought is not None) == thinks

@@ -142,7 +142,7 @@ CASES = [
     [QUESTION, "--splice", "returns", "--seam", "5000"],
     [QUESTION, "--splice", "returns", "--seam", "5000", *DOCUMENT],
     [QUESTION, "--splice", "returns", LATE, "--wording", "nonsense"],
-    [QUESTION, "--splice", "returns", "--no-splice", *DOCUMENT],
+    [QUESTION, "--splice", "returns", "--recompute", *DOCUMENT],
     [QUESTION, "--splice", "Returns", "--strict"],
     [QUESTION, "-s", "Be brief.", "--splice", "returns", "--exact"],
     [QUESTION, "--splice", "Returns", "--splice", "SUPPORT", "--decode", "SUPPORT", *DOCUMENT],

@@ -44,7 +44,7 @@ CASES = [
     ["--image", "photo"],
     ["--image", "my\nphoto (1).png", "--image", "photo.png", "--image", "photo.png", "-s", "Be brief."],
     ["--image", "photo.png", "--choices", "circle,square"],
-    ["--image", "photo.png", "--no-splice"],
+    ["--image", "photo.png", "--recompute"],
     ["--image", "photo.png", "--splice", "photo", "--erratum", "the receipt is void."],
     ["--image", "text.png"],
     ["--image", "note.txt"],

@@ -21,7 +21,7 @@ def sessions(workspace: Workspace) -> Sessions:
     sessions = Sessions(workspace.paths.sessions)
     with sessions.locked("mine", new=True) as stored, Session(workspace, stored) as session:
         for question in ("Why?", "And then?"):
-            session.ask(Request(question, limit=2))
+            session.ask(Request(question, max_tokens=2))
     return sessions
 
 

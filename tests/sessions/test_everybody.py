@@ -63,13 +63,13 @@ def said(model: notes.Model, name: str, **how: object) -> list[str]:
     """What the errata of the next turn of a session say."""
     with model.session(name) as session:
         turn = session.turns
-        session.ask("Why?", limit=1, **how)  # type: ignore[arg-type]
+        session.ask("Why?", max_tokens=1, **how)  # type: ignore[arg-type]
         return [entry.text for entry in session.entries if entry.kind == "erratum" and entry.turn == turn + 1]
 
 
 def alone(model: notes.Model, skill: object) -> int:
     """How many tokens of errata a question alone has."""
-    return model.ask("Why?", splice=[skill], limit=1).counts.erratum  # type: ignore[list-item]
+    return model.ask("Why?", splice=[skill], max_tokens=1).counts.erratum  # type: ignore[list-item]
 
 
 def test_another_skill_of_the_name_is_not_corrected(
@@ -138,7 +138,7 @@ def test_a_correction_from_an_older_version(model: notes.Model, compiled: notes.
 def test_a_session_in_its_first_turn_hears_of_it(model: notes.Model, compiled: notes.Segment) -> None:
     """It is told nothing in the middle of a turn, and at the next question."""
     with model.session("racer") as session:
-        going = session.stream("Why?", splice=[compiled], limit=4)
+        going = session.stream("Why?", splice=[compiled], max_tokens=4)
         next(going)
         assert corrected(model).edited == ()
         list(going)
@@ -177,7 +177,7 @@ def test_the_last_word_is_the_sessions_own(model: notes.Model, compiled: notes.S
         session.undo()
     with model.session("forgotten") as session:
         session.edit("date", OWN, "erratum")
-        session.ask("And now?", limit=1)
+        session.ask("And now?", max_tokens=1)
         session.forget(1, method="suffix")
     assert LATE not in "".join(said(model, "edited"))
     assert said(model, "undone") == said(model, "asked") == said(model, "forgotten") == []
@@ -187,7 +187,7 @@ def test_the_last_word_is_the_sessions_own(model: notes.Model, compiled: notes.S
 def test_what_a_question_says_itself_is_said_alone(model: notes.Model, compiled: notes.Segment) -> None:
     """Not after a correction for everybody that the session has not heard."""
     with model.session("mine") as session:
-        going = session.stream("Why?", splice=[compiled], limit=4)
+        going = session.stream("Why?", splice=[compiled], max_tokens=4)
         next(going)
         corrected(model)
         list(going)

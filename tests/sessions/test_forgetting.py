@@ -250,7 +250,7 @@ def test_results_are_those_of_the_calls(make: Open) -> None:
         for wrong in (["get_date", "look_up"], ["look_up"], ["look_up"] * 2, ["look_up", "get_date", "look_up"]):
             with pytest.raises(SessionError, match="a result for each of its calls, in their order"):
                 session.ask(request_with(*((tool, "x") for tool in wrong)))
-        session.ask(replace(request_with(("look_up", "x"), ("get_date", "y")), limit=1))
+        session.ask(replace(request_with(("look_up", "x"), ("get_date", "y")), max_tokens=1))
         say(session, "And?", "I will not call get_date.")
         with pytest.raises(SessionError, match="does not call get_date"):
             session.ask(request_with(("get_date", "y")))

@@ -59,10 +59,10 @@ def asked(tmp_path: Path) -> list[Request]:
     """Four turns: with an image, without, with one of a single line of rows, with the first one again."""
     one, long = photo(tmp_path, 1), photo(tmp_path, 2, (96, 12))
     return [
-        Request("What is the total?", images=[one], limit=3, system="Be brief."),
-        Request("What is the day?", errata=["the receipt is void."], limit=3),
-        Request("How many shapes are there?", images=[long], limit=3),
-        Request("What is the total?", images=[one], limit=3),
+        Request("What is the total?", images=[one], max_tokens=3, system="Be brief."),
+        Request("What is the day?", errata=["the receipt is void."], max_tokens=3),
+        Request("How many shapes are there?", images=[long], max_tokens=3),
+        Request("What is the total?", images=[one], max_tokens=3),
     ]
 
 
@@ -95,7 +95,7 @@ def test_a_session_with_images_goes_on_as_if_it_had_never_stopped(
         assert session.state.tokens == tokens and answer.text == session.state.entries[-1].text
         assert np.array_equal(session.notebook.lookahead([7])[0], wanted)
         with session.fork("other") as other:
-            other.ask(Request("What is the day?", limit=2))
+            other.ask(Request("What is the day?", max_tokens=2))
             assert other.state.images == images
 
 
@@ -103,7 +103,9 @@ def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> N
     """What would decode its rows as tokens is refused with a reason, or done by an erratum; nothing changes."""
     skill = parse_skill("total: 42", source="note.txt", default="note")
     with seeing() as workspace, held(workspace) as session:
-        session.ask(Request("What is the total?", [compile_skill(workspace, skill)], images=asked[0].images, limit=2))
+        session.ask(
+            Request("What is the total?", [compile_skill(workspace, skill)], images=asked[0].images, max_tokens=2)
+        )
         tokens = session.state.tokens
         assert session.edit("total", "17").method == "erratum"
         session.undo()
@@ -113,7 +115,7 @@ def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> N
             session.edit("total", "17", Method.parse("blend"))
         with pytest.raises(NotesError, match="which a prefill of its tokens cannot show"):
             verify_session(session, [])
-        session.ask(Request("What is the day?", limit=2))
+        session.ask(Request("What is the day?", max_tokens=2))
         with pytest.raises(SessionError, match=r"turn 1 of session mine cannot be taken out"):
             session.forget(["1"])  # the image is in the message of its question, which is the session's first
         session.undo()
@@ -125,7 +127,7 @@ def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> N
 def test_turns_around_images_are_taken_out(asked: list[Request], gone: list[str], cache: str) -> None:
     """With the images in them, by cut: tokens, images and places are those of a session that never had them, and so are
     the rows of images, which have seen nothing; what was written down puts back the same, and undo brings all back."""
-    asked = [replace(request, grammar=FOUR, limit=8) for request in asked]
+    asked = [replace(request, grammar=FOUR, max_tokens=8) for request in asked]
     left = [request for number, request in enumerate(asked, 1) if str(number) not in gone]
     with seeing(cache) as workspace, held(workspace, "without") as without, held(workspace) as session:
         for request in left:
@@ -146,7 +148,7 @@ def test_turns_around_images_are_taken_out(asked: list[Request], gone: list[str]
     with seeing(cache) as workspace, held(workspace) as session:
         assert (session.state.tokens, session.state.images) == (state.tokens, state.images)
         assert np.array_equal(session.notebook.lookahead([7])[0], logits)
-        session.ask(Request("What is the day?", limit=2))
+        session.ask(Request("What is the day?", max_tokens=2))
         session.undo()
         session.undo()
         assert (session.state.tokens, session.state.images) == had
@@ -156,8 +158,8 @@ def test_turns_around_images_are_taken_out(asked: list[Request], gone: list[str]
 def test_what_follows_the_last_image_is_forgotten_for_good(asked: list[Request]) -> None:
     """By suffix: as a session that never had it, images where they were, and nothing of the ledger tells of it; with
     an image after it, refused."""
-    first, second, third = (replace(request, grammar=FOUR, limit=8) for request in asked[:3])
-    last = Request("How many shapes are there?", grammar=FOUR, limit=8)
+    first, second, third = (replace(request, grammar=FOUR, max_tokens=8) for request in asked[:3])
+    last = Request("How many shapes are there?", grammar=FOUR, max_tokens=8)
     with seeing("f32") as workspace, held(workspace) as session:
         for request in (first, second, last):
             session.ask(request)
@@ -185,7 +187,7 @@ def test_fields_beside_images_are_edited(asked: list[Request]) -> None:
     skill = parse_skill("The shop is open.\n\ntotal: 42\n\nBe kind.", source="note.txt", default="note")
     with seeing("f32") as workspace, held(workspace) as session:
         note = compile_skill(workspace, skill)
-        session.ask(Request("What is the total?", [note], images=asked[0].images, limit=2))
+        session.ask(Request("What is the total?", [note], images=asked[0].images, max_tokens=2))
         (image,), rows = session.state.images, session.notebook.read(*_span(session), "f32")[0]
         session.edit("total", "one hundred and 17", Method.parse("field"))
         (moved,) = session.state.images
@@ -215,7 +217,7 @@ def test_a_text_with_images_in_a_session(tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_bytes(image_bytes(36, 60, seed=1))
     (tmp_path / "report.md").write_text("Read this: ![receipt](photo.png)\n\nday: four")
     with seeing() as workspace, held(workspace) as session:
-        session.ask(Request("What is the total?", [str(tmp_path / "report.md")], limit=2))
+        session.ask(Request("What is the total?", [str(tmp_path / "report.md")], max_tokens=2))
         for method in ("field", "suffix", "selective"):
             with pytest.raises(NotesError, match="report has an image, and its fields cannot be edited by"):
                 session.edit("day", "five", Method.parse(method))
@@ -224,7 +226,7 @@ def test_a_text_with_images_in_a_session(tmp_path: Path) -> None:
         logits = session.notebook.lookahead([7])[0]
     with seeing() as workspace, held(workspace) as session:
         assert np.array_equal(session.notebook.lookahead([7])[0], logits)
-        answer = session.ask(Request("What is the day?", limit=2))
+        answer = session.ask(Request("What is the day?", max_tokens=2))
         assert any(piece.kind == "erratum" for piece in answer.pieces)
 
 
@@ -246,7 +248,7 @@ def test_results_of_tools_come_without_images(asked: list[Request]) -> None:
 def test_older_versions_do_not_read_it(asked: list[Request]) -> None:
     """From the first image on the ledger has format 4, and grows as before; one of texts has what it had."""
     with seeing() as workspace, held(workspace) as session:
-        session.ask(Request("What is the total?", limit=2))
+        session.ask(Request("What is the total?", max_tokens=2))
         ledger = session.stored.ledger
         assert json.loads(ledger.read_text().splitlines()[0])["format"] == 2
         session.ask(asked[2])

@@ -754,7 +754,7 @@ def test_of_two_turns_at_once_the_later_one_is_kept(make: Open, skill: Skill) ->
     for ends in (lambda one: one.close(), lambda one: list(one)):
         with held(make(), f"mine{len(Sessions(paths().sessions).names())}") as session:
             turn(session, skill, "Why?")
-            first, second = (session.stream(Request(text, limit=4)) for text in "AB")
+            first, second = (session.stream(Request(text, max_tokens=4)) for text in "AB")
             next(first)
             next(second)
             with suppress(NotesError):

@@ -61,7 +61,7 @@ def decisions(workspace: Workspace, case: world.Case, found: Found, tag: str) ->
         ("erratum", own, new, {case.rule.field: case.new}),
     ):
         method = Method.parse("erratum") if values else Method()
-        prompt = Prompt(case.question, [*others, skill], values=values, method=method)
+        prompt = Prompt(case.question, [*others, skill], fields=values, method=method)
         answer = said(workspace, assemble(workspace, prompt, splice=False, room=90))
         found[f"{tag} {form}, direct"].append(answer == right)
         thought = said(

@@ -31,7 +31,7 @@ def measure(workspace: Workspace, cases: int, texts: Next) -> Iterator[Row]:
 
 def _recovery(workspace: Workspace, case: Policies, mixes: Mixes, words: str) -> float:
     said = [Erratum(None, None, words)] if words else []
-    prompt = Prompt(case.question, [mixes.stale], said, values={case.field: case.new}, method=Method("field"))
+    prompt = Prompt(case.question, [mixes.stale], said, fields={case.field: case.new}, method=Method("field"))
     with assemble(workspace, prompt) as notebook:
         found = decide(notebook, mixes.decisions).probabilities
     old, new = (math.log(max(found[choice], 1e-300)) for choice in mixes.decisions)
