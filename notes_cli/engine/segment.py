@@ -235,6 +235,19 @@ class _Referable:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefill:
+    """How long the prefill of a segment took when it was compiled: so many tokens in `seconds`, on `threads`."""
+
+    seconds: float
+    tokens: int
+    threads: int
+
+    def share(self, tokens: int) -> float:
+        """Seconds for so many of its tokens."""
+        return self.seconds * tokens / self.tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Segment(_Referable):
     """A compiled skill.
 
@@ -276,6 +289,8 @@ class Segment(_Referable):
     axes: NDArray[np.int32] | None = None
     projector: str = ""
     pictures: tuple[Pictured, ...] = ()
+    # What compiling it took on this machine; None: not known.
+    prefill: Prefill | None = None
 
     @property
     def first(self) -> int:

@@ -154,6 +154,7 @@ def open_stored(path: Path) -> Segment:
             axes=_axes(file, head, info),
             projector=info.projector,
             pictures=_pictures(file, head, info),
+            prefill=info.prefill,
         )
         opened.pop_all()  # the file is its rows' now
         return segment

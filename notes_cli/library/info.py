@@ -19,7 +19,19 @@ import numpy as np
 
 from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import BLOCK, KEPT, Q8_0, Carry, FieldSpan, Media, Pictured, Segment, Tokens, quantized
+from notes_cli.engine.segment import (
+    BLOCK,
+    KEPT,
+    Q8_0,
+    Carry,
+    FieldSpan,
+    Media,
+    Pictured,
+    Prefill,
+    Segment,
+    Tokens,
+    quantized,
+)
 from notes_cli.library.gguf import Head, TensorEntry
 from notes_cli.library.metadata import FormatError
 
@@ -76,6 +88,7 @@ class SegmentInfo:
     media: tuple[Media, ...] = ()  # the images among its rows
     projector: str = ""  # what made their rows
     pictures: tuple[Place, ...] = ()  # the files of images that are there, too
+    prefill: Prefill | None = None  # what compiling it took
 
 
 def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
@@ -100,6 +113,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         **({"media": json.dumps([asdict(one) for one in segment.media])} if segment.media else {}),
         **({"projector": segment.projector} if segment.projector else {}),
         **({"pictures.places": json.dumps(places(segment.pictures)[0])} if segment.pictures else {}),
+        **({"prefill": json.dumps(asdict(segment.prefill))} if segment.prefill else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -170,6 +184,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         media=_media(head.metadata.get("notes.media"), len(tokens)),
         projector=text("projector") if "notes.projector" in head.metadata else "",
         pictures=_places(head.metadata.get("notes.pictures.places"), text("text")),
+        prefill=_prefill(head.metadata.get("notes.prefill")),
     )
 
 
@@ -296,6 +311,21 @@ def _places(encoded: object, text: str) -> tuple[Place, ...]:
         raise FormatError("notes.pictures.places cannot be read") from error
     if not sound:
         raise FormatError("notes.pictures.places does not fit its text")
+    return found
+
+
+def _prefill(encoded: object) -> Prefill | None:
+    """What compiling it took; None without the key."""
+    if encoded is None:
+        return None
+    try:
+        found = Prefill(**json.loads(str(encoded)))
+        sound = all(type(number) is int and 0 < number < POSITIONS for number in (found.tokens, found.threads))
+        sound = sound and type(found.seconds) in (int, float) and 0 <= found.seconds < 1e9
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormatError("notes.prefill cannot be read") from error
+    if not sound:
+        raise FormatError("notes.prefill does not hold seconds, tokens and threads")
     return found
 
 

@@ -82,8 +82,9 @@ class Store(Protocol):
         """Lock that file, yield its path, and keep what it holds when the block is left. `wait`: seconds for another
         process, negative for ever; `say` is told when that takes a while, and of what had to make room."""
 
-    def used(self, path: Path) -> None:
-        """A segment that was handed out, or any other file, is being used."""
+    def used(self, path: Path, spliced: int = 0, saved: float | None = None) -> None:
+        """A segment that was handed out, or any other file, is being used: so many tokens of it are spliced, and so
+        many seconds of prefill saved; None: it is not known how many."""
 
 
 class Library:
@@ -228,10 +229,10 @@ class Library:
             if say is not None:  # nothing goes that nobody is told of
                 self._make_room(path, say)
 
-    def used(self, path: Path) -> None:
+    def used(self, path: Path, spliced: int = 0, saved: float | None = None) -> None:
         """Remember that a segment of this folder is used, if that can be written; other files are nobody's concern."""
         if path.parent == self.folder:
-            uses.mark(path)
+            uses.mark(path, spliced, saved)
 
     def _end_errata(self, name: str, path: Path, same: bool, say: Say | None) -> None:
         """What everybody is told of a skill ends with a compile of another text of its name, or of another value.

@@ -30,7 +30,7 @@ from notes_cli.editing.prefill import prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.eye import Seen
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, LayerRows, Pictured, Segment, quantized
+from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, LayerRows, Pictured, Prefill, Segment, quantized
 from notes_cli.errors import EngineError, Help, Notice, Progress, Say, SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import peek, small
 from notes_cli.runtime.workspace import Workspace
@@ -84,17 +84,45 @@ def compile_skill(
     segment = plan(workspace, skill, blocks, kv)
     longest = len(segment.context) + len(segment) + 8 * len(skill.fields)  # another value may be longer
     with workspace.scratch_after(segment.context, longest) as notebook:
+        clock = _Clock(notebook, known, _taken_over(notebook.context, segment, known))
         if segment.blocks:
             there, moves = reused(notebook.context, segment, known)
             segment = replace(segment, layers=_in_blocks(notebook, segment, there, progress), moves=moves)
         else:
-            segment = _in_one(notebook, segment, known, progress, keep, workspace.look)
+            segment = _in_one(notebook, segment, known, progress, keep, workspace.look, clock)
+        # Capturing a state takes time that a prefill does not.
+        segment = replace(segment, prefill=None if segment.carry else clock.prefill(len(segment)))
         kept = small(segment)
         if kept is not segment:
             _check_near(notebook, kept)
         if measure is not None:
             segment = replace(segment, influence=_influence(notebook, segment, measure))
     return replace(segment, layers=kept.layers)
+
+
+class _Clock:
+    """Measures the prefill of a segment, of which `there` tokens come from `known` with their share of its time."""
+
+    def __init__(self, notebook: Notebook, known: Segment | None, there: int) -> None:
+        self._notebook, self._before = notebook, notebook.seconds["decode"]
+        self._known, self._there = known, there
+
+    def prefill(self, tokens: int) -> Prefill | None:
+        """That of the first `tokens` tokens; None where a part was computed elsewhere, or with other threads."""
+        seconds, threads = self._notebook.seconds["decode"] - self._before, self._notebook.context.threads
+        if self._there and self._known is not None:
+            part = self._known.prefill
+            if part is None or part.threads != threads:
+                return None
+            seconds += part.share(self._there)
+        return Prefill(round(seconds, 6), tokens, threads)
+
+
+def _taken_over(context: Context, segment: Segment, known: Segment | None) -> int:
+    """How many tokens of the segment have the rows that they would get in `known`."""
+    if not segment.blocks:
+        return shared(segment, known)
+    return sum(len(part) for part in reused(context, segment, known)[0] if part is not None)
 
 
 def _check_near(notebook: Notebook, kept: Segment) -> None:
@@ -128,6 +156,7 @@ def _in_one(
     progress: Progress | None,
     keep: Callable[[Segment], object] | None,
     look: Callable[[Segment], Seen],
+    clock: _Clock,
 ) -> Segment:
     if segment.pictures:
         notebook.show(look(segment))
@@ -139,7 +168,7 @@ def _in_one(
     if there and known:
         notebook.splice(known.slice(0, there))
     notebook.append(segment.tokens[there:])
-    notebook.flush(_keeping(notebook, segment, keep, progress) if keep and not segment.pinned else progress)
+    notebook.flush(_keeping(notebook, segment, keep, progress, clock) if keep and not segment.pinned else progress)
     return replace(segment, layers=_read(notebook, segment))
 
 
@@ -176,7 +205,11 @@ def captured(context: Context, tokens: int) -> bool:
 
 
 def _keeping(
-    notebook: Notebook, segment: Segment, keep: Callable[[Segment], object], progress: Progress | None
+    notebook: Notebook,
+    segment: Segment,
+    keep: Callable[[Segment], object],
+    progress: Progress | None,
+    clock: _Clock,
 ) -> Progress:
     """Progress that has what is there kept now and then."""
     kept, cost = time.monotonic(), 0.0
@@ -188,8 +221,9 @@ def _keeping(
         now = time.monotonic()
         if done < total and now - kept > max(KEEP, COST * cost):
             count = len(notebook) - len(notebook.pending) - segment.base
-            rows = _read(notebook, segment, count)
-            keep(replace(segment, text="", tokens=segment.tokens[:count], fields=(), layers=rows, kv="f16"))
+            rows, took = _read(notebook, segment, count), clock.prefill(count)
+            part = replace(segment, text="", tokens=segment.tokens[:count], fields=(), layers=rows, kv="f16")
+            keep(replace(part, prefill=took))
             kept = time.monotonic()
             cost = kept - now
 

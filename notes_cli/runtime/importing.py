@@ -102,7 +102,7 @@ def import_segment(
             return Imported(skill.name, path, len(segment), "kept")
         spans = segment.fields if segment.media else field_spans(workspace.model, skill, segment.tokens)
         influence = segment.influence if trust else {}
-        own = replace(segment, name=skill.name, fields=spans, influence=influence, source="", stamp=())
+        own = replace(segment, name=skill.name, fields=spans, influence=influence, source="", stamp=(), prefill=None)
         write_segment(path, own, writer=f"notes {notes_cli.__version__}")
     dropped = bool(segment.influence) and not trust
     return Imported(skill.name, path, len(segment), "rows", (), len(drawn), farthest, dropped)

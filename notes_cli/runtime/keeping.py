@@ -60,6 +60,7 @@ class Compiled:
     decoded: int = 0  # tokens that were prefilled
     warnings: tuple[str, ...] = ()  # of blocks that refer to each other
     kv: str = "f16"  # what its rows are kept as
+    seconds: float | None = None  # that their prefill took; None: none was, or it is not known
 
 
 def compile_to_library(
@@ -153,13 +154,15 @@ def _compile_to(
 
 def _made(context: Context, path: Path, segment: Segment, known: Segment | None, reasons: tuple[str, ...]) -> Compiled:
     """What was done for a segment of which `known` was there."""
-    if not segment.blocks:
-        return Compiled(
-            path, len(segment), reasons, fresh=1, decoded=len(segment) - shared(segment, known), kv=segment.kv
-        )
-    parts = zip(segment.spans, reused(context, segment, known)[0], strict=True)
-    fresh = [last - first for (first, last), part in parts if part is None]
-    return Compiled(path, len(segment), reasons, len(segment.blocks), len(fresh), sum(fresh), kv=segment.kv)
+    blocks, fresh, decoded = 1, 1, len(segment) - shared(segment, known)
+    if segment.blocks:
+        parts = zip(segment.spans, reused(context, segment, known)[0], strict=True)
+        new = [last - first for (first, last), part in parts if part is None]
+        blocks, fresh, decoded = len(segment.blocks), len(new), sum(new)
+    seconds = segment.prefill.seconds if segment.prefill else None
+    if seconds is not None and known is not None and known.prefill and decoded < len(segment):
+        seconds -= known.prefill.share(len(segment) - decoded)
+    return Compiled(path, len(segment), reasons, blocks, fresh, decoded, kv=segment.kv, seconds=seconds)
 
 
 def _up_to_date(path: Path) -> Compiled:

@@ -22,7 +22,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, ModelError, NotesError, Remedy, SegmentError
 from notes_cli.library.container import open_stored
 from notes_cli.library.renderings import Renderings
-from notes_cli.library.store import Store, check_called
+from notes_cli.library.store import Library, Store, check_called
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.runtime.identity import Identified
 from notes_cli.runtime.naming import library as own_library
@@ -188,6 +188,8 @@ class Workspace(Identified):
         Raise SegmentError that says what does not fit.
         """
         segment = open_stored(path)
+        if not (isinstance(self.library, Library) and path.parent == self.library.folder):
+            segment = replace(segment, prefill=None)  # of another machine, perhaps
         if word:
             check_called(segment, path, word)
         self._words[segment.name] = word or str(path)
@@ -195,10 +197,11 @@ class Workspace(Identified):
         self._files[segment.name] = path
         return segment
 
-    def used(self, name: str) -> None:
-        """A segment that was opened has come into a notebook: remember that as a use of its file."""
+    def used(self, name: str, spliced: int = 0, saved: float | None = None) -> None:
+        """A segment that was opened has come into a notebook: remember that as a use of its file, with the tokens that
+        an answer got from there, and the seconds of prefill that this saved, if they are known."""
         if name in self._files:
-            self.library.used(self._files[name])
+            self.library.used(self._files[name], spliced, saved)
 
     def file_of(self, name: str) -> Path | None:
         """The file that a segment of this name was last opened from."""
