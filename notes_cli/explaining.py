@@ -175,6 +175,8 @@ def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dic
         "first_token": answer.first_token,
         "total": time.perf_counter() - started,
     }
+    ms: dict[str, float | None] = {name: round(1000 * seconds, 3) for name, seconds in times.items()}
+    ms["saved"] = None if answer.saved is None else round(1000 * answer.saved, 3)
     return {
         "answer": answer.text,
         "reasoning": thought.text if thought else None,
@@ -188,7 +190,7 @@ def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dic
             "reasoning": thought.tokens if thought else 0,
             "answer": answer.tokens,
         },
-        "ms": {name: round(1000 * seconds, 3) for name, seconds in times.items()},
+        "ms": ms,
         **_settings_as_json(answer.settings, goes_on),
         "pieces": [as_json(piece) for piece in answer.pieces],
     }

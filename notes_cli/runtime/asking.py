@@ -19,17 +19,16 @@ from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError, Notice
-from notes_cli.runtime.assembling import assemble, tell_unspliced
+from notes_cli.errors import EngineError, Help, NotesError, Notice
+from notes_cli.runtime.assembling import assemble, saved, tell_unspliced
 from notes_cli.runtime.opening import SKILLS, SkillRef, Watch, unseen
 from notes_cli.runtime.settling import Draft, Settings, drafted
-from notes_cli.runtime.thinking import ROOM, THINK, Chosen, Speaker, Thought, deciding_after, unheard
+from notes_cli.runtime.thinking import ENDLESS_ROOM, ROOM, THINK, Chosen, Speaker, Thought, deciding_after, unheard
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import of_fields
 
 PARALLEL = 16  # questions at once of many (bench/batch.py)
 ENDLESS = 2**31 - 1  # tokens: no limit but the context's
-ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer without a limit
 
 
 def keep_lists(of: object, **kinds: type | tuple[type, ...]) -> None:
@@ -59,19 +58,32 @@ def _short(one: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question and how it is to be answered. What is None goes by what was measured of the model.
+    """One question and how it is to be answered. What is None goes by what was measured of the model. Raise NotesError
+    where one text is given for a list of them, and for less than no tokens. The options:
 
-    `splice`: names of compiled skills, segment files or texts, or segments. `errata`: `field=value` or free words, or a
-    mapping of fields and values. `images`: files of images, or names and segments as of `splice`, which are shown with
-    the question.
-    `fields`: new values of fields, brought in by `method`. `max_think`, `max_tokens`: tokens of a chain of thought, and
-    of the answer. `recompute`: decode the very same tokens instead of splicing; `decode`: those of these skills alone,
-    each of `splice`, so that they see what precedes them. `strict`: refuse a skill that cannot be spliced, instead of
-    decoding it. `exact`: reuse rows only where they are those of a prefill of the whole prompt, and decode what would
-    have to be moved.
-    `json_schema` (JSON, read), `grammar` (GBNF): what the answer is held to, one of them, and not with choices.
-    `results`: in a session, in the place of a question: the name of each tool that the last answer called, and what the
-    tool has returned. Raise NotesError where one text is given for a list of them, and for less than no tokens.
+    splice: Names of compiled skills, segment files or texts, or segments.
+    errata: Corrections that the model reads: `field=value` or free words, or a mapping of fields and values.
+    fields: New values of fields, brought in by `method`.
+    method: The edit method for `fields`, by name.
+    system: Text before the skills.
+    think: Reason first.
+    max_think: Tokens to reason with at most.
+    choices: Decide among these answers, at least two.
+    max_tokens: Tokens to answer with at most.
+    sampling: All options of sampling at once, as SamplerOptions.
+    json_schema: The answer is JSON that is valid by this schema (JSON, read).
+    grammar: What the answer is held to instead, in GBNF.
+    images: Files of images, or names and segments as of `splice`, that are shown with the question.
+    results: In a session, in the place of a question: the name of each tool that the last answer called, and what the
+      tool has returned.
+    seam: Tokens to recompute where a skill follows another context than at compile time.
+    place: Skills in the system message ("early"), or right before the question ("late").
+    wording: Of errata, as prompts/errata.yaml names it.
+    recompute: Decode the very same tokens instead of splicing, to compare.
+    decode: Of `splice`: decode these, so that they see what precedes them.
+    strict: Refuse a skill that cannot be spliced, instead of decoding it.
+    exact: Reuse rows only where they are those of a prefill of the whole prompt, and decode what would have to be
+      moved.
     """
 
     question: str
@@ -166,12 +178,14 @@ class Plan:
     counts: Counts
     begun: float
     ready: float
+    saved: float | None  # seconds of prefill (assembling.py)
     grammar: str | None = None  # what the answer is held to
 
     @classmethod
     def of(cls, draft: Draft, notebook: Notebook) -> Plan:
         """Its prompt is in this notebook."""
-        return cls(notebook, draft.settings, Counts.of(notebook), draft.begun, draft.ready, draft.grammar)
+        gain = saved(notebook.pieces, draft.segments)
+        return cls(notebook, draft.settings, Counts.of(notebook), draft.begun, draft.ready, gain, draft.grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +206,8 @@ class Answer:
     splice: float = 0.0
     prompt: float = 0.0
     first_token: float = 0.0  # or the choice
+    # What a prefill of the spliced tokens takes on this machine, as it took when they were compiled; None: not known.
+    saved: float | None = None
 
     def __str__(self) -> str:
         return self.text
@@ -238,7 +254,12 @@ def explain(workspace: Workspace, request: Request, listener: Listener = SILENT)
 
 def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Plan:
     """Open the skills, settle what holds and assemble the prompt, with room for what will be written."""
-    draft = drafted(workspace, request, listener, dry=dry)
+    try:
+        draft = drafted(workspace, request, listener, dry=dry)
+    except EngineError as error:
+        if not dry and error.remedy and error.remedy.help is Help.LARGER_CONTEXT:
+            explain(workspace, request)  # of a compile, whose remedy has no room for the rest of the prompt
+        raise
     notebook = assemble(
         workspace,
         draft.prompt,
@@ -344,4 +365,5 @@ def answering(workspace: Workspace, request: Request, plan: Plan, listener: List
         splice=notebook.seconds["splice"],
         prompt=read - plan.ready,
         first_token=(first[0] if first else time.perf_counter()) - plan.ready,
+        saved=plan.saved,
     )

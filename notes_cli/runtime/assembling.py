@@ -34,6 +34,7 @@ class How(TypedDict):
     splice: bool
     strict: bool
     exact: bool
+    counted: bool
 
 
 def assemble(
@@ -49,6 +50,7 @@ def assemble(
     exact: bool = False,
     parts: Parts | None = None,
     later: bool = False,
+    counted: bool = False,
 ) -> Notebook:
     """Put the prompt into a fresh notebook of the workspace, with room for `room` more tokens.
 
@@ -57,7 +59,7 @@ def assemble(
     raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`tell_unspliced`).
     `exact`: place rows only where they are those of a prefill of the whole prompt, and decode all others.
     `parts`: these of the prompt's, if not all. `later`: what is asked is decoded next, and with it the few tokens that
-    precede a skill.
+    precede a skill. `counted`: somebody asks, so that what is spliced, and saved, goes into the records of uses.
     """
     parts = parts_of(workspace, prompt) if parts is None else parts
     workspace.make_room(parts.count + cells_meanwhile(prompt, parts), room)
@@ -70,6 +72,7 @@ def assemble(
         strict=strict,
         exact=exact,
         later=later,
+        counted=counted,
     )
     return run(going)
 
@@ -87,6 +90,7 @@ def assembling(
     exact: bool = False,
     begun: Notebook | None = None,
     later: bool = False,
+    counted: bool = False,
 ) -> Task[Notebook]:
     """`assemble` as a task of a loop, in the room that there is: what precedes a splice is decoded with what others
     decode. `begun`: a notebook with the first tokens of it already, up to the beginning or the end of a skill or to
@@ -137,8 +141,36 @@ def assembling(
         raise
     if splice and not dry:
         for segment in prompt.segments:
-            workspace.used(segment.name)
+            pieces = notebook.pieces if counted else ()
+            workspace.used(segment.name, spliced(pieces, segment.name), saved(pieces, [segment]))
     return notebook
+
+
+def spliced(pieces: Sequence[Piece], name: str) -> int:
+    """Tokens whose rows a prompt got from the segment of this name, those of its left context among them."""
+    return sum(one.tokens for one in _placed(pieces, name))
+
+
+def saved(pieces: Sequence[Piece], segments: Sequence[Segment]) -> float | None:
+    """Seconds that a prefill of what these segments brought into a prompt takes on this machine, as it took when they
+    were compiled; None if that is not known, as of the rows that a session keeps on disk. What an edit computed again,
+    or went over, was not saved."""
+    if any(one.reason is Reason.RESTORED_SESSION for one in pieces):
+        return None
+    total = 0.0
+    for segment in segments:
+        placed = _placed(pieces, segment.name)
+        count = sum(one.tokens - max(one.rewritten, one.passed if one.selected else 0) for one in placed)
+        if count > 0 and segment.prefill is None:
+            return None
+        total += segment.prefill.share(count) if count > 0 and segment.prefill else 0.0
+    return total
+
+
+def _placed(pieces: Sequence[Piece], name: str) -> list[Piece]:
+    there = [one for one in pieces if one.how == "spliced"]
+    left = [one for one in there if one.reason is Reason.RESTORED_CONTEXT and one.detail == name]
+    return left + [one for one in there if one.kind == "splice" and one.name == name]
 
 
 def cells_meanwhile(prompt: Prompt, parts: Parts) -> int:

@@ -29,7 +29,7 @@ from notes_cli.runtime.asking import (
     answering,
     room_for,
 )
-from notes_cli.runtime.assembling import How, assemble, cells_meanwhile, tell_unspliced
+from notes_cli.runtime.assembling import How, assemble, cells_meanwhile, saved, tell_unspliced
 from notes_cli.runtime.opening import SkillRef, open_segments
 from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
 from notes_cli.runtime.settling import Settings, check_no_results, held_to, settled
@@ -61,6 +61,7 @@ class _Stem:
     how: How
     chunks: Sequence[Chunk] = ()
     notebook: Notebook | None = None
+    saved: float | None = 0.0  # seconds of prefill, until an answer has them
 
     @property
     def tokens(self) -> int:
@@ -79,6 +80,7 @@ class _Stem:
         self.close()
         self.chunks = parts.chunks[:-1]
         self.notebook = assemble(workspace, self.prompt, **self.how, parts=parts.stem)
+        self.saved = saved(self.notebook.pieces, self.prompt.segments)
         tell_unspliced(self.notebook, listener.notice)
         try:
             with listener.watch("reading what the prompts share", len(self.notebook.pending)) as update:
@@ -201,13 +203,14 @@ class _Batch:
             with stem.notebook.share() if shared else self._workspace.notebook() as notebook:
                 place.notebook, notebook.bound = notebook, place.bound
                 notebook.seconds["splice"] = stem.notebook.seconds["splice"]
-                stem.notebook.seconds["splice"] = 0.0  # it was the first one's
+                stem.notebook.seconds["splice"] = 0.0  # it was the first one's, and so is what it saved
+                gain, stem.saved = stem.saved, 0.0
                 if stem.chunks and stem.chunks[-1].kind == "question":  # the template's words before it
                     notebook.extend(place.question)
                 else:
                     notebook.append(place.question, "question")
                 counts = replace(Counts.of(notebook), shared=shared)
-                plan = Plan(notebook, stem.settings, counts, self._begun, place.begun, place.grammar)
+                plan = Plan(notebook, stem.settings, counts, self._begun, place.begun, gain, place.grammar)
                 return (yield from answering(self._workspace, place.request, plan))
         finally:
             self._places.remove(place)
@@ -259,6 +262,10 @@ class _Batch:
                 other.close()
         if self._workspace.grows:
             self._workspace.make_way(stem + own, beside + 1)
+        else:
+            tokens = place.before + place.meanwhile + len(place.question)
+            spare = place.bound - place.before - len(place.question) + place.looks
+            self._workspace.make_room(tokens, spare, held=place.stem.tokens)
         return True
 
     @property

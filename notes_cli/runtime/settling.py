@@ -14,13 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from notes_cli.classes import dataclass
-from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
+from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
 from notes_cli.library.files import ERRATA
 from notes_cli.library.store import Library
-from notes_cli.runtime.corrections import Fielded, check_values, known_fields, meant, parse_errata, resolved
+from notes_cli.runtime.corrections import Fielded, as_new_values, known_fields, meant, parse_errata, resolved
 from notes_cli.runtime.opening import open_segments
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.settings import UNMEASURED, choose, composing, defaults
@@ -81,8 +81,13 @@ class Draft:
     def how(self) -> How:
         """How its skills come to the prompt."""
         request = self.request
-        splice = not request.recompute
-        return {"seam": self.settings.seam, "splice": splice, "strict": request.strict, "exact": request.exact}
+        return {
+            "seam": self.settings.seam,
+            "splice": not request.recompute,
+            "strict": request.strict,
+            "exact": request.exact,
+            "counted": True,
+        }
 
 
 def drafted(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Draft:
@@ -105,6 +110,7 @@ def settled(
     goes_on: bool = False,
     grammar: str | None = None,
     begun: float | None = None,
+    only_sentences: bool = False,
 ) -> Draft:
     """Settle what holds for a request with these skills and images, and tell what of that is worth telling. `had`: the
     skills that its session has already, None without a session; one that `goes_on` amends them by edits alone.
@@ -113,8 +119,11 @@ def settled(
     ready, before = time.perf_counter(), had or ()
     segments = named_apart(segments, [one.name for one in before])
     request = _corrected(workspace, request, segments, listener.notice, before, unheard or {})
-    settings = _settings(workspace, request, segments, listener.notice, had is not None, goes_on)
     _tell_meant(request, [*before, *segments], listener.notice)
+    if not goes_on and not only_sentences:
+        fields, errata = as_new_values(request.errata, request.fields, segments)
+        request = replace(request, fields=fields, errata=errata)
+    settings = _settings(workspace, request, segments, listener.notice, had is not None, goes_on)
     return Draft(request, segments, settings, ready if begun is None else begun, ready, grammar)
 
 
@@ -216,7 +225,6 @@ def _settings(
     _check_seam(request.seam or 0, segments)
     if request.wording:
         word(Erratum("", "", ""), request.wording)  # raises for one that there is not, also where nothing is worded
-    check_values(request.fields, request.errata, segments)
     think = thinks(workspace, request.think, request.max_think)
     # Without skills nothing goes by the profile, and a model need not be read for it.
     found = defaults(workspace, think=think) if segments or session else UNMEASURED
@@ -256,8 +264,6 @@ def _method(
             what = f"{request.method} leaves rows that were computed with the old value, and exact rows were asked for"
             raise NotesError(what, Help.OTHER_METHOD(method=f"{SUFFIX} or {ERRATUM}"))
         return request.method, None
-    if request.recompute:
-        return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
     method, why = method_for(workspace, Prompt(request.question, segments, fields=request.fields, think=think))
     if request.exact and not method.record.exact:
         return ERRATUM, f"{ERRATUM}: exact rows were asked for, and {method} leaves some of the old value"

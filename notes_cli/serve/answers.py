@@ -18,7 +18,7 @@ from notes_cli.serve.answering import TextDelta, Written
 from notes_cli.serve.jobs import Begun, Job
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused, body, refused
-from notes_cli.serve.replies import Json, Reply, joined
+from notes_cli.serve.replies import Json, Reply, headers, joined
 from notes_cli.serve.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ async def answer(request: Request, scheduler: Scheduler, every: Sequence[Asked],
             await while_there(request.receive, heard.all())
         finally:
             heard.close()
-        return JSONResponse(joined(heard.replies))
+        return JSONResponse(joined(heard.replies), headers=headers(heard.replies))
     return await begun(request, Stream(heard))
 
 

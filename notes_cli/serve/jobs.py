@@ -49,6 +49,7 @@ class Begun:
     pieces: tuple[Piece, ...]
     seconds: float  # since the request came
     notices: tuple[str, ...] = ()
+    saved: float | None = None  # seconds of prefill (runtime/assembling.py)
 
 
 @dataclass(frozen=True, slots=True)

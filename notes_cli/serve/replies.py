@@ -181,9 +181,26 @@ def usage(replies: Sequence[Reply]) -> Json:
         "prompt_tokens": prompt,
         "completion_tokens": answers,
         "total_tokens": prompt + answers,
-        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in read)},
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in read), "notes": gain(replies)},
         "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning for one in written)},
     }
+
+
+def gain(replies: Sequence[Reply]) -> dict[str, int]:
+    """What splicing did for some prompts: tokens that were spliced and decoded, and the milliseconds of prefill that
+    this saved, where all of them are known. Whole numbers, as clients expect them of a usage."""
+    read = [one.begun for one in replies if one.begun]
+    found = {
+        "spliced_tokens": sum(one.counts.spliced for one in read),
+        "decoded_tokens": sum(one.counts.decoded for one in read),
+    }
+    times = [one.saved for one in read if one.saved is not None]
+    return {**found, "saved_ms": round(1000 * sum(times))} if len(times) == len(read) else found
+
+
+def headers(replies: Sequence[Reply]) -> dict[str, str]:
+    """The same as headers of a response."""
+    return {f"x-notes-{name.replace('_', '-')}": str(number) for name, number in gain(replies).items()}
 
 
 def joined(replies: Sequence[Reply]) -> Json:

@@ -15,7 +15,7 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.errors import NotesError
 from notes_cli.explaining import explanation
 from notes_cli.runtime.asking import Counts, Listener, Plan
-from notes_cli.runtime.assembling import assembling
+from notes_cli.runtime.assembling import assembling, saved
 from notes_cli.runtime.prefixes import Layout, Prefix
 from notes_cli.serve.answering import Probabilities, TextDelta, Written, writing
 from notes_cli.serve.arranging import Arranged, Desk, arrange
@@ -73,7 +73,8 @@ class Turns:
             yield from self._reading(layout, notebook)
             yield [notebook]
             counts = replace(Counts.of(notebook), shared=live)
-            self._tell_begun(job, counts, live, notebook.pieces, arranged.notices)
+            gain = saved(notebook.pieces, layout.prompt.segments)
+            self._tell_begun(job, counts, live, notebook.pieces, arranged.notices, gain)
             books = [notebook.share() for _ in range(job.sequences - 1)]
             job.grants[0].more = job.grants[0].others = 0
             for book in books:
@@ -102,7 +103,7 @@ class Turns:
             # One cell more than there will be: with its last token it asks for no further room.
             job.grants = [self._room.grant(plan.notebook, turn.cells + 1)]
             live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
-            self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices)
+            self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices, plan.saved)
 
         def thought(text: str) -> None:
             job.tell(TextDelta(0, text, thought=True))
@@ -125,14 +126,23 @@ class Turns:
                 job, Written(0, found.stopped or "end", found.tokens + reasoning, reasoning, told.take())
             )
 
-    def _tell_begun(self, job: Job, counts: Counts, live: int, pieces: Sequence[Piece], notices: Sequence[str]) -> None:
-        """The prompt is there: say what it was made of. `live`: tokens whose rows were there already."""
+    def _tell_begun(
+        self,
+        job: Job,
+        counts: Counts,
+        live: int,
+        pieces: Sequence[Piece],
+        notices: Sequence[str],
+        gain: float | None,
+    ) -> None:
+        """The prompt is there: say what it was made of. `live`: tokens whose rows were there already; `gain`: seconds
+        of prefill that were saved, if they are known."""
         seconds, cached = time.perf_counter() - job.came, counts.total - counts.decoded
         self._tally.decoded += counts.decoded
         self._tally.spliced += cached - live
         self._tally.live += live
         self._tally.first.add(seconds)
-        job.tell(Begun(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices)))
+        job.tell(Begun(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices), gain))
 
     def _tell_written(self, job: Job, written: Written) -> None:
         self._tally.written += written.tokens
@@ -149,6 +159,7 @@ class Turns:
             exact=layout.exact,
             dry=notebook.dry,
             begun=notebook,
+            counted=True,
         )
 
     def _leave(self, held: Prefix) -> None:

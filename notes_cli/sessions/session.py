@@ -30,7 +30,7 @@ from notes_cli.runtime.asking import (
     room_for,
     stream,
 )
-from notes_cli.runtime.assembling import Placing, assemble
+from notes_cli.runtime.assembling import Placing, assemble, saved, spliced
 from notes_cli.runtime.corrections import known_fields, meant, one_value
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.settings import DEFAULT_SEAM
@@ -229,7 +229,8 @@ class Session:
             else:
                 notebook.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
         for segment in segments:
-            self.workspace.used(segment.name)
+            gain = saved(notebook.pieces, [segment])
+            self.workspace.used(segment.name, spliced(notebook.pieces, segment.name), gain)
         self._skills, self._marks = [from_segment(segment, None, notebook) for segment in segments], _marks(segments)
         self._since = self._live.changes
         return notebook

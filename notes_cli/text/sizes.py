@@ -29,6 +29,18 @@ def human_age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
+def human_time(seconds: float) -> str:
+    """A duration as people read it: 0.21 s, 8.1 s, 2 min 5 s, 1 h 12 min."""
+    if seconds < 59.5:
+        return f"{seconds:.{2 if seconds < 0.995 else 1 if seconds < 9.95 else 0}f} s"
+    whole, rest, large, small = 0, 0, "", ""
+    for size, parts, most, large, small in ((1, 60, 60, "min", "s"), (60, 60, 24, "h", "min"), (3600, 24, 0, "d", "h")):
+        whole, rest = divmod(round(seconds / size), parts)
+        if whole < most:
+            break
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+
+
 def parse_size(text: str) -> int:
     """Bytes of `20GB`, `1.5 GiB`, `800MB` or a number of bytes. Raise NotesError."""
     match = _SIZE.fullmatch(text.strip())
