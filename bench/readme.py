@@ -28,7 +28,7 @@ def promised(example: str) -> list[str]:
     return re.findall(r"^ *print\(.*\)  # (.*)$", example, re.M)
 
 
-def run(python: Path | str, example: str, folder: Path, path: Path | None = None) -> list[str]:
+def run(python: Path | str, example: str, folder: Path, path: Path | str | None = None) -> list[str]:
     """The lines that an example prints in a folder, beside skills and pictures. Raise CalledProcessError."""
     (folder / "example.py").write_text(example, encoding="utf-8")
     if not (folder / "skills").exists():
@@ -38,7 +38,7 @@ def run(python: Path | str, example: str, folder: Path, path: Path | None = None
     return _lines([str(python), "example.py"], folder, environment)
 
 
-def check(python: Path | str, example: str, folder: Path, path: Path | None = None) -> list[str]:
+def check(python: Path | str, example: str, folder: Path, path: Path | str | None = None) -> list[str]:
     """What mypy --strict finds in an example. Of the installed package it believes what `py.typed` lets it."""
     (folder / "example.py").write_text(example, encoding="utf-8")
     done = subprocess.run(
@@ -51,8 +51,8 @@ def check(python: Path | str, example: str, folder: Path, path: Path | None = No
     return [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
 
-def _environment(path: Path | None) -> dict[str, str]:
-    """That of this process without the checkout; `path`: a folder that packages are installed in, too."""
+def _environment(path: Path | str | None) -> dict[str, str]:
+    """That of this process without the checkout; `path`: a PYTHONPATH."""
     kept = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH", "NOTES_MODEL")}
     return kept | ({"PYTHONPATH": str(path)} if path else {})
 

@@ -13,21 +13,23 @@ to a Listener. Threads may share a model and what it hands out: what one of them
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing
+from dataclasses import MISSING, fields, replace
+from inspect import Parameter, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
-from notes_cli.config import Paths, shipped_model
+from notes_cli.config import Paths, threads
 from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
-from notes_cli.runtime.alone import alone, alone_each
+from notes_cli.runtime.alone import Computing, alone, alone_each
 from notes_cli.runtime.asking import PARALLEL, SILENT, Answer, Listener, Plan, Request, Stream, ask, ask_stream, explain
-from notes_cli.runtime.naming import model_file, projector_of
+from notes_cli.runtime.keywords import check_keywords, checked
+from notes_cli.runtime.naming import chosen_model, model_file, projector_of
 from notes_cli.runtime.opening import SkillRef, open_segments
 from notes_cli.runtime.settings import AUTO, method_named
 from notes_cli.runtime.workspace import Workspace
@@ -59,73 +61,129 @@ if TYPE_CHECKING:
 
 
 class Asking(TypedDict, total=False):
-    """How a question is to be answered; what is left out goes by what was measured of the model, or by the defaults of
-    Request (runtime/asking.py)."""
+    """How a question is to be answered: the options of Request (runtime/asking.py), which says what they mean, and
+    those of SamplerOptions (engine/sampler.py) one by one. `ask` has them with their defaults in its signature."""
 
-    results: Sequence[tuple[str, str]]  # in a session, for a question: each tool that was called, what it returned
-    splice: Sequence[SkillRef]  # names of compiled skills, segment files or texts, or segments
-    images: Sequence[SkillRef]  # shown with the question: files of images, names or segments
-    errata: Sequence[str] | Mapping[str, str]  # field=value, or free words; or fields and their values
-    fields: Mapping[str, str]  # new values of fields, brought in by `method`
-    system: str | None  # text before the skills
-    think: bool  # reason first
-    max_think: int  # tokens to reason with at most
-    choices: Sequence[str] | None  # decide among these answers, at least two
-    json_schema: Any  # the answer is JSON that is valid by this schema (JSON, read already)
-    grammar: str | None  # what the answer is held to instead, in GBNF
-    max_tokens: int  # to answer with at most
-    sampling: SamplerOptions  # greedy by default
-    seam: int | None  # tokens to recompute where a skill follows another context than at compile time
-    place: str | None  # skills in the system message ("early"), or right before the question ("late")
-    wording: str | None  # of errata, as prompts/errata.yaml names it
-    recompute: bool  # decode the very same tokens instead of splicing, to compare
-    decode: Sequence[str]  # of `splice`: decode these, so that they see what precedes them
-    strict: bool  # refuse a skill that cannot be spliced, instead of decoding it
-    exact: bool  # reuse rows only where they are those of a prefill of the whole prompt, decode all others
-
-
-class Examining(TypedDict, total=False):
-    """How skills are to be verified; what is left out goes by the defaults of Examination (measure/examination.py)."""
-
-    questions: Sequence[str]  # without any, the value of each field
-    errata: Sequence[str] | Mapping[str, str]  # each question is asked without them and with them
-    choices: Sequence[str] | None  # without any, greedy answers are compared
-    system: str | None  # by default a few sentences, so that skills move, where they can
+    splice: Sequence[SkillRef]
+    errata: Sequence[str] | Mapping[str, str]
+    fields: Mapping[str, str]
+    method: Method | str | None
+    system: str | None
+    think: bool
+    max_think: int
+    choices: Sequence[str] | None
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int
+    frequency_penalty: float
+    presence_penalty: float
+    sampling: SamplerOptions | None
+    json_schema: Any
+    grammar: str | None
+    images: Sequence[SkillRef]
+    results: Sequence[tuple[str, str]]
     seam: int | None
+    place: str | None
     wording: str | None
+    recompute: bool
+    decode: Sequence[str]
+    strict: bool
+    exact: bool
 
 
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def asking(method: F) -> F:
+    """The method, with the options of Asking in its signature; where its text ends with "Options:", with what they
+    mean, too."""
+    own = signature(method)
+    first = [one for one in own.parameters.values() if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    last = [one for one in own.parameters.values() if one.kind is Parameter.KEYWORD_ONLY]
+    method.__signature__ = own.replace(parameters=[*first, *_OPTIONS, *last])  # type: ignore[attr-defined]
+    if (method.__doc__ or "").rstrip().endswith("Options:"):
+        method.__doc__ = f"{cleandoc(method.__doc__ or '')}\n\n{_meanings()}"
+    return method
+
+
+def _options() -> Iterator[Parameter]:
+    """A parameter for each option, with its default."""
+    found: dict[str, Any] = {}
+    for one in (*fields(SamplerOptions), *fields(Request)):
+        found[one.name] = one.default if one.default_factory is MISSING else one.default_factory()
+    found["sampling"] = None  # what the options say that are named for it
+    for name, hint in Asking.__annotations__.items():
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=found[name], annotation=hint.__forward_arg__)
+
+
+_OPTIONS = tuple(_options())
+_SAMPLING = [one.name for one in fields(SamplerOptions) if one.name in Asking.__annotations__]
+
+
+def _meanings() -> str:
+    """The options, each with its default and what it means, in the order of the signature."""
+    texts: dict[str, str] = {}
+    for kind in (SamplerOptions, Request):
+        name = ""
+        for line in cleandoc(kind.__doc__ or "").splitlines():
+            if line.startswith(" "):
+                texts[name] += f"\n{line}"
+            else:
+                name, _, text = line.partition(": ")
+                texts[name] = text
+    return "\n".join(f"{one.name}={one.default!r}: {texts.get(one.name, '')}" for one in _OPTIONS)
+
+
+@checked({one.name: f"options=notes.ContextOptions({one.name}=...)" for one in fields(ContextOptions)})
 def open(
     model: str | os.PathLike[str] | None = None,
     options: ContextOptions | None = None,
     *,
+    n_ctx: int | None = None,
+    n_threads: int | None = None,
+    n_gpu_layers: int = -1,
     paths: Paths | None = None,
     library: Store | None = None,
     fixed_size: bool = False,
     beyond_trained: bool = False,
-    gpu_layers: int = -1,
     rpc: Sequence[str] = (),
     projector: str | os.PathLike[str] | None = None,
     image_tokens: tuple[int | None, int | None] = (None, None),
     carry: bool | None = None,
 ) -> Model:
-    """Open a GGUF model: a file, or a name that a store of models on this machine has; None for the small one that
-    ships. Close what is returned, or use it as a context manager.
+    """Open a GGUF model: a file, or a name that `notes models` lists; None for the one that NOTES_MODEL or config.yaml
+    names, else smollm2 if it is there, else the tiny one that ships. Close what is returned, or use it as a context
+    manager.
 
-    `options`: how the context is made; without any, it has 4096 tokens and grows as needed. `paths`: the folders of one
-    user, by default those that NOTES_HOME or the system names. `library`: where compiled skills are, by default the
-    folder in `paths`. `fixed_size`: the context keeps the size that `options` gives it, and what does not fit is an
-    error. `beyond_trained`: more tokens than the model was trained for are allowed. `gpu_layers`: -1 for all.
-    `rpc`: RPC servers of llama.cpp, "host:port", that layers go to first. `projector`: the GGUF file that makes rows of
-    images (mmproj), and `image_tokens` how many of one at least and at most. `carry`: whether the state of recurrent
-    layers is carried through skills that are not at the start of a prompt; None: where that was measured to hold.
+    `n_ctx`: tokens that the context has to begin with, 4096 by default; it grows as needed. `n_threads`: by default as
+    many as NOTES_THREADS names, or fit the machine and the model. `n_gpu_layers`: -1 for all. `options`: all of what a
+    context is made with. `paths`: the folders of one user, by default those that NOTES_HOME or the system names.
+    `library`: where compiled skills are, by default the folder in `paths`. `fixed_size`: the context keeps its size,
+    and what does not fit is an error. `beyond_trained`: more tokens than the model was trained for are allowed. `rpc`:
+    RPC servers of llama.cpp, "host:port", that layers go to first. `projector`: the GGUF file that makes rows of images
+    (mmproj), and `image_tokens` how many of one at least and at most. `carry`: whether the state of recurrent layers is
+    carried through skills that are not at the start of a prompt; None: where that was measured to hold.
 
     Raise ModelError for a model that cannot be loaded, EngineError for a context that cannot be made.
     """
+    numbers: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise NotesError(f"{name} is {number!r}, and no whole number")
+    given = {name: numbers[name] for name in ("n_ctx", "n_threads") if numbers[name] is not None}
+    if given and options is not None:
+        raise NotesError(f"options and {' and '.join(given)} are both given", "Write all into the options")
+    options = replace(options or ContextOptions(), **given)
+    if options.n_threads is None:
+        options = replace(options, n_threads=threads())
     if model is None:
-        file = shipped_model()
+        file = chosen_model(paths)
     else:
-        file = model_file(model) if isinstance(model, str) else Path(model).expanduser()
+        file = model_file(model, paths) if isinstance(model, str) else Path(model).expanduser()
     return Model(
         Workspace(
             file,
@@ -134,7 +192,7 @@ def open(
             library=library,
             fixed_size=fixed_size,
             beyond_trained=beyond_trained,
-            gpu_layers=gpu_layers,
+            gpu_layers=n_gpu_layers,
             rpc=rpc,
             projector=projector_of(file) if projector is None else Path(projector).expanduser(),
             image_tokens=image_tokens,
@@ -143,7 +201,51 @@ def open(
     )
 
 
-class Model:
+class _Streaming(Computing, Protocol):
+    """A model or a session."""
+
+    def stream(self, question: Request, *, listener: Listener) -> Stream: ...
+
+
+class _Awaited:
+    """What asyncio needs of both."""
+
+    @asking
+    async def aask(
+        self: _Streaming,
+        question: str | Request,
+        *,
+        listener: Listener = SILENT,
+        **how: Unpack[Asking],
+    ) -> Answer:
+        """`ask`, to be awaited: it is computed in a thread of the model's, after what was awaited before. A task that
+        is cancelled ends the answer, and in a session the turn is not kept. The listener is called in that thread. The
+        options are those of `Model.ask`."""
+        from notes_cli.runtime import awaiting
+
+        check_keywords(_Awaited.aask, how)
+        request = _request(question, how)
+        return await awaiting.answer(self.workspace, lambda: self.stream(request, listener=listener))
+
+    @asking
+    async def astream(
+        self: _Streaming,
+        question: str | Request,
+        *,
+        listener: Listener = SILENT,
+        **how: Unpack[Asking],
+    ) -> AsyncGenerator[str, None]:
+        """`stream`, for `async for`, likewise. The listener's `answered` gets the answer."""
+        from notes_cli.runtime import awaiting
+
+        check_keywords(_Awaited.astream, how)
+        request = _request(question, how)
+        async with aclosing(awaiting.texts(self.workspace, lambda: self.stream(request, listener=listener))) as texts:
+            async for text in texts:
+                yield text
+
+
+class Model(_Awaited):
     """A model that is open, with one context in which everything is computed.
 
     Several things may be alive at once: sessions, streams, and what is asked meanwhile.
@@ -168,6 +270,9 @@ class Model:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, context of {self.workspace.options.n_ctx} tokens)"
+
     @property
     def name(self) -> str:
         """The name and the quantization, for people."""
@@ -178,8 +283,9 @@ class Model:
     @alone
     def compile(
         self,
-        source: str | os.PathLike[str] | Skill,
+        source: str | os.PathLike[str] | Skill | None = None,
         *,
+        text: str | None = None,
         name: str | None = None,
         force: bool = False,
         influence: bool = False,
@@ -189,17 +295,17 @@ class Model:
     ) -> Segment:
         """The segment of a skill, to be spliced: that of the library if it is up to date, else compiled into it.
 
-        `source`: a text file, a folder with a SKILL.md, or a Skill. `name`: in the library, by default the skill's own.
-        `force`: compile it although nothing has changed, or in place of a text that came from elsewhere. `influence`:
-        measure which tokens each field's value changes, for selective edits. `blocks`: so many parts, or "headings" for
-        one a heading, each compiled on its own. `kv`: what its file keeps rows as, "f16", "f16/q8_0" (V alone) or
-        "q8_0".
+        `source`: a text file, a folder with a SKILL.md, or a Skill; in its place `text`: the text itself, with a name.
+        `name`: in the library, by default the skill's own. `force`: compile it although nothing has changed, or in
+        place of a text that came from elsewhere. `influence`: measure which tokens each field's value changes, for
+        selective edits. `blocks`: so many parts, or "headings" for one a heading, each compiled on its own. `kv`: what
+        its file keeps rows as, "f16", "f16/q8_0" (V alone) or "q8_0".
 
         Raise SkillError for a text that cannot be read, TakenError for a name that another text has, UnsupportedError
         where this model's rows cannot be kept, EngineError for more tokens than it was trained for.
         """
         compiled = self.bring_up_to_date(
-            source, name=name, force=force, influence=influence, blocks=blocks, kv=kv, listener=listener
+            source, text=text, name=name, force=force, influence=influence, blocks=blocks, kv=kv, listener=listener
         )
         return self.workspace.open(compiled.path)
 
@@ -211,8 +317,9 @@ class Model:
     @alone
     def bring_up_to_date(
         self,
-        source: str | os.PathLike[str] | Skill,
+        source: str | os.PathLike[str] | Skill | None = None,
         *,
+        text: str | None = None,
         name: str | None = None,
         output: Path | None = None,
         force: bool = False,
@@ -227,13 +334,15 @@ class Model:
         """
         from notes_cli.runtime.compiling import block_warnings
         from notes_cli.runtime.keeping import compile_to_library
-        from notes_cli.text.skill import Skill, load_skill
+        from notes_cli.text.skill import Skill
 
         workspace = self.workspace
         if not isinstance(source, Skill):
-            source = load_skill(os.fspath(source), name=name)
+            source = _skill(source, text, name)
             for warning in source.warnings:
                 listener.notice(Notice(warning, warning=True))
+        elif text is not None:
+            raise NotesError("a source and a text are both given to compile", "Give one of them")
         warnings = tuple(block_warnings(workspace, source, blocks)) if blocks not in (None, 1) else ()
         for warning in warnings:
             listener.notice(Notice(warning, warning=True))
@@ -290,38 +399,41 @@ class Model:
     # Questions.
 
     @alone
+    @asking
     def ask(
         self,
         question: str | Request,
         *,
-        method: Method | str | None = None,
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> Answer:
         """Answer one question. `str` of the answer is its text; `choice` the one of the `choices` that the model
-        prefers. Raise NotesError where that cannot be."""
-        return ask(self.workspace, _request(question, method, how), listener)
+        prefers. Raise NotesError where that cannot be. `listener` gets notices, progress and texts.
+
+        Options:
+        """
+        return ask(self.workspace, _request(question, how), listener)
 
     @alone_each
+    @asking
     def stream(
         self,
         question: str | Request,
         *,
-        method: Method | str | None = None,
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> Stream:
         """Yield the answer's text as it comes, or the choice at once, and return what `ask` returns. Nothing happens
-        before the first text is asked for; closing the generator ends the answer."""
-        return ask_stream(self.workspace, _request(question, method, how), listener)
+        before the first text is asked for; closing the generator ends the answer. The options are those of `ask`."""
+        return ask_stream(self.workspace, _request(question, how), listener)
 
     @alone_each
+    @asking
     def ask_many(
         self,
         questions: Iterable[str | Request | NotesError],
         *,
         parallel: int = PARALLEL,
-        method: Method | str | None = None,
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> Iterator[Answer | NotesError]:
@@ -332,23 +444,25 @@ class Model:
 
         if isinstance(questions, str):
             raise NotesError(f"questions is the text {questions!r}, and not a list", f"Write [{questions!r}]")
-        like = _request("", method, how)  # whose lists serve all questions, also those that can be gone through once
-        kept: Any = {name: getattr(like, name) for name in how}
-        requests = (one if isinstance(one, NotesError) else _request(one, method, kept) for one in questions)
+        like = _request("", how)  # whose lists serve all questions, also those that can be gone through once
+        kept: Any = {name: getattr(like, name, value) for name, value in how.items()}
+        if how.get("sampling") is None:
+            kept.pop("sampling", None)
+        requests = (one if isinstance(one, NotesError) else _request(one, kept) for one in questions)
         for _, outcome in ask_many(self.workspace, requests, parallel, listener):
             yield outcome
 
     @alone
+    @asking
     def explain(
         self,
         question: str | Request,
         *,
-        method: Method | str | None = None,
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> Plan:
         """What asking would do: the pieces of the prompt, and how each would be made. Nothing is computed."""
-        return explain(self.workspace, _request(question, method, how), listener)
+        return explain(self.workspace, _request(question, how), listener)
 
     # Sessions.
 
@@ -380,16 +494,23 @@ class Model:
         self,
         splice: Sequence[SkillRef] | Examination,
         *,
+        questions: Sequence[str] = (),
+        errata: Sequence[str] | Mapping[str, str] = (),
+        choices: Sequence[str] | None = None,
+        system: str | None = None,
+        seam: int | None = None,
+        wording: str | None = None,
         listener: Listener = SILENT,
-        **how: Unpack[Examining],
     ) -> Report:
         """Compare what is spliced, with errata and without, with a full recompute of the same tokens: `passed`, and
-        `cases`, a question each. Raise NotesError where that cannot be."""
+        `cases`, a question each. The options mean what those of Examination do. Raise NotesError where that cannot
+        be."""
         from notes_cli.measure.examination import Examination, examine_splice
 
-        given: Any = how  # whose errata may be a mapping
-        wanted = splice if isinstance(splice, Examination) else Examination(splice=splice, **given)
-        return examine_splice(self.workspace, wanted, listener)
+        if not isinstance(splice, Examination):
+            said: Any = errata  # may be a mapping
+            splice = Examination(splice, questions, said, choices=choices, system=system, seam=seam, wording=wording)
+        return examine_splice(self.workspace, splice, listener)
 
     @alone
     def verify_edits(
@@ -398,16 +519,22 @@ class Model:
         fields: Mapping[str, str] | None = None,
         methods: Sequence[str] = (AUTO,),
         *,
+        questions: Sequence[str] = (),
+        errata: Sequence[str] | Mapping[str, str] = (),
+        choices: Sequence[str] | None = None,
+        system: str | None = None,
+        seam: int | None = None,
+        wording: str | None = None,
         listener: Listener = SILENT,
-        **how: Unpack[Examining],
     ) -> Edits:
         """Compare edit methods that bring in new values of fields with a full recompute of the corrected text.
         `methods` may hold "auto" and "all". Raise NotesError where that cannot be."""
         from notes_cli.measure.examination import Examination, examine_edits
 
         if not isinstance(splice, Examination):
-            given: Any = how  # whose errata may be a mapping
-            splice = Examination(splice=splice, fields=fields or {}, methods=methods, **given)
+            said: Any = errata  # may be a mapping
+            places = choices, system, seam, wording
+            splice = Examination(splice, questions, said, fields or {}, methods, *places)
         return examine_edits(self.workspace, splice, listener)
 
     @alone
@@ -446,7 +573,7 @@ class Model:
         return bench(self.workspace, wanted or Benching(), listener)
 
 
-class Session:
+class Session(_Awaited):
     """A conversation that is kept on disk, held by this process. Close it, or use it as a context manager."""
 
     def __init__(self, held: Held, stack: ExitStack, beside: list[Session]) -> None:
@@ -470,6 +597,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        state = self._held.state
+        how = "closed" if self._held.stored.closed else f"{state.turns} turns, {len(state.tokens)} tokens"
+        return f"Session({self.name!r}, {how})"
 
     @property
     def workspace(self) -> Workspace:
@@ -512,30 +644,31 @@ class Session:
         return tuple(self._session.state.entries)
 
     @alone
+    @asking
     def ask(
         self,
         question: str | Request,
         *,
-        method: Method | str | None = None,
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> Answer:
         """The next turn: ask, answer, and keep both. Raise SessionError where a session that has begun is asked for
-        what belongs to its first turn: `fields`, `recompute`, `place` and `system`."""
-        return self._session.ask(_request(question, method, how), listener)
+        what belongs to its first turn: `fields`, `recompute`, `place` and `system`. The options are those of
+        `Model.ask`."""
+        return self._session.ask(_request(question, how), listener)
 
     @alone_each
+    @asking
     def stream(
         self,
         question: str | Request,
         *,
-        method: Method | str | None = None,
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> Stream:
         """Yield the answer's text as it comes, and return what `ask` returns. The turn is kept once the answer is
         complete, and not if the generator is closed before."""
-        return self._session.stream(_request(question, method, how), listener)
+        return self._session.stream(_request(question, how), listener)
 
     @alone
     def edit(
@@ -607,8 +740,32 @@ def _close(sessions: list[Session]) -> None:
             closing.callback(session.close)
 
 
-def _request(question: str | Request, method: Method | str | None, how: Asking) -> Request:
-    """The request that is meant. Raise NotesError for an edit method that there is not."""
+def _skill(source: str | os.PathLike[str] | None, text: str | None, name: str | None) -> Skill:
+    """The skill in a file or folder, or in a text. Raise NotesError unless one of them is given, a text with a name."""
+    from notes_cli.text.skill import load_skill, parse_skill
+
+    if source is not None and text is None:
+        return load_skill(os.fspath(source), name=name)
+    if source is not None or text is None or name is None:
+        given = "nothing is given" if text is None else "a text without a name" if source is None else "both are given"
+        raise NotesError(f"compile takes a path, or text=... and name=...: {given}")
+    if not isinstance(text, str):
+        raise NotesError(f"text is {text!r}, and no text")
+    return parse_skill(text, source="-", default=name, name=name, where=f"the text of {name}")
+
+
+def _request(question: str | Request, how: Asking) -> Request:
+    """The request that is meant. Raise NotesError for an edit method that there is not, and for sampling that is given
+    twice."""
     request = question if isinstance(question, Request) else Request(question)
-    given: Any = how  # whose errata may be a mapping
-    return replace(request, method=method_named(method) or request.method, **given)
+    given: Any = {**how}
+    one_by_one = {name: given.pop(name) for name in _SAMPLING if name in given}
+    if given.get("sampling") is None:
+        given["sampling"] = request.sampling
+    elif one_by_one:
+        (name, *_) = one_by_one
+        raise NotesError(f"sampling and {name} are both given", f"Write {name} into the SamplerOptions")
+    if one_by_one:
+        given["sampling"] = replace(request.sampling, **one_by_one)
+    given["method"] = method_named(given.get("method")) or request.method
+    return replace(request, **given)

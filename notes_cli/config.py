@@ -19,8 +19,10 @@ from notes_cli.expressions import expression
 
 APP = "notes"
 SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
+SHIPPED_TINY = "notes-tiny"  # its name
 SHIPPED_EYE = "notes-eye"  # the name of the small model that sees
 EYE_FILES = ("notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf")  # it, and its projector
+MOST_THREADS = 512
 MEND = "Mend or remove the file"
 SETTING = expression(r"[A-Za-z][A-Za-z0-9_-]*")
 
@@ -32,7 +34,7 @@ class Paths:
     library: Path  # compiled segments: derivable, so in the cache folder
     sessions: Path  # saved conversations: not derivable
     config: Path  # config.yaml
-    models: Path  # what is remembered of models: their digests
+    models: Path  # what was downloaded, and what is remembered of models: their digests
     profiles: Path  # what was measured of models: minutes of work
     servers: Path  # those that run, a small file each
 
@@ -41,6 +43,14 @@ class Paths:
         """Everything in one folder, as NOTES_HOME asks."""
         own = (home / name for name in ("library", "sessions", "config.yaml", "models", "profiles", "servers"))
         return cls(*own)
+
+
+def threads() -> int | None:
+    """How many threads NOTES_THREADS names, None where it is not set. Raise NotesError for what is no number."""
+    word = os.environ.get("NOTES_THREADS", "").strip()
+    if word and not (word.isdecimal() and 1 <= int(word) <= MOST_THREADS):
+        raise NotesError(f"NOTES_THREADS is {word!r}: it must be a number from 1 to {MOST_THREADS}")
+    return int(word) if word else None
 
 
 def paths() -> Paths:
@@ -109,6 +119,17 @@ def aliases(settings: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(value, str) and value for value in found.values()):
         raise NotesError("models in config.yaml must hold `name: file` lines", MEND)
     return found
+
+
+def named_model(settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The model to use where none is named: NOTES_MODEL, else `model` in these settings; and where that is from. Raise
+    NotesError."""
+    if word := os.environ.get("NOTES_MODEL"):
+        return word, "NOTES_MODEL"
+    found = settings.get("model")
+    if found is not None and not (isinstance(found, str) and found):
+        raise NotesError("model in config.yaml must be one value", "Name a file or a model there")
+    return (found, "config.yaml") if found else None
 
 
 def cache(settings: Mapping[str, Any]) -> dict[str, str]:

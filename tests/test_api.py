@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import SAMPLES
+from samples import ABSENT, SAMPLES
 
 import notes_cli as notes
 from bench import readme
@@ -516,7 +516,8 @@ def test_the_examples_of_the_readme(number: int, tmp_path: Path) -> None:
     """In a process and a folder of their own they print what README says they print."""
     example = readme.examples()[number]
     assert len(readme.promised(example)) > 5
-    assert readme.run(sys.executable, example, tmp_path, PACKAGE.parent) == readme.promised(example)
+    path = f"{ABSENT}{os.pathsep}{PACKAGE.parent}"
+    assert readme.run(sys.executable, example, tmp_path, path) == readme.promised(example)
 
 
 def test_a_users_file_passes_mypy_strict(tmp_path: Path) -> None:

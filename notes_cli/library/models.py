@@ -1,6 +1,7 @@
-"""Models by name: what other programs keep on this machine, and which file a name means.
+"""Models by name: our own, what other programs keep on this machine, and which file a name means.
 
-A name that means several files means none, and a file that is there is never taken for a name.
+A name that means several files means none, and a file that is there is never taken for a name. Our own names and those
+of the user win over those in stores: what they mean does not depend on what other programs download.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from notes_cli.engine.header import Header, read_header
 from notes_cli.engine.ollama_form import INSTEAD, form_of_ollama
 from notes_cli.errors import Help, ModelError
-from notes_cli.library import hub, llama_cpp, lm_studio, ollama
+from notes_cli.library import hub, llama_cpp, lm_studio, ollama, smollm2
 from notes_cli.library.named import Named, Tell, parse
 
 ALIAS = "config.yaml"
@@ -26,10 +27,12 @@ _NEAR = 5  # names that are offered instead of one that there is not
 class Models:
     """All models that have a name."""
 
-    def __init__(self, stores: Sequence[tuple[str, Path]], aliases: Mapping[str, str]) -> None:
+    def __init__(
+        self, stores: Sequence[tuple[str, Path]], aliases: Mapping[str, str], own: Sequence[Named] = ()
+    ) -> None:
         """`stores`: the program and the folder in which it keeps models. `aliases`: what the user calls models: a file
-        or a name for each."""
-        self.stores, self._aliases = stores, aliases
+        or a name for each. `own`: the models of notes itself."""
+        self.stores, self._aliases, self._own = stores, aliases, own
         self.trouble: list[str] = []  # what could not be read, for people
 
     @cached_property
@@ -40,8 +43,8 @@ class Models:
 
     @property
     def all(self) -> list[Named]:
-        """What has a name: also what the user calls models."""
-        found = []
+        """What has a name: our own first, and also what the user calls models."""
+        found = [*self._own]
         for alias in sorted(self._aliases):
             path, problem = Path(self._aliases[alias]), ""
             try:
@@ -97,6 +100,8 @@ class Models:
     def _meant(self, word: str) -> list[Named]:
         """The models that a name means, each file once. In Ollama no tag is `latest`, where there is one."""
         base, tag = parse(word)
+        if mine := [one for one in self._own if one.called(base, tag)]:
+            return mine[:1]
         found = [one for one in self.named if one.called(base, tag)]
         latest = {one.bases for one in found if one.store == ollama.STORE and one.tag == "latest"}
         if tag is None:
@@ -110,7 +115,9 @@ class Models:
         from difflib import get_close_matches
 
         base, _ = parse(word)
-        spelt = {alias: alias for alias in self._aliases}
+        if word.casefold() == smollm2.NAME:
+            return ModelError(f"{smollm2.NAME} is not there", Help.GET_SMOLLM2())
+        spelt = {name: name for name in (*self._aliases, *(one.name for one in self._own), smollm2.NAME)}
         spelt |= {key: one.name for one in self.named for key in (one.bases[0], one.name)}
         near = [one.name for one in self.named if one.called(base, None)]
         near = near or [name for key, name in spelt.items() if len(word) > 2 and word.casefold() in key.casefold()]

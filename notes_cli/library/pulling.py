@@ -92,10 +92,15 @@ def fetch(choice: Choice, *, show: bool) -> Path:
     return paths[0]
 
 
-def _library() -> Any:
-    for name in ("NOTES_OFFLINE", "HF_HUB_OFFLINE"):
+def refuse_offline(*names: str) -> None:
+    """Raise NotesError if one of these variables is set."""
+    for name in names:
         if os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off"):
             raise NotesError(f"{name} is set: nothing is fetched", "Unset it")
+
+
+def _library() -> Any:
+    refuse_offline("NOTES_OFFLINE", "HF_HUB_OFFLINE")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         import huggingface_hub

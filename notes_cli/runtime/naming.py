@@ -13,24 +13,60 @@ from notes_cli.text.sizes import parse_size
 
 if TYPE_CHECKING:
     from notes_cli.library.models import Models
+    from notes_cli.library.named import Named
     from notes_cli.library.store import Library
 
 
-def models() -> Models:
-    """All models by name: those of other programs, and the aliases of config.yaml. Raise NotesError for a config that
-    cannot be read."""
+def models(paths: config.Paths | None = None) -> Models:
+    """All models by name: those of notes, those of other programs, and the aliases of config.yaml. Raise NotesError for
+    a config that cannot be read."""
     from notes_cli.library.models import Models  # which knows the stores of four programs; a file needs none of it
 
-    return Models(config.model_stores(), config.aliases(config.load_config()))
+    paths = paths or config.paths()
+    settings = config.load_config(paths.config)
+    return Models(config.model_stores(), config.aliases(settings), _own(paths, settings))
 
 
-def model_file(word: str) -> Path:
-    """The file of a model that is named by its path, an alias, or a name in a store; that of the small one that sees by
-    its own. Raise ModelError."""
+def model_file(word: str, paths: config.Paths | None = None) -> Path:
+    """The file of a model that is named by its path, an alias, or a name. Raise ModelError."""
     path = Path(os.path.expanduser(word))
-    if word == config.SHIPPED_EYE and not os.path.lexists(path):
-        return config.shipped_eye()[0]
-    return path if os.path.isfile(path) else models().find(word)  # a file needs no settings
+    return path if os.path.isfile(path) else models(paths).find(word)  # a file needs no settings
+
+
+def default_model(paths: config.Paths | None = None) -> Path:
+    """The model where no setting names one: SmolLM2 if it is there, else the tiny one that ships."""
+    from notes_cli.library.smollm2 import find_file
+
+    return find_file((paths or config.paths()).models) or config.shipped_model()
+
+
+def chosen_model(paths: config.Paths | None = None) -> Path:
+    """The model that NOTES_MODEL or config.yaml names, else the default. Raise NotesError."""
+    paths = paths or config.paths()
+    named = config.named_model(config.load_config(paths.config))
+    return model_file(named[0], paths) if named else default_model(paths)
+
+
+def own_name(path: Path) -> str | None:
+    """The name of a model that notes itself has."""
+    from notes_cli.library import smollm2
+
+    own = {smollm2.FILE: smollm2.NAME, config.SHIPPED_MODEL: config.SHIPPED_TINY}
+    return {**own, config.EYE_FILES[0]: config.SHIPPED_EYE}.get(path.name)
+
+
+def _own(paths: config.Paths, settings: Mapping[str, Any]) -> list[Named]:
+    """SmolLM2 if it is there, the models that ship, and a file that NOTES_MODEL or config.yaml names."""
+    from notes_cli.library.named import Named
+    from notes_cli.library.smollm2 import find_file
+
+    files = [find_file(paths.models), config.shipped_model(), config.shipped_eye()[0]]
+    found = [Named("notes", (own_name(path) or path.stem,), "", path) for path in files if path]
+    word, where = config.named_model(settings) or ("", "")
+    path = Path(os.path.expanduser(word)).absolute()
+    if word and path.is_file() and path not in files:
+        found.append(Named(where, (path.stem,), "", path))
+    return found
 
 
 def projector_of(model: Path) -> Path | None:

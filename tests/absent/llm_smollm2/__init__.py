@@ -1,0 +1,1 @@
+"""A package of this name without its model: see tests/conftest.py."""
