@@ -278,6 +278,12 @@ def aside(text: str) -> None:
         _console(err=True).out(clean(text), style="dim", highlight=False, end="")
 
 
+def remark(text: str) -> None:
+    """A dim line on stderr beside a result, for somebody at a terminal: none where a pipe or a file gets the result."""
+    if terminal() and watched():
+        aside(text + "\n")
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
     """A table on stdout, for people; a script should ask for --json."""
     from rich.table import Table

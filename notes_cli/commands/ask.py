@@ -170,6 +170,11 @@ from notes_cli.explaining import plan_as_json, turn_as_json
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
 @click.option(
+    "--gain/--no-gain",
+    default=True,
+    help="On a terminal: end with a line that says what splicing saved.  [default: gain]",
+)
+@click.option(
     "--batch",
     cls=Once,
     type=click.Path(path_type=Path, allow_dash=True),
@@ -234,6 +239,8 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
         output.as_json(found)
     elif call.explain:
         _explain(found)
+    elif given["gain"] and found["tokens"]["spliced"] and not call.verbose:
+        output.remark(_gain(found))
 
 
 def _of_a_server(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -275,7 +282,25 @@ def _times(found: Mapping[str, Any]) -> str:
     written = ms["total"] - ms["load"] - ms["first_token"]
     if tokens["answer"] > 1 and written > 0:
         told += f", then {1000 * (tokens['answer'] - 1) / written:.1f} tokens/s"
-    return told
+    return told + _saved(found)
+
+
+def _gain(found: Mapping[str, Any]) -> str:
+    """What splicing did for the answer, in a line. A chain of thought is no wait for the prompt."""
+    from notes_cli.text.sizes import human_time
+
+    tokens, ms = found["tokens"], found["ms"]
+    told = f"{tokens['spliced']:,} tokens spliced, {tokens['decoded']:,} decoded; "
+    waited = ("prompt read", "prompt") if tokens["reasoning"] else ("first token", "first_token")
+    return f"{told}{waited[0]} in {human_time(ms[waited[1]] / 1000)}{_saved(found)}"
+
+
+def _saved(found: Mapping[str, Any]) -> str:
+    """What the spliced tokens would have taken, where that is known."""
+    from notes_cli.text.sizes import human_time
+
+    saved = found["ms"]["saved"]
+    return f", saved {human_time(saved / 1000)} of prefill" if saved else ""
 
 
 def _explain(found: Mapping[str, Any]) -> None:

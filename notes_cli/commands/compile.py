@@ -19,12 +19,14 @@ from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
+    from notes_cli.library.info import SegmentInfo
     from notes_cli.runtime.keeping import Compiled
     from notes_cli.runtime.sources import Shape, Source, Sources
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
 
 MOST_BLOCKS = 64
+COLUMNS = 80  # of a line that is to fit a terminal
 
 
 class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -295,11 +297,8 @@ def _compile(
     fresh_only: bool = False,
 ) -> dict[str, Any]:
     """Compile one skill, say what was done, and return the facts of it."""
-    from notes_cli.explaining import kept_as
     from notes_cli.library.container import peek
-    from notes_cli.runtime.compiling import allowed, skill_of
-    from notes_cli.runtime.keeping import NEW
-    from notes_cli.text.keys import listed
+    from notes_cli.runtime.compiling import placement_limits, skill_of
 
     skill = skill_of(model.workspace, wanted)
     compiled = model.bring_up_to_date(
@@ -314,24 +313,45 @@ def _compile(
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}
     if not quiet and (compiled.reasons or not fresh_only):
-        fields = listed(list(values)) if values else "no fields, which are lines like date: 2026-06-01"
-        if skill.picture:
-            fields = f"an image of {skill.picture.width} x {skill.picture.height} pixels"
-        elif info.pictures:
-            fields = f"{'an image' if len(info.pictures) == 1 else f'{len(info.pictures)} images'} in it, {fields}"
-        done = "; ".join(compiled.reasons).replace(NEW, "new") if compiled.reasons else "up to date"
-        if compiled.blocks > 1:
-            fresh = f"; {compiled.fresh} of {compiled.blocks} blocks compiled"
-            done += fresh if compiled.reasons else ", in blocks"
-        elif compiled.reasons and compiled.decoded < compiled.tokens:
-            done += f"; the first {compiled.tokens - compiled.decoded} tokens were there already"
-        where = f". {allowed(model.workspace, compiled.tokens, carried=info.carried > 0)}" if compiled.reasons else ""
-        small = f". Its rows are kept as {kept_as(info)}" if compiled.kv != "f16" else ""
-        output.say(f"{skill.name}: {compiled.tokens} tokens, {fields} ({done}){where}{small}")
-    return _facts(skill, compiled, values)
+        carried = info.carried > 0
+        limits = placement_limits(model.workspace, compiled.tokens, carried=carried) if compiled.reasons else None
+        output.say(_line(skill, compiled, info, list(values)) + (f". {limits}" if limits else ""))
+    return _facts(skill, compiled, values, info.nbytes)
 
 
-def _facts(skill: Skill, compiled: Compiled, values: dict[str, str]) -> dict[str, Any]:
+def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
+    """What was compiled, how fast, and what it takes: the names of the fields where they fit."""
+    from notes_cli.explaining import kept_as
+    from notes_cli.runtime.keeping import NEW
+    from notes_cli.text.sizes import human_time
+
+    part = f", {compiled.decoded:,} of them prefilled" if compiled.decoded < compiled.tokens else ""
+    told = f"{skill.name}: {compiled.tokens:,} tokens"
+    if compiled.seconds:
+        told += f"{part} in {human_time(compiled.seconds)} ({compiled.decoded / compiled.seconds:,.0f} tokens/s)"
+    elif compiled.reasons:
+        told += part
+    told += f", {output.human_size(info.nbytes)}"
+    if skill.picture:
+        told += f", an image of {skill.picture.width} x {skill.picture.height} pixels"
+    elif info.pictures:
+        told += ", an image in it" if len(info.pictures) == 1 else f", {len(info.pictures)} images in it"
+    done = [one for one in compiled.reasons if one != NEW] if compiled.reasons else ["up to date"]
+    if compiled.blocks > 1:
+        fresh = f"{compiled.fresh} of {compiled.blocks} blocks compiled"
+        done.append(fresh if compiled.reasons else "in blocks")
+    if compiled.kv != "f16":
+        done.append(f"kept as {kept_as(info)}")
+    end = f" ({'; '.join(done)})" if done else ""
+    count = {0: "no fields", 1: "1 field"}.get(len(fields), f"{len(fields)} fields")
+    names = f"fields {', '.join(fields)}" if fields else "no fields, which are lines like date: 2026-06-01"
+    if skill.picture:
+        return told + end
+    whole = f"{told}, {names}{end}"
+    return whole if len(whole) <= COLUMNS else f"{told}, {count}{end}"
+
+
+def _facts(skill: Skill, compiled: Compiled, values: dict[str, str], nbytes: int) -> dict[str, Any]:
     return {
         "name": skill.name,
         "path": str(compiled.path),
@@ -343,5 +363,7 @@ def _facts(skill: Skill, compiled: Compiled, values: dict[str, str]) -> dict[str
         "blocks": compiled.blocks,
         "fresh": compiled.fresh,
         "decoded": compiled.decoded,
+        "bytes": nbytes,
+        "ms": {"prefill": None if compiled.seconds is None else round(1000 * compiled.seconds, 3)},
         "warnings": [*skill.warnings, *compiled.warnings],
     }

@@ -30,9 +30,10 @@ def human_age(seconds: float) -> str:
 
 
 def human_time(seconds: float) -> str:
-    """A duration as people read it: 0.21 s, 8.1 s, 2 min 5 s, 1 h 12 min."""
+    """A duration as people read it: 0.021 s, 8.1 s, 2 min 5 s, 1 h 12 min."""
     if seconds < 59.5:
-        return f"{seconds:.{2 if seconds < 0.995 else 1 if seconds < 9.95 else 0}f} s"
+        digits = 3 if seconds < 0.0995 else 2 if seconds < 0.995 else 1 if seconds < 9.95 else 0
+        return f"{seconds:.{digits}f} s"
     whole, rest, large, small = 0, 0, "", ""
     for size, parts, most, large, small in ((1, 60, 60, "min", "s"), (60, 60, 24, "h", "min"), (3600, 24, 0, "d", "h")):
         whole, rest = divmod(round(seconds / size), parts)
