@@ -128,6 +128,8 @@ class Voices:
             )
         elif stopped == "context":
             at_most = room.longest is not None and room.size >= room.longest
-            more = f"give it more: -c {2 * room.size}"
+            words = self._call.words
+            wanted = max(words["max_tokens"], 0) + words["max_think"] * words["think"]
+            more = f"give it more: -c {room.size + -(-wanted // 256) * 256 if wanted else 2 * room.size}"
             told = "the model was trained for no more (--beyond-trained)" if at_most else more
             output.say(f"the {what} was cut: the context of {room.size:,} tokens is full; {told}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 from notes_cli.classes import dataclass
@@ -147,6 +147,9 @@ class Listener:
     chosen: Chosen | None = None  # each token of an answer, before its text is told
     answered: Callable[[Answer], object] = lambda answer: None
 
+    def __repr__(self) -> str:
+        return f"Listener({', '.join(one.name for one in fields(self) if getattr(self, one.name) is not one.default)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -181,6 +184,10 @@ class Plan:
     saved: float | None  # seconds of prefill (assembling.py)
     grammar: str | None = None  # what the answer is held to
 
+    def __repr__(self) -> str:
+        counts = self.counts
+        return f"Plan({counts.total} tokens, {counts.spliced} spliced, {counts.decoded} decoded)"
+
     @classmethod
     def of(cls, draft: Draft, notebook: Notebook) -> Plan:
         """Its prompt is in this notebook."""
@@ -210,6 +217,17 @@ class Answer:
     saved: float | None = None
 
     def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
+        how = f"probability {self.probabilities[self.text]:.2f}" if self.decision else f"{self.tokens} token{'s' * (self.tokens != 1)}"
+        cut = {"length": ", cut off at max_tokens", "context": ", cut off by the context's end"}
+        counts = f"{self.counts.spliced} spliced, {self.counts.decoded} decoded"
+        return f"Answer({shown!r}, {how}, {counts}{cut.get(self.stopped or '', '')})"
+
+    def _repr_markdown_(self) -> str:
+        """Notebooks show the text."""
         return self.text
 
     @property

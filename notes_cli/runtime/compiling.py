@@ -75,12 +75,10 @@ def compile_skill(
     tokens than it was trained for.
     """
     skill = meant(workspace, skill)
-    workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
+    spare = 0 if measure is None else 8 * len(skill.fields)  # another value may be longer
+    workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)), spare)
     if workspace.context.supports("read") is None:
         workspace.measure_rotation()
-    if measure is not None:  # another value may be longer
-        tokens = len(workspace.left_context) + len(workspace.tokens_of(skill))
-        workspace.make_room(tokens + 8 * len(skill.fields))
     segment = plan(workspace, skill, blocks, kv)
     longest = len(segment.context) + len(segment) + 8 * len(skill.fields)  # another value may be longer
     with workspace.scratch_after(segment.context, longest) as notebook:
@@ -314,7 +312,8 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: s
     skill, left = meant(workspace, skill), workspace.left_context
     seen = _seen(workspace, skill)
     tokens = seen.tokens if seen else workspace.tokens_of(skill)
-    workspace.make_room(len(left) + len(tokens))
+    if workspace.grows:  # else what is planned need not fit: a prompt that does not says what all of it takes
+        workspace.make_room(len(left) + len(tokens))
     check_support(workspace, skill.name)
     has = f"{skill.name} {'is' if skill.picture else 'has'} an image"
     if seen and blocks not in (None, 1):
@@ -408,9 +407,9 @@ def pinned(workspace: Workspace) -> bool:
     return workspace.context.supports("splice") is not None
 
 
-def allowed(workspace: Workspace, tokens: int, *, carried: bool = False) -> str:
-    """Where a skill of so many tokens can be placed on this model, in a sentence. `carried`: how it changes the state
-    of recurrent layers has been captured."""
+def placement_limits(workspace: Workspace, tokens: int, *, carried: bool = False) -> str | None:
+    """Where alone a skill of so many tokens can be placed on this model, in a sentence; None: anywhere. `carried`: how
+    it changes the state of recurrent layers has been captured."""
     context, base = workspace.context, len(workspace.left_context)
     reason = context.supports("splice")
     if reason and context.supports("carry") is None:
@@ -426,9 +425,7 @@ def allowed(workspace: Workspace, tokens: int, *, carried: bool = False) -> str:
     reason = next((reason for reason in moves if reason), None)
     if reason:
         return f"It can be spliced at some distances, and is decoded at others: {reason}"
-    if all(layer.rope < 0 for layer in context.layers):
-        return "It can be spliced anywhere, as it is"
-    return f"It can be spliced anywhere; keys that move are rounded to {context.options.type_k} once more"
+    return None
 
 
 def check_support(workspace: Workspace, name: str) -> None:

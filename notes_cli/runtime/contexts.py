@@ -106,7 +106,7 @@ class Contexts:
         else:
             size = context.options.n_ctx  # not less: LongRoPE goes by it
             if not self._fixed_size:
-                size = max(size, -(-tokens // 256) * 256)
+                size = max(size, _padded(tokens))
             options = replace(context.compile_options, n_ctx=size, n_sequences=1, unified=False)
             with Context(self.model, options) as other:
                 other.unmovable, other.carries = context.unmovable, context.carries
@@ -164,16 +164,20 @@ class Contexts:
         where it must be; the sequences that are in use come along.
 
         `spare` tokens more are for an answer, as many as there is room for, at least one. Raise EngineError where that
-        is more than the model was trained for.
+        is more than the model was trained for, or where the tokens do not fit the size that was given: its remedy is a
+        size for all of them, those to spare included.
         """
         self.check_length(tokens + min(spare, 1))
         wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
         beside = self._context.used if self._context else 0  # cells that are in use
         beside -= min(beside, len(self._left) if self._left else 0)  # what is kept for compiles asks for no more room
         size = max(wanted, beside + wanted - held)
+        if self._fixed_size and tokens > self.context.n_ctx:
+            what = f"the context is too small: {tokens} tokens do not fit {self.context.n_ctx}"
+            raise EngineError(what, Help.LARGER_CONTEXT(tokens=_padded(size)))
         if size <= self.options.n_ctx or self._fixed_size:
             return
-        size = -(-size // 256) * 256
+        size = _padded(size)
         if self.longest is not None and not beside:
             size = min(size, self.longest)
         if self._context:
@@ -188,7 +192,7 @@ class Contexts:
         size = self._options.n_ctx
         wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
         if wanted > size and not self._fixed_size:
-            size = -(-wanted // 256) * 256
+            size = _padded(wanted)
         return size if self.longest is None else min(size, self.longest)
 
     @property
@@ -214,7 +218,7 @@ class Contexts:
             raise EngineError(f"{cells:,} tokens do not fit into the {context.cells:,} of this context")
         if context.held + sequences > MOST_SEQUENCES:
             raise EngineError(f"{context.held + sequences} sequences are more than the {MOST_SEQUENCES} of a context")
-        size = -(-cells // 256) * 256 if cells > context.cells else 0
+        size = _padded(cells) if cells > context.cells else 0
         context.resize(n_ctx=size, n_sequences=context.held + sequences, rotated_alike=True)
         self._told()
 
@@ -234,3 +238,8 @@ class Contexts:
     def notebook(self, *, dry: bool = False) -> Notebook:
         """An empty notebook in a sequence of its own, beside those that are in use. Close it afterwards."""
         return Notebook(self.context, dry=dry)
+
+
+def _padded(tokens: int) -> int:
+    """The size of a context for so many tokens, as llama.cpp rounds it up."""
+    return -(-tokens // 256) * 256

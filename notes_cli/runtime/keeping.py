@@ -62,6 +62,9 @@ class Compiled:
     kv: str = "f16"  # what its rows are kept as
     seconds: float | None = None  # that their prefill took; None: none was, or it is not known
 
+    def __repr__(self) -> str:
+        return f"Compiled({self.path.name!r}, {self.tokens} tokens, {'; '.join(self.reasons) or 'up to date'})"
+
 
 def compile_to_library(
     workspace: Workspace,
@@ -89,7 +92,8 @@ def compile_to_library(
     check_support(workspace, skill.name)
     skill = meant(workspace, skill, say, output, force=force)
     if not skill.pictures or workspace.sees:
-        workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
+        spare = 0 if measure is None else 8 * len(skill.fields)  # another value may be longer
+        workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)), spare)
     if measure is not None and skill.pictures:
         what = f"{skill.name} has an image, and the influence of its fields cannot be measured"
         raise UnsupportedError(what, "Leave that out, and correct it by errata")

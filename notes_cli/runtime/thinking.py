@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from notes_cli.text.tools import Calls
 
 THINK = 512  # tokens of a chain, if nothing else is said
+ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer without a limit
 ROOM = 64  # tokens that are kept free after a chain, for its end and an answer
 OUTCOME = 24  # tokens in which a chain that was cut short comes to its answer
 
@@ -117,7 +118,7 @@ class Speaker:
             told.add(chain.feed(text))
             return chain.found
 
-        limit = 0 if hear(begun) else _within(notebook, self.max_think)
+        limit = 0 if hear(begun) else _within(notebook, self.max_think, self.max_tokens)
         yield from self._writing(notebook, limit, hear, keep=ROOM)
         told.add(chain.flush())
         count = len(notebook) - start
@@ -301,13 +302,15 @@ class Speaker:
         hear(decoder.decode(b"", final=True))
 
 
-def _within(notebook: Notebook, limit: int) -> int:
-    """As many tokens of the limit as there is room for: none at all would be an answer that nobody thought about."""
+def _within(notebook: Notebook, limit: int, answer: int) -> int:
+    """As many tokens of the limit as there is room for: none at all would be an answer that nobody thought about.
+    `answer`: tokens that may follow."""
     start, size = len(notebook), notebook.size
     if limit and start + ROOM >= size:
+        wanted = start + limit + ROOM + min(answer, ENDLESS_ROOM)
         raise EngineError(
             f"the context is too small to think in: the prompt takes {start} of {size} tokens",
-            Help.LARGER_CONTEXT(tokens=start + min(limit, THINK) + ROOM),
+            Help.LARGER_CONTEXT(tokens=min(-(-wanted // 256) * 256, notebook.context.longest or wanted)),
         )
     return min(limit, size - start - ROOM)
 

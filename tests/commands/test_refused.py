@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -157,14 +158,62 @@ def test_a_damaged_segment(refuse: Refuse, compiled: Path, damage: str, command:
             assert str(compiled) in error and "damaged" in error and "Compile it again" in error
 
 
-def test_context_too_small(refuse: Refuse, compiled: Path) -> None:
+def test_context_too_small(notes: Notes, refuse: Refuse, compiled: Path) -> None:
     """For ask and verify alike: how many tokens there are, how many fit, and what to give."""
     for command in (
         ("ask", "Why? " * 60, "--splice", "returns"),
         ("verify", "returns", "--question", "Why? " * 60),
     ):
         error = refuse(*command, "-c", 256)
-        assert "tokens do not fit 256. Give it -c 1024 or more" in error
+        (size,) = re.findall(r"tokens do not fit 256\. Give it -c (\d+) or more", error)
+        assert "context" not in notes(*command, "-c", size).err
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (),
+        ("--explain",),
+        ("--think", "--max-think", 300),
+        ("-n", 700),
+        ("--choices", "yes,no", "--think"),
+        ("--erratum", "date=2026-07-01", "--erratum", "The shop is closed on all days of this year. " * 20),
+        ("--field", "returns.date=2026-07-01", "--method", "field"),
+        ("--field", "tier=basic", "--method", "field+erratum"),
+        ("--field", "tier=basic", "--method", "selective@64"),
+        ("--field", "tier=basic", "--method", "recompute"),
+        ("-s", "Be kind. " * 40),
+        ("--session", "mine"),
+        ("--recompute",),
+        ("--batch", "-"),
+    ],
+    ids=lambda shape: " ".join(map(str, shape))[:40] or "plain",
+)
+def test_a_larger_context_is_right_at_once(
+    notes: Notes, refuse: Refuse, compiled: Path, tmp_path: Path, shape: tuple[object, ...]
+) -> None:
+    """The size that is said is enough for all skills, what is computed meanwhile and the whole answer."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.md").write_text(f"The {name} rule of the shop is a long one. " * 40)
+        assert notes("compile", tmp_path / f"{name}.md").code == 0
+    skills = ("--splice", "one", "--splice", "returns", "--splice", "two")
+    lines = '"When was that?"\n"Why?"\n' if "--batch" in shape else ""
+    ask = ("ask", *(() if lines else ("Why?",)), *skills, *shape)
+    said = notes(*ask, "-c", 512, stdin=lines)
+    assert said.code == 1 and "tokens do not fit 512" in said.err + said.out
+    (size,) = set(re.findall(r"Give it -c (\d+) or more", said.err + said.out))
+    found = notes(*ask, "-c", size, stdin=lines)
+    assert found.code == 0 and "context" not in found.err
+    assert int(size) <= 6144
+
+
+def test_a_larger_context_for_a_text_is_right_at_once(notes: Notes, tmp_path: Path) -> None:
+    """Of a text that is compiled for the question: it has room for the question and its answer, too."""
+    path = tmp_path / "long.md"
+    path.write_text("The rule of the shop is a long one. " * 40)
+    said = notes("ask", "Why? " * 30, "--splice", path, "-n", 500, "-c", 256)
+    (size,) = re.findall(r"Give it -c (\d+) or more", said.err)
+    found = notes("ask", "Why? " * 30, "--splice", path, "-n", 500, "-c", size)
+    assert found.code == 0 and "the context" not in found.err
 
 
 def test_unknown_field(refuse: Refuse, compiled: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_small_context(thinker: Callable[[str], Script]) -> None:
     outcome = run_here("ask", "2+2?", "--think", "-c", 256, "-n", 8, "--json")
     found = outcome.json
     assert (found["thought_stopped"], found["stopped"]) == ("context", "length")
-    assert outcome.err.startswith("the reasoning was cut: the context of 256 tokens is full; give it more: -c 512\n")
+    assert outcome.err.startswith("the reasoning was cut: the context of 256 tokens is full; give it more: -c 1024\n")
     assert found["thought_whole"] is False and found["answer"] == "a" * 8
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from notes_cli.engine.options import ContextOptions
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, Help
 from notes_cli.runtime.workspace import Workspace
 
 from ..conftest import MakeModel, MakeWorkspace
@@ -69,9 +69,12 @@ def test_a_learned_position_is_not_made_up(make_model: MakeModel, home: Path) ->
 
 
 def test_a_fixed_size_stays(make_workspace: MakeWorkspace) -> None:
-    """The user's own -c is neither grown nor shrunk."""
+    """The user's own -c is neither grown nor shrunk: what does not fit is refused, with a size for all of it."""
     workspace = make_workspace(n_ctx=512, fixed_size=True)
-    workspace.make_room(3000)
+    workspace.make_room(512, 1000)
+    with pytest.raises(EngineError, match="700 tokens do not fit 512") as refused:
+        workspace.make_room(700, 1000)
+    assert refused.value.remedy == Help.LARGER_CONTEXT(tokens=1792)
     assert workspace.context.n_ctx == 512
 
 
