@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal
 
 import click
 
@@ -284,13 +284,38 @@ def remark(text: str) -> None:
         aside(text + "\n")
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table on stdout, for people; a script should ask for --json."""
+def sentence(text: str) -> None:
+    """A line on stdout for people, which a terminal gets in lines of whole words."""
+    from textwrap import fill
+
+    text = clean(text)
+    if terminal():
+        text = fill(text, _console().width, break_long_words=False, break_on_hyphens=False)
+    _write(text + "\n")
+
+
+def cells(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(clean(text))
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[str] = (),
+    wraps: Sequence[str] | None = None,
+) -> None:
+    """A table on stdout, for people; a script should ask for --json. `wraps`: columns that take several lines where a
+    terminal is too narrow, in whole words; all that must, without it."""
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        grid.add_column(clean(column), justify="right" if column in right else "left", overflow="fold")
+        fixed = wraps is not None and column not in wraps
+        justify: Literal["right", "left"] = "right" if column in right else "left"
+        grid.add_column(clean(column), justify=justify, overflow="ellipsis" if fixed else "fold", no_wrap=fixed)
     for row in rows:
         grid.add_row(*(clean(cell).replace("\n", " ") for cell in row))
     if terminal():

@@ -16,6 +16,7 @@ from notes_cli.explaining import entry_as_json
 if TYPE_CHECKING:
     from notes_cli.library.store import SegmentFile
     from notes_cli.library.tidy import LibraryFile
+    from notes_cli.library.uses import Spliced
     from notes_cli.runtime.freshness import Reason
 
 
@@ -45,6 +46,18 @@ class _Row:
         return None
 
     @property
+    def spliced(self) -> Spliced:
+        """What answers got from it."""
+        from notes_cli.library.uses import spliced_from
+
+        return spliced_from(self.entry.path)
+
+    @property
+    def state(self) -> str:
+        """Whether it can be used as it is, else why not, in a few words."""
+        return ", ".join(_STATES[reason.kind.value] for reason in self.stale) or "ready"
+
+    @property
     def used(self) -> str | None:
         """When it was used last, as JSON documents have times."""
         if not (self.kept and self.kept.uses):
@@ -62,6 +75,19 @@ SORTS: Mapping[str, Callable[[_Row], Any]] = {
 }
 
 _SOURCES = {"": "not known", "-": "standard input"}
+# By the values of Stale (runtime/freshness.py).
+_STATES = {
+    "text": "text changed",
+    "gone": "text gone",
+    "model": "other model",
+    "format": "newer format",
+    "damaged": "damaged",
+    "unreadable": "unreadable",
+    "profile": "not measured",
+}
+_FIELDS = 24  # columns of a terminal that some of them are worth
+_GAP = 2
+_RIGHT = ("tokens", "size", "uses")
 
 
 @click.command()
@@ -100,9 +126,10 @@ def command(long: bool, sort: str, quiet: bool, json_: bool, model: str | None) 
         count = "1 file" if len(rows) == 1 else f"{len(rows)} files"
         size = output.human_size(sum(row.nbytes for row in rows))
         most = "" if store.max_size is None else f" of {output.human_size(store.max_size)}"
-        output.result(f"{count}, {size}{most} in {store.folder}")
+        output.sentence(f"{count}, {size}{most} in {store.folder}")
+        _total([row.spliced for row in rows])
         for reason, names in _reasons(rows).items():
-            output.result(f"{', '.join(names)}: {reason}")
+            output.sentence(f"{', '.join(names)}: {reason}")
     else:
         how = "Compile one: notes compile FILE, or a sample: notes compile returns"
         output.say(f"no compiled skills yet in {store.folder}. {how}")
@@ -159,46 +186,110 @@ def _facts(row: _Row) -> dict[str, Any]:
         **facts,
         "uses": row.kept.uses if row.kept else 0,
         "used": row.used,
+        "spliced": {
+            "times": row.spliced.times,
+            "tokens": row.spliced.tokens,
+            "saved_ms": round(1000 * row.spliced.seconds),
+        },
         "stale": [reason.kind.value for reason in row.stale],
         "why": [reason.what for reason in row.stale],
     }
 
 
+def _total(found: Sequence[Spliced]) -> None:
+    """How often the skills were spliced, and what that saved, as far as it is known."""
+    from notes_cli.text.sizes import human_time
+
+    times, seconds = sum(one.times for one in found), sum(one.seconds for one in found)
+    if times:
+        saved = f": {human_time(seconds)} of prefill saved" if seconds else ""
+        output.sentence(f"spliced {times:,} time{'s' * (times != 1)}{saved}")
+
+
 def _table(rows: Sequence[_Row], long: bool) -> None:
+    """What a pipe gets has all columns and a line a file; of a terminal's what has room there."""
+    from notes_cli.library.store import source_text
+
+    shown: dict[str, list[str]] = {name: [] for name in ("name", "tokens", "size", "model", "compiled")}
+    shown |= {name: [] for name in (*(("uses", "used") if long else ()), "state", "fields")}
+    shown |= {"text": []} if long else {}
+    for row in rows:
+        for name, cells in shown.items():
+            cells.append(_cell(row, name))
+    if not output.terminal():
+        output.table(list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)], right=_RIGHT)
+        return
+    models = list(dict.fromkeys(filter(None, shown["model"])))
+    room = output.width(0)
+    kept = [name for name in ("name", "uses", "used", "state") if name in shown]
+    room -= sum(_width(name, shown[name]) + _GAP for name in kept) - _GAP
+    # The most wanted first: one model can be named below, and several take a line a word where they must.
+    wanted = ("tokens", "model", "size") if len(models) > 1 else ("tokens", "size", "model")
+    for name in (*wanted, "compiled", "fields", *(("text",) if long else ())):
+        needs, most = _width(name, shown[name]), room - _GAP
+        if name == "model" and needs > most and len(models) > 1:
+            needs = _width(name, " ".join(models).split())
+        if name == "fields" and needs > most >= _FIELDS:
+            shown[name], needs = [_cut(cell, most) for cell in shown[name]], most
+        if needs <= most:
+            kept.append(name)
+            room -= needs + _GAP
+    columns = [name for name in shown if name in kept]
+    lines = [list(cells) for cells in zip(*(shown[name] for name in columns), strict=True)]
+    output.table(columns, lines, right=_RIGHT, wraps=("model",))
+    if "model" not in kept and len(models) == 1:
+        output.sentence(f"compiled for {models[0]}")
+    for row in rows if long and "text" not in kept else ():
+        if row.entry.info is not None:
+            source = row.entry.info.source
+            output.sentence(f"text of {row.entry.name}: {_SOURCES.get(source, source_text(source))}")
+
+
+def _width(name: str, cells: Sequence[str]) -> int:
+    """Columns of a terminal that a column of the table takes."""
+    return max(map(output.cells, (name, *cells)))
+
+
+def _cut(fields: str, most: int) -> str:
+    """The first fields, as many whole ones as fit."""
+    kept = fields
+    while output.cells(kept) > most and ", " in kept.removesuffix(", …"):
+        kept = kept.removesuffix(", …").rpartition(", ")[0] + ", …"
+    return kept if output.cells(kept) <= most else "…"
+
+
+def _cell(row: _Row, name: str) -> str:
+    """What a column of the table has of a file."""
     from notes_cli.commands.remedies import worded
     from notes_cli.library.store import source_text
     from notes_cli.text.sizes import human_age
 
-    columns = ["name", "tokens", "size", "model", "compiled", "state", "fields"]
-    columns[5:5] = ["uses", "used"] if long else []
-    columns += ["text"] if long else []
-    cells = []
-    for row in rows:
-        info, state = row.entry.info, ", ".join(reason.kind.value for reason in row.stale) or "ok"
-        if info is None:
-            blank = [""] * (len(columns) - 2)
-            cells.append([row.entry.name, *blank, worded(row.entry.problem) if row.entry.problem else ""])
-            continue
-        values = ", ".join(dict.fromkeys(f"{span.name}={span.value}" for span in info.fields))
-        used = []
-        if long:
-            uses = row.kept.uses if row.kept else 0
-            used = [str(uses), f"{human_age(row.kept.idle)} ago" if row.kept and uses else "never"]
-        cells.append(
-            [
-                *(row.entry.name, str(len(info.tokens)), output.human_size(info.nbytes)),
-                *(row.model, info.created[:10]),
-                *(*used, state, values),
-                *([_SOURCES.get(info.source, source_text(info.source))] if long else []),
-            ]
-        )
-    output.table(columns, cells, right=("tokens", "size", "uses"))
+    info, uses = row.entry.info, row.kept.uses if row.kept else 0
+    if name == "name":
+        return row.entry.name
+    if name == "state":
+        return row.state
+    if info is None:
+        problem = worded(row.entry.problem) if row.entry.problem else ""
+        return problem if name == "fields" and not output.terminal() else ""
+    if name == "tokens":
+        return f"{len(info.tokens):,}" if output.terminal() else str(len(info.tokens))
+    if name == "used":
+        return f"{human_age(row.kept.idle)} ago" if row.kept and uses else "never"
+    return {
+        "size": output.human_size(info.nbytes),
+        "model": row.model,
+        "compiled": info.created[:10],
+        "uses": str(uses),
+        "fields": ", ".join(dict.fromkeys(f"{span.name}={span.value}" for span in info.fields)),
+        "text": _SOURCES.get(info.source, source_text(info.source)),
+    }[name]
 
 
 def _reasons(rows: Sequence[_Row]) -> dict[str, list[str]]:
-    """Why files are out of date, with the names of those that are; what cannot be read is told in the table."""
+    """Why files are out of date, with the names of those that are; a pipe has what cannot be read in the table."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        for reason in row.stale if row.entry.info else ():
+        for reason in row.stale if row.entry.info or output.terminal() else ():
             found.setdefault(reason.what, []).append(row.entry.name)
     return {why: list(dict.fromkeys(names)) for why, names in found.items()}
