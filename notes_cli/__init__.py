@@ -1,12 +1,16 @@
 """notes: compile a skill once, splice it into any prompt, correct it with one line.
 
-The Python API is in api.py; the command line is written with it. Importing the package loads nothing; naming one of
-these does:
-
     import notes_cli as notes
 
     with notes.open() as model:
-        print(model.ask("May I return this?", splice=["skills/returns"]))
+        returns = model.compile("skills/returns")
+        answer = model.ask("May I return this?", splice=[returns], errata={"date": "2026-07-01"})
+        print(answer)
+
+`open` makes a Model. Its methods are what there is to do: `compile`, `segment` and `import_segment` for skills, `ask`,
+`stream` and `ask_many` for questions (`aask` and `astream` for asyncio), `session` for conversations on disk, `verify`,
+`verify_edits`, `calibrate`, `probe` and `bench` to measure. `help(notes.Model.ask)` lists the options of a question.
+What goes wrong is a NotesError. Importing the package loads nothing; naming one of its classes does.
 """
 
 from __future__ import annotations
@@ -23,7 +27,17 @@ if TYPE_CHECKING:
     from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.engine.segment import Segment
-    from notes_cli.errors import NotesError, Notice
+    from notes_cli.errors import (
+        EngineError,
+        ModelError,
+        NotesError,
+        Notice,
+        SegmentError,
+        SessionError,
+        SkillError,
+        TakenError,
+        UnsupportedError,
+    )
     from notes_cli.measure.calibrate import Calibration
     from notes_cli.measure.examination import Examination
     from notes_cli.measure.probe import Probe
@@ -47,12 +61,14 @@ _HOMES = {
     "ContextOptions": "engine.options",
     "Decision": "engine.decision",
     "Edited": "sessions.edits",
+    "EngineError": "errors",
     "Examination": "measure.examination",
     "Forgotten": "sessions.forgetting",
     "Imported": "runtime.importing",
     "Listener": "runtime.asking",
     "Method": "editing.methods",
     "Model": "api",
+    "ModelError": "errors",
     "NotesError": "errors",
     "Notice": "errors",
     "Paths": "config",
@@ -63,10 +79,15 @@ _HOMES = {
     "Request": "runtime.asking",
     "SamplerOptions": "engine.sampler",
     "Segment": "engine.segment",
+    "SegmentError": "errors",
     "Session": "api",
+    "SessionError": "errors",
     "SessionReport": "measure.session",
     "Skill": "text.skill",
+    "SkillError": "errors",
     "Speed": "measure.speed",
+    "TakenError": "errors",
+    "UnsupportedError": "errors",
     "load_skill": "text.skill",
     "open": "api",
 }
@@ -79,12 +100,14 @@ __all__ = [
     "ContextOptions",
     "Decision",
     "Edited",
+    "EngineError",
     "Examination",
     "Forgotten",
     "Imported",
     "Listener",
     "Method",
     "Model",
+    "ModelError",
     "NotesError",
     "Notice",
     "Paths",
@@ -95,10 +118,15 @@ __all__ = [
     "Request",
     "SamplerOptions",
     "Segment",
+    "SegmentError",
     "Session",
+    "SessionError",
     "SessionReport",
     "Skill",
+    "SkillError",
     "Speed",
+    "TakenError",
+    "UnsupportedError",
     "load_skill",
     "open",
 ]
@@ -110,3 +138,8 @@ def __getattr__(name: str) -> object:
 
         return getattr(importlib.import_module(f"notes_cli.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'notes_cli' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, which help and the completion of a prompt show."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

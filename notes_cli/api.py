@@ -295,11 +295,12 @@ class Model(_Awaited):
     ) -> Segment:
         """The segment of a skill, to be spliced: that of the library if it is up to date, else compiled into it.
 
-        `source`: a text file, a folder with a SKILL.md, or a Skill; in its place `text`: the text itself, with a name.
-        `name`: in the library, by default the skill's own. `force`: compile it although nothing has changed, or in
-        place of a text that came from elsewhere. `influence`: measure which tokens each field's value changes, for
-        selective edits. `blocks`: so many parts, or "headings" for one a heading, each compiled on its own. `kv`: what
-        its file keeps rows as, "f16", "f16/q8_0" (V alone) or "q8_0".
+        `source`: a text file, a folder with a SKILL.md, or a Skill; in its place `text`: the text itself, with a name,
+        under which it replaces a text that had no file either. `name`: in the library, by default the skill's own.
+        `force`: compile it although nothing has changed, or in place of a text that came from elsewhere. `influence`:
+        measure which tokens each field's value changes, for selective edits. `blocks`: so many parts, or "headings" for
+        one a heading, each compiled on its own. `kv`: what its file keeps rows as, "f16", "f16/q8_0" (V alone) or
+        "q8_0".
 
         Raise SkillError for a text that cannot be read, TakenError for a name that another text has, UnsupportedError
         where this model's rows cannot be kept, EngineError for more tokens than it was trained for.
@@ -333,7 +334,7 @@ class Model(_Awaited):
         `output`: write it to this file, not into the library. `blocks`, `kv`: None for what it has there.
         """
         from notes_cli.runtime.compiling import block_warnings
-        from notes_cli.runtime.keeping import compile_to_library
+        from notes_cli.runtime.keeping import compile_to_library, taken
         from notes_cli.text.skill import Skill
 
         workspace = self.workspace
@@ -343,6 +344,8 @@ class Model(_Awaited):
                 listener.notice(Notice(warning, warning=True))
         elif text is not None:
             raise NotesError("a source and a text are both given to compile", "Give one of them")
+        if text is not None and not force and taken(workspace, source):
+            force = all(one.info.source == "-" for one in workspace.library.entries(source.name) if one.info)
         warnings = tuple(block_warnings(workspace, source, blocks)) if blocks not in (None, 1) else ()
         for warning in warnings:
             listener.notice(Notice(warning, warning=True))
@@ -600,7 +603,8 @@ class Session(_Awaited):
 
     def __repr__(self) -> str:
         state = self._held.state
-        how = "closed" if self._held.stored.closed else f"{state.turns} turns, {len(state.tokens)} tokens"
+        turns = f"{state.turns} turn{'s' * (state.turns != 1)}"
+        how = "closed" if self._held.stored.closed else f"{turns}, {len(state.tokens)} tokens"
         return f"Session({self.name!r}, {how})"
 
     @property

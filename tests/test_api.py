@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -216,11 +217,12 @@ def test_importing_loads_nothing() -> None:
 
 
 def test_keywords_are_those_of_the_requests() -> None:
-    """Whatever a request can hold can be given by its name."""
-    named = {one.name for one in fields(Request)}
-    assert set(api.Asking.__annotations__) | {"question", "method"} == named
+    """Whatever a request can hold can be given by its name, and options of sampling by theirs."""
+    named = {one.name for one in fields(Request)} | {one.name for one in fields(notes.SamplerOptions)}
+    assert set(api.Asking.__annotations__) | {"question", "bias"} == named
     named = {one.name for one in fields(Examination)}
-    assert set(api.Examining.__annotations__) | {"splice", "fields", "methods"} == named
+    assert {*signature(notes.Model.verify_edits).parameters} == named | {"self", "listener"}
+    assert {*signature(notes.Model.verify).parameters} == named - {"fields", "methods"} | {"self", "listener"}
 
 
 def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:

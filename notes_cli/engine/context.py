@@ -349,6 +349,7 @@ class Context:
     def _compute(self, sequences: Iterable[int], hook: str, *arguments: Any) -> None:
         """Call a hook that computes in these sequences, and again if a signal stopped it whose handler raised nothing.
         If such signals keep coming, as those of a timer do, they no longer stop it."""
+        interrupts.check_stop()
         lengths = {sequence: self.length(sequence) for sequence in sequences} if self._watched else {}
         for _ in range(_STOPS if self._watched else 0):
             try:
@@ -358,6 +359,7 @@ class Context:
                 return
             except native.StoppedError:
                 process.interrupts.raise_kept()
+                interrupts.check_stop()
                 # Not by a signal; or a memory that cannot go back is empty now, which is no place to go on from.
                 if self._listening.silent or any(self.length(one) != length for one, length in lengths.items()):
                     raise

@@ -22,6 +22,50 @@ PATIENCE = 0.015  # seconds that a computation has for stopping before it is lat
 _pipe: tuple[int, int] | None = None  # to read from, to write to
 _late: Callable[[int], object] | None = None
 _computing: object = None  # what is being listened for, another one each time
+_local = threading.local()  # `stop`: the Stop that the thread has entered
+
+
+class Cancelled(BaseException):
+    """Raised where a thread computes: another one has asked it to stop."""
+
+
+class Stop:
+    """Lets other threads end what a thread computes while it has entered this."""
+
+    def __init__(self) -> None:
+        self._asked = self._entered = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._entered = True
+            _local.stop = self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._entered = False
+            _local.stop = None
+            if self._asked and _pipe is not None:
+                _drain(_pipe[0])  # what `ask` wrote would stop others
+
+    def ask(self) -> None:
+        """Have the computation raise Cancelled, in the middle of a batch or before the next one."""
+        with self._lock:
+            self._asked = True
+            if self._entered and _pipe is not None:
+                with suppress(BlockingIOError):
+                    os.write(_pipe[1], b"\0")
+
+    @property
+    def asked(self) -> bool:
+        return self._asked
+
+
+def check_stop() -> None:
+    """Raise Cancelled if this thread was asked to stop."""
+    stop: Stop | None = getattr(_local, "stop", None)
+    if stop is not None and stop.asked:
+        raise Cancelled
 
 
 def descriptor() -> int:

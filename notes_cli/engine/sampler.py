@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import fields
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,18 @@ LAST_SEED = 0xFFFFFFFE  # the next one is LLAMA_DEFAULT_SEED (include/llama.h), 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """temperature 0 is greedy; the same seed gives the same text on the same machine and settings."""
+    """How the next token is chosen. The same seed gives the same text on the same machine and settings. The options:
+
+    temperature: 0 takes the likeliest token; then top_k, top_p, min_p and seed are not used.
+    top_k: Draw among so many of the likeliest tokens, 0 for all.
+    top_p: Draw among the likeliest tokens that have this probability together.
+    min_p: Leave out tokens that are less likely than this part of the likeliest one.
+    repeat_penalty: Above 1, makes tokens that were written lately less likely.
+    seed: Of the random numbers.
+    frequency_penalty: Taken from the logit of a token for each time that it was written lately.
+    presence_penalty: Taken from it once.
+    bias: What is added to the logits of tokens.
+    """
 
     temperature: float = 0.0
     top_k: int = 40
@@ -30,6 +44,14 @@ class SamplerOptions:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()  # what is added to the logits of tokens
+
+    def __post_init__(self) -> None:
+        """Raise EngineError for what is no number."""
+        for one in fields(self):
+            value, whole = getattr(self, one.name), one.name in ("top_k", "seed")
+            number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool) and isfinite(value)
+            if not number and one.name != "bias":
+                raise EngineError(f"{one.name} is {value!r}, and no {'whole ' if whole else ''}number")
 
     @property
     def penalizes(self) -> bool:

@@ -292,6 +292,11 @@ class Segment(_Referable):
     # What compiling it took on this machine; None: not known.
     prefill: Prefill | None = None
 
+    def __repr__(self) -> str:
+        names = list(dict.fromkeys(one.name for one in self.fields))
+        shown = ", ".join([*names[:5], *(["..."] if len(names) > 5 else [])])
+        return f"Segment({self.name!r}, {len(self)} tokens, fields: {shown or 'none'})"
+
     @property
     def first(self) -> int:
         """Position of the first row."""

@@ -91,6 +91,10 @@ class Profile:
     composition: Composition | None = None  # None: not measured
     carry: Carried | None = None  # None: not measured, or there is no recurrent state
 
+    def __repr__(self) -> str:
+        methods = ", ".join(f"{way}: {method}" for way, method in self.methods.items())
+        return f"Profile({methods}, {self.cases} cases, cache {self.cache})"
+
     @property
     def carries(self) -> bool:
         """Whether a recurrent state may be carried through skills."""

@@ -68,6 +68,10 @@ class Edits:
     why: str
     all: bool  # every method was asked for: one that fails is a finding then, unless it is `auto`
 
+    def __repr__(self) -> str:
+        shown = [f"{one.method} {one.same} of {len(one.cases)}" if one.cases else one.method for one in self.tried]
+        return f"Edits({'passed' if self.passed else 'failed'}, {', '.join(shown)})"
+
     @property
     def failures(self) -> tuple[Notice, ...]:
         """Each decision of a method that was asked for, and is possible, that is not the recompute's."""

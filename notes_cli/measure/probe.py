@@ -295,6 +295,11 @@ class Probe:
     window: int
     windows: tuple[Window, ...]
 
+    def __repr__(self) -> str:
+        (old, new), (before, after) = self.values, self.decisions
+        found = f"field only {self.field_only:.2f}, after it only {self.after_only:.2f}"
+        return f"Probe({self.skill!r}, {self.field} {old!r} to {new!r}, {before!r} to {after!r}, {found})"
+
     @property
     def best(self) -> Window | None:
         """The window after the field that recovers most on its own."""

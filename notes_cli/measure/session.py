@@ -72,6 +72,10 @@ class SessionReport:
     edits: tuple[Entry, ...]
     causes: Mapping[Cause, tuple[str, ...]]  # of differences, with the skills or edits that are meant
 
+    def __repr__(self) -> str:
+        verdict = "passed" if self.passed else "failed"
+        return f"SessionReport({verdict}, {self.tokens} tokens, cosine {self.cosine:.4f})"
+
     @property
     def cosine(self) -> float:
         return fmean(point.cosine for point in self.points)

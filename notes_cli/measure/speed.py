@@ -111,6 +111,13 @@ class Speed:
     lengths: tuple[Length, ...]
     left_out: tuple[LeftOut, ...]
 
+    def __repr__(self) -> str:
+        shown = [
+            f"{one.tokens} tokens spliced in {one.splice.median:.3f} s, prefilled in {one.prefill.median:.3f} s"
+            for one in self.lengths
+        ]
+        return f"Speed({self.model!r}, {', '.join(shown)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Need:

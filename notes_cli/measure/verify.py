@@ -92,6 +92,10 @@ class Report:
     system: str = ""  # what precedes the skills
     small: tuple[tuple[str, str, int], ...] = ()  # skills whose files keep quantized rows: name, as what, bytes
 
+    def __repr__(self) -> str:
+        verdict = "passed" if self.passed else "failed"
+        return f"Report({verdict}, {len(self.cases)} case{'s' * (len(self.cases) != 1)}, cosine {self.cosine:.4f})"
+
     @property
     def cosine(self) -> float:
         return fmean(case.cosine for case in self.cases)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from notes_cli.errors import NotesError
 from notes_cli.runtime.asking import SILENT, Listener
+from notes_cli.runtime.keywords import check_keywords
 
 if TYPE_CHECKING:
     from typing import Concatenate, ParamSpec
@@ -40,7 +41,7 @@ def alone(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P],
 
     @wraps(method)
     def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        _check(kwargs)
+        _check(method, kwargs)
         with self.workspace.alone:
             return method(self, *args, **kwargs)
 
@@ -54,13 +55,14 @@ def alone_each(
 
     @wraps(method)
     def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, R]:
-        _check(kwargs)
+        _check(method, kwargs)
         return _each(self, method(self, *args, **kwargs))  # of a generator nothing is computed before it is asked
 
     return held
 
 
-def _check(given: Mapping[str, object]) -> None:
+def _check(method: Callable[..., object], given: Mapping[str, object]) -> None:
+    check_keywords(method, given)
     if not isinstance(listener := given.get("listener", SILENT), Listener):
         raise NotesError(f"listener is {listener!r}, and no Listener")
 

@@ -221,7 +221,9 @@ class Answer:
 
     def __repr__(self) -> str:
         shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
-        how = f"probability {self.probabilities[self.text]:.2f}" if self.decision else f"{self.tokens} token{'s' * (self.tokens != 1)}"
+        how = f"{self.tokens} token{'s' * (self.tokens != 1)}"
+        if self.decision:
+            how = f"probability {self.probabilities[self.text]:.2f}"
         cut = {"length": ", cut off at max_tokens", "context": ", cut off by the context's end"}
         counts = f"{self.counts.spliced} spliced, {self.counts.decoded} decoded"
         return f"Answer({shown!r}, {how}, {counts}{cut.get(self.stopped or '', '')})"

@@ -47,6 +47,9 @@ class Edited:
     chosen: str  # why by this method; empty if it was named
     origin: Origin  # what was done
 
+    def __repr__(self) -> str:
+        return f"Edited({self.field!r}, {self.value!r}, by {self.method})"
+
     @property
     def rows(self) -> int:
         """How many were computed."""

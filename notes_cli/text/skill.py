@@ -77,6 +77,9 @@ class Skill:
     # Images in the place of what stands for them in the text: equal texts are equal bytes.
     pictures: tuple[Shown, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Skill({self.name!r}, {len(self.text)} characters, fields: {listed(list(self.values), most=5)})"
+
     @property
     def picture(self) -> Picture | None:
         """The image that all of it is, None of a text."""

@@ -1,0 +1,465 @@
+"""The Python API for a newcomer: what a prompt shows, which names are understood, and asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import pydoc
+import rlcompleter
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import fields
+from inspect import Parameter, cleandoc, signature
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from samples import SAMPLES
+
+import notes_cli as notes
+from bench import readme
+from notes_cli.engine.interrupts import Cancelled, Stop
+from notes_cli.errors import NotesError, SkillError, TakenError
+
+from .conftest import MakeModel
+
+TINY = Path(notes.__file__).parent / "models" / "notes-tiny-q8_0.gguf"
+QUESTION = "May I return this?"
+CHOICES = ["accepted", "refused"]
+ENDLESS = 'root ::= "a" root'  # an answer that ends at max_tokens alone
+T = TypeVar("T")
+
+
+@pytest.fixture
+def model(home: Path) -> Iterator[notes.Model]:
+    """The tiny model that ships, in the folders of NOTES_HOME."""
+    with notes.open(TINY, n_ctx=1024, n_threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture
+def returns(model: notes.Model) -> notes.Segment:
+    return model.compile(SAMPLES / "returns")
+
+
+def test_the_names_of_the_package_are_shown() -> None:
+    """By dir, completion and help; each is there, and what its module imports is not shown."""
+    names = {name for name in dir(notes) if not name.startswith("__")}
+    assert names == set(notes.__all__) and {"open", "Model", "NotesError", "SkillError"} <= names
+    completer = rlcompleter.Completer({"notes": notes})
+    found = {completer.complete("notes.", number) for number in range(len(dir(notes)) + 5)}
+    assert {f"notes.{name}" for name in names} <= {str(one).rstrip("()") for one in found}
+    assert "ask_many" in (notes.__doc__ or "") and "class Session" in pydoc.plain(pydoc.render_doc(notes))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(getattr(notes.Model, name) for name in ("ask", "stream", "ask_many", "explain", "aask", "astream")),
+        *(getattr(notes.Session, name) for name in ("ask", "stream", "aask", "astream")),
+    ],
+)
+def test_signatures_list_every_option(method: Callable[..., Any]) -> None:
+    """With the defaults that a request and its sampling have."""
+    shown = signature(method).parameters
+    request, sampling = notes.Request("?"), notes.SamplerOptions()
+    for one in fields(notes.Request):
+        if one.name not in ("question", "sampling"):
+            assert shown[one.name].default == getattr(request, one.name)
+    for one in fields(notes.SamplerOptions):
+        if one.name != "bias":
+            assert shown[one.name].default == getattr(sampling, one.name)
+    assert not [one for one in shown.values() if one.kind is Parameter.VAR_KEYWORD]
+
+
+def test_help_says_what_each_option_means() -> None:
+    lines = cleandoc(notes.Model.ask.__doc__ or "").splitlines()
+    for name, one in signature(notes.Model.ask).parameters.items():
+        if name not in ("self", "question", "listener"):
+            (line,) = [line for line in lines if line.startswith(f"{name}=")]
+            assert line.startswith(f"{name}={one.default!r}: ") and len(line.split(": ", 1)[1]) > 10
+    assert "max_tokens=256: Tokens" in pydoc.plain(pydoc.render_doc(notes.Model.ask))
+
+
+def test_sampling_by_its_options(model: notes.Model, returns: notes.Segment) -> None:
+    """Each by itself is what SamplerOptions with it is, for one question, for many and for a request."""
+    text = "Tell me about it. Think first."
+    how: dict[str, Any] = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 4, "repeat_penalty": 1.1}
+    options = notes.SamplerOptions(**how)
+    wanted = str(model.ask(text, splice=[returns], sampling=options, max_tokens=12))
+    greedy = str(model.ask(text, splice=[returns], max_tokens=12))
+    assert str(model.ask(text, splice=[returns], max_tokens=12, **how)) == wanted != greedy
+    (many,) = model.ask_many([text], splice=[returns], max_tokens=12, **how)
+    (same,) = model.ask_many([notes.Request(text, sampling=options)], splice=[returns], max_tokens=12, sampling=None)
+    assert str(many) == str(same) == wanted
+    request = notes.Request(text, splice=[returns], sampling=options, max_tokens=12)
+    assert str(model.ask(request)) == wanted == str(model.ask(request, seed=4))
+    assert str(model.ask(request, temperature=0)) != wanted
+    with pytest.raises(NotesError, match="sampling and seed are both given"):
+        model.ask(text, sampling=options, seed=3)
+    wrongs: list[dict[str, Any]] = [{"temperature": "0.7"}, {"top_k": 1.5}, {"seed": True}, {"min_p": float("nan")}]
+    for wrong in wrongs:
+        (name,) = wrong
+        with pytest.raises(NotesError, match=f"^{name} is .*number"):
+            model.ask(text, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("max_token", "Did you mean max_tokens"),
+        ("max_new_tokens", "Did you mean max_tokens"),
+        ("n_predict", "Did you mean max_tokens"),
+        ("temp", "Did you mean temperature"),
+        ("erratum", "Did you mean errata"),
+        ("skills", "Did you mean splice"),
+        ("xyz", "Its options: questions?, splice, errata"),
+    ],
+)
+def test_an_unknown_option_names_the_closest(model: notes.Model, word: str, named: str) -> None:
+    """Of whatever takes options, and of other methods theirs."""
+    given: Any = {word: 3}
+    for way in (model.ask, model.stream, model.ask_many, model.explain):
+        with pytest.raises(TypeError, match=rf"^{way.__name__}\(\) has no option '{word}'\. {named}"):
+            way("Why?", **given)  # type: ignore[operator]
+    with model.session("mine") as session, pytest.raises(TypeError, match=named):
+        session.ask("Why?", **given)
+    with pytest.raises(TypeError, match=rf"^aask\(\) has no option '{word}'\. {named}"):
+        asyncio.run(model.aask("Why?", **given))
+    with pytest.raises(TypeError, match=r"^compile\(\) has no option 'nam'. Did you mean name"):
+        model.compile("x", nam="y")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"gpu_layers": 3}, "Did you mean n_gpu_layers"),
+        ({"model_path": "x.gguf"}, "Did you mean model"),
+        ({"n_thread": 3}, "Did you mean n_threads"),
+        ({"n_batch": 3}, r"options=notes\.ContextOptions\(n_batch="),
+        ({"flash_attn": True}, r"options=notes\.ContextOptions\(flash_attention="),
+        ({"verbose": False}, "Its options: model, options, n_ctx"),
+    ],
+)
+def test_open_names_the_closest(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(TypeError, match=rf"^open\(\) has no option '{next(iter(given))}'\. .*{named}"):
+        notes.open(**given)
+
+
+def test_the_context_by_its_numbers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama-cpp-python names them; NOTES_THREADS where no number of threads is given."""
+    with notes.open(TINY, n_ctx=512, n_threads=2, n_gpu_layers=0) as model:
+        assert model.workspace.context.options.n_ctx == 512 and model.workspace.context.threads == 2
+    monkeypatch.setenv("NOTES_THREADS", "3")
+    for options, threads in (({}, 3), ({"n_threads": 1}, 1), ({"options": notes.ContextOptions(n_threads=2)}, 2)):
+        with notes.open(TINY, **options) as model:  # type: ignore[arg-type]
+            assert model.workspace.context.threads == threads
+    wrongs: list[dict[str, Any]] = [{"n_ctx": "512"}, {"n_threads": 2.0}, {"n_gpu_layers": True}]
+    for wrong in wrongs:
+        with pytest.raises(NotesError, match="and no whole number"):
+            notes.open(TINY, **wrong)
+    with pytest.raises(NotesError, match="options and n_ctx are both given"):
+        notes.open(TINY, notes.ContextOptions(), n_ctx=512)
+    for word in ("many", "0", "513", "-1"):
+        monkeypatch.setenv("NOTES_THREADS", word)
+        with pytest.raises(NotesError, match=f"NOTES_THREADS is '{word}': it must be a number from 1 to 512"):
+            notes.open(TINY)
+
+
+def test_a_text_is_compiled_from_a_variable(model: notes.Model, returns: notes.Segment, tmp_path: Path) -> None:
+    """It is the skill that a file with it is; a later one takes its place, and never that of a file."""
+    text = (SAMPLES / "returns" / "SKILL.md").read_text(encoding="utf-8")
+    segment = model.compile(text=text, name="mine")
+    assert (segment.name, segment.text, segment.fields) == ("mine", returns.text, returns.fields)
+    assert model.bring_up_to_date(text=text, name="mine").reasons == ()
+    assert str(model.ask(QUESTION, splice=["mine"])) == "accepted"
+    later = model.compile(text=text.replace("2026-05-01", "2026-07-01"), name="mine")
+    assert "2026-07-01" in later.text and str(model.ask(QUESTION, splice=["mine"])) == "refused"
+    with pytest.raises(TakenError):
+        model.compile(text="date: 2026-05-01", name="returns")
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({}, "nothing is given"),
+        ({"name": "x"}, "nothing is given"),
+        ({"text": "A text."}, "a text without a name"),
+        ({"source": tmp_path, "text": "A text.", "name": "x"}, "both are given"),
+        ({"source": notes.load_skill(str(SAMPLES / "returns")), "text": "A text."}, "both given"),
+        ({"text": 5, "name": "x"}, "text is 5, and no text"),
+    ]
+    for wrong, says in wrongs:
+        with pytest.raises(NotesError, match=says):
+            model.compile(**wrong)
+    with pytest.raises(SkillError, match="the text of x has no text"):
+        model.compile(text=" ", name="x")
+
+
+def test_what_a_prompt_shows(model: notes.Model, returns: notes.Segment) -> None:
+    """One line that tells what there is to know, whatever it holds."""
+    answer = model.ask(QUESTION, splice=[returns])
+    assert repr(answer) == f"Answer('accepted', 1 token, 115 spliced, {answer.counts.decoded} decoded)"
+    assert answer._repr_markdown_() == "accepted"
+    chosen = model.ask(QUESTION, splice=[returns], choices=CHOICES)
+    assert repr(chosen).startswith("Answer('accepted', probability 1.00, 115 spliced, ")
+    cut = model.ask(f"{QUESTION} Think first.", splice=[returns], max_tokens=2)
+    assert repr(cut).endswith("cut off at max_tokens)")
+    assert repr(returns) == "Segment('returns', 115 tokens, fields: date, tier, amount)"
+    assert repr(model) == "Model('notes-tiny Q8_0', context of 1024 tokens)"
+    done = model.bring_up_to_date(SAMPLES / "returns")
+    assert repr(done) == f"Compiled('{done.path.name}', 115 tokens, up to date)"
+    with model.session("mine") as session:
+        session.ask(QUESTION, splice=[returns])
+        assert repr(session) == f"Session('mine', 1 turn, {session.tokens} tokens)"
+        (edited,) = session.edit("date", "2026-07-01", "erratum")
+        assert repr(edited) == "Edited('date', '2026-07-01', by erratum)"
+        checked = session.verify()
+    assert repr(session) == "Session('mine', closed)"
+    report = model.verify([returns], questions=[QUESTION], choices=CHOICES)
+    assert repr(report) == f"Report(passed, 1 case, cosine {report.cosine:.4f})"
+    edits = model.verify_edits([returns], {"date": "2026-07-01"}, ["suffix"], questions=[QUESTION], choices=CHOICES)
+    assert repr(edits) == "Edits(passed, suffix 1 of 1)"
+    request = notes.Request(QUESTION, splice=[returns])
+    plan, skill = model.explain(request), notes.load_skill(str(SAMPLES / "returns"))
+    for one in (request, plan, skill, checked, notes.Listener(), notes.SamplerOptions()):
+        assert "\n" not in repr(one) and "array(" not in repr(one) and " at 0x" not in repr(one)
+        assert repr(one).startswith(type(one).__name__)
+
+
+# asyncio.
+
+
+def run(work: Callable[[], Awaitable[T]], seconds: float = 60) -> T:
+    """Its result, unless it takes too long."""
+
+    async def main() -> T:
+        return await asyncio.wait_for(work(), seconds)
+
+    return asyncio.run(main())
+
+
+def test_answers_are_awaited(model: notes.Model, returns: notes.Segment) -> None:
+    """The loop goes on meanwhile; they come in the order of the calls, each whole before the next, as `ask` answers."""
+    dates = ["2026-07-01", "2026-05-02", "2026-08-01", "2026-05-03"]
+    events: list[str] = []
+
+    def heard(date: str) -> notes.Listener:
+        return notes.Listener(answer=lambda text: events.append(date))
+
+    async def work() -> list[notes.Answer]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.001)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        found = await asyncio.gather(
+            *(
+                model.aask(f"{QUESTION} Think first.", splice=[returns], errata={"date": date}, listener=heard(date))
+                for date in dates
+            )
+        )
+        ticking.cancel()
+        assert ticks > 3
+        return found
+
+    found = run(work)
+    for date, answer in zip(dates, found, strict=True):
+        wanted = model.ask(f"{QUESTION} Think first.", splice=[returns], errata={"date": date})
+        assert (answer.text, answer.counts) == (wanted.text, wanted.counts)
+    assert list(dict.fromkeys(events)) == dates  # and none comes twice:
+    assert sum(one != other for one, other in pairwise(events)) == len(dates) - 1
+    assert model.workspace.context.used == 0
+
+
+def test_texts_are_streamed_to_a_loop(model: notes.Model, returns: notes.Segment) -> None:
+    """Those of `stream`, as they come; errors are raised where they are awaited, and a model serves several loops."""
+    text, answers = f"{QUESTION} Think first.", list[notes.Answer]()
+    wanted = list(model.stream(text, splice=[returns]))
+
+    async def pieces() -> list[str]:
+        listener = notes.Listener(answered=answers.append)
+        return [piece async for piece in model.astream(text, splice=[returns], listener=listener)]
+
+    for _ in range(2):
+        assert run(pieces) == wanted and len(wanted) > 3
+    assert [one.text for one in answers] == ["".join(wanted).strip()] * 2
+
+    async def fails() -> None:
+        async for _ in model.astream(text, splice=["nothing"]):
+            pass
+
+    for work in (fails, lambda: model.aask(text, splice=["nothing"])):
+        with pytest.raises(NotesError, match="nothing"):
+            run(work)
+    for work in (lambda: model.aask(text, method="nothing"), lambda: model.aask(text, temperature="x")):  # type: ignore[arg-type]
+        with pytest.raises(NotesError, match=r"no edit method|no number"):
+            run(work)
+
+
+@pytest.fixture
+def large(make_model: MakeModel, home: Path) -> Iterator[notes.Model]:
+    """Random weights whose prefill of a long prompt takes seconds."""
+    path = make_model("qwen3", embd=512, heads=8, kv_heads=8, layers=6)
+    with notes.open(path, n_ctx=4096, n_threads=1) as opened:
+        yield opened
+
+
+def ended(model: notes.Model) -> float:
+    """Seconds until its thread has come to the end of what was cancelled, and everything was given back."""
+    begun = time.perf_counter()
+    with model.workspace.alone:
+        assert model.workspace.context.used == 0
+    return time.perf_counter() - begun
+
+
+def test_a_task_that_is_cancelled_ends_the_answer(model: notes.Model, returns: notes.Segment) -> None:
+    """While it writes and while it waits for its turn; what is asked afterwards is as ever."""
+
+    async def work() -> None:
+        writing = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        listener = notes.Listener(answer=lambda text: loop.call_soon_threadsafe(writing.set))
+        how: Any = {"grammar": ENDLESS, "max_tokens": 900}
+        first = asyncio.create_task(model.aask("Write.", listener=listener, **how))
+        second = asyncio.create_task(model.aask("Write.", **how))
+        third = asyncio.create_task(model.aask(QUESTION, splice=[returns]))
+        await writing.wait()
+        for task in (second, first):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert str(await third) == "accepted"
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(model.aask("Write.", **how), 0.05)
+
+    run(work)
+    assert ended(model) < 5
+    assert str(model.ask(QUESTION, splice=[returns])) == "accepted"
+
+
+def test_a_stream_that_is_left_ends_the_answer(model: notes.Model) -> None:
+    async def work() -> None:
+        pieces: AsyncIterator[str] = model.astream("Write.", grammar=ENDLESS, max_tokens=900)
+        async for piece in pieces:
+            assert piece == "a"
+            break
+        await pieces.aclose()  # type: ignore[attr-defined]
+
+    run(work)
+    assert ended(model) < 5
+
+
+def test_a_prefill_is_cancelled_in_the_middle_of_a_batch(large: notes.Model) -> None:
+    """It ends long before the batch would have, whose rows are given back; the next answer is the one that it was."""
+    text = "Read these words again, and again. " * 100
+    begun = time.perf_counter()
+    wanted = str(large.ask(text, max_tokens=1))
+    whole = time.perf_counter() - begun
+
+    async def work() -> float:
+        task = asyncio.create_task(large.aask(text, max_tokens=1))
+        await asyncio.sleep(whole / 8)
+        begun = time.perf_counter()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return time.perf_counter() - begun
+
+    assert run(work) < 0.5
+    assert ended(large) < whole / 2
+    assert str(large.ask(text, max_tokens=1)) == wanted
+
+
+def test_a_session_is_awaited(model: notes.Model, returns: notes.Segment) -> None:
+    """Turns are kept; that of a task that is cancelled, or of a stream that is left, is not."""
+    with model.session("mine") as session:
+
+        async def work() -> None:
+            assert str(await session.aask(QUESTION, splice=[returns])) == "accepted"
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(session.aask("Write.", grammar=ENDLESS, max_tokens=700), 0.05)
+            pieces = [piece async for piece in session.astream(QUESTION, errata={"date": "2026-07-01"})]
+            assert "".join(pieces) == "refused"
+
+        run(work)
+        assert session.turns == 2
+
+
+def test_a_closed_model_is_said_to_be(home: Path) -> None:
+    """Also to what was waiting when it was closed."""
+
+    async def work() -> list[object]:
+        model = notes.open(TINY, n_ctx=1024, n_threads=1)
+        with model.workspace.alone:
+            waiting = asyncio.create_task(model.aask(QUESTION))
+            await asyncio.sleep(0.05)
+            model.close()
+        return await asyncio.gather(waiting, model.aask(QUESTION), return_exceptions=True)
+
+    for found in run(work):
+        assert isinstance(found, NotesError)
+
+
+def test_stopping_one_thread_stops_no_other(model: notes.Model, returns: notes.Segment, home: Path) -> None:
+    """Also where both compute at once, and where it is asked too late."""
+    stop, outcomes = Stop(), list[object]()
+    begun = threading.Event()
+
+    def compute() -> None:
+        try:
+            with stop:
+                listener = notes.Listener(answer=lambda text: begun.set())
+                model.ask("Write.", grammar=ENDLESS, max_tokens=900, listener=listener)
+        except Cancelled as error:
+            outcomes.append(error)
+
+    with notes.open(TINY, n_ctx=1024, n_threads=1) as other:
+        thread = threading.Thread(target=compute)
+        thread.start()
+        begun.wait(60)
+        going = other.stream("Write.", grammar=ENDLESS, max_tokens=300)
+        next(going)
+        stop.ask()
+        assert "".join(going) == "a" * 299
+        thread.join(60)
+        assert len(outcomes) == 1
+        stop.ask()
+        assert str(model.ask(QUESTION, splice=[returns])) == str(other.ask(QUESTION, splice=["returns"])) == "accepted"
+
+
+def test_a_users_awaits_pass_mypy_strict(tmp_path: Path) -> None:
+    """And an option that there is not does not."""
+    package, site, folder = Path(notes.__file__).parent, tmp_path / "site", tmp_path / "user"
+    folder.mkdir()
+    shutil.copytree(package, site / "notes_cli", ignore=lambda _, names: [n for n in names if n in ("lib", "models")])
+    example = """import notes_cli as notes
+
+
+async def main(model: notes.Model) -> str:
+    answer = await model.aask("Why?", temperature=0.7, seed=1, max_tokens=20)
+    async for piece in model.astream("Why?", sampling=notes.SamplerOptions(0.7)):
+        print(piece.strip())
+    with model.session("mine") as session:
+        await session.aask("Why?", errata={"date": "1 May"})
+    model.compile(text="date: 1 May", name="mine")
+    return answer.text
+
+
+notes.open(n_ctx=4096, n_threads=2, n_gpu_layers=0)
+"""
+    assert readme.check(sys.executable, example, folder, site) == []
+    for wrong in ("model.ask('Why?', max_token=3)", "model.aask('Why?', seed='x')", "notes.open(n_contexts=3)"):
+        found = readme.check(sys.executable, f"{example}model = notes.open()\n{wrong}\n", folder, site)
+        assert found and "example.py:16: error" in found[0], wrong
+
+
+def test_awaiting_needs_no_running_loop_to_be_loaded() -> None:
+    """asyncio takes long to load, and is not loaded by what awaits nothing."""
+    script = "import sys, notes_cli; notes_cli.Model; print('asyncio' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
