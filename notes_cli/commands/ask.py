@@ -11,6 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.answering import Voices
+from notes_cli.commands.grouped import EXPERT, MODEL, Grouped
 from notes_cli.commands.once import Once
 from notes_cli.commands.options import (
     AUTO,
@@ -27,8 +28,25 @@ from notes_cli.commands.options import (
 from notes_cli.commands.request import Call, read_call
 from notes_cli.explaining import plan_as_json, turn_as_json
 
+COLUMNS = 80  # of a line that is to fit a terminal
 
-@click.command()
+GROUPS = {
+    "Question": ("prompt", "file", "splices", "images", "system", "session", "results", "batch"),
+    "Corrections": ("errata", "fields", "method"),
+    "Answer": (
+        *("max_tokens", "think", "max_think", "choices", "json_schema", "grammar"),
+        *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"),
+    ),
+    "Output": ("json_", "no_stream", "explain", "gain", "verbose", "quiet", "color", "help"),
+    "Model": (*MODEL, "server"),
+    "Expert": (
+        *("seam", "place", "wording", "strict", "exact", "decoded", "recompute", "parallel"),
+        *EXPERT,
+    ),
+}
+
+
+@click.command(cls=Grouped, groups=GROUPS)
 @click.argument("question", nargs=-1, metavar="[QUESTION]")
 @click.option(*("-p", "--prompt"), cls=Once, metavar="TEXT", help="The question, as llama.cpp takes it.")
 @click.option(
@@ -123,21 +141,29 @@ from notes_cli.explaining import plan_as_json, turn_as_json
     show_default=True,
     help="Temperature, 0: always the likeliest token.",
 )
-@click.option("--top-k", type=Number(0), default=40, show_default=True, help="Draw among the k likeliest, 0: all.")
 @click.option(
-    "--top-p", type=Number(0, 1, kind=float), default=0.95, show_default=True, help="Draw among the likeliest p."
+    "--top-k", type=Number(0), default=40, show_default=True, help="Sample from the k likeliest tokens, 0: all."
 )
 @click.option(
-    "--min-p", type=Number(0, 1, kind=float), default=0.05, show_default=True, help="At least p of the likeliest."
+    "--top-p",
+    type=Number(0, 1, kind=float),
+    default=0.95,
+    show_default=True,
+    help="Sample from the likeliest, p in all.",
+)
+@click.option(
+    "--min-p", type=Number(0, 1, kind=float), default=0.05, show_default=True, help="Not below p of the likeliest."
 )
 @click.option(
     "--repeat-penalty",
     type=Number(0, above=True, kind=float),
     default=1.0,
     show_default=True,
-    help="Against repeating, 1: none.",
+    help="Penalty on repeated tokens, 1: none.",
 )
-@click.option("--seed", type=Number(0, 2**32 - 1), help="Seed for --temp above 0.  [default: drawn, shown in the JSON]")
+@click.option(
+    "--seed", type=Number(0, 2**32 - 1), help="Seed for --temp above 0.  [default: random, shown in the JSON]"
+)
 @click.option(
     "--seam",
     type=Number(0),
@@ -154,8 +180,7 @@ from notes_cli.explaining import plan_as_json, turn_as_json
 @click.option(
     "--exact",
     is_flag=True,
-    help="Answer as a prefill of the whole prompt would: a skill is reused only after what it was compiled after, and "
-    "decoded everywhere else.",
+    help="Reuse a skill only where its cache is that of a prefill of the whole prompt, and decode it everywhere else.",
 )
 @click.option(
     "--decode",
@@ -200,7 +225,7 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
     are placed in the system message of the model's chat template, errata after them. Settings that are not given come
     from the profile that `notes calibrate` wrote for the model, if there is one.
 
-    In a loop that reads lines give it </dev/null: what is on standard input is part of the question.
+    What is on standard input is part of the question. In a loop that reads lines, give it </dev/null.
 
     \b
     Examples:
@@ -290,9 +315,10 @@ def _gain(found: Mapping[str, Any]) -> str:
     from notes_cli.text.sizes import human_time
 
     tokens, ms = found["tokens"], found["ms"]
-    told = f"{tokens['spliced']:,} tokens spliced, {tokens['decoded']:,} decoded; "
-    waited = ("prompt read", "prompt") if tokens["reasoning"] else ("first token", "first_token")
-    return f"{told}{waited[0]} in {human_time(ms[waited[1]] / 1000)}{_saved(found)}"
+    what, wait = ("prompt read", ms["prompt"]) if tokens["reasoning"] else ("first token", ms["first_token"])
+    told = f"spliced, {tokens['decoded']:,} decoded; {what} in {human_time(wait / 1000)}{_saved(found)}"
+    line = f"{tokens['spliced']:,} tokens {told}"
+    return line if len(line) <= COLUMNS else f"{tokens['spliced']:,} {told}"
 
 
 def _saved(found: Mapping[str, Any]) -> str:

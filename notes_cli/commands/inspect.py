@@ -65,6 +65,7 @@ def command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             + ("" if info.carried else ", and fits there only" if info.pinned else ""),
             "blocks": list(info.blocks),
             "created": f"{info.created} by {info.writer}",
+            "prefill": _prefill(info),
             "fields": [
                 {"name": s.name, "value": s.value, "characters": [s.start, s.end], "tokens": [s.first, s.last]}
                 for s in info.fields
@@ -86,6 +87,17 @@ def _left_out(info: SegmentInfo) -> list[str]:
     return front + (linked_files(info.text, Path(info.source).parent) if info.source not in ("", "-") else [])
 
 
+def _prefill(info: SegmentInfo) -> dict[str, float] | None:
+    """How long the compile took, where that is known."""
+    if info.prefill is None:
+        return None
+    return {
+        "ms": round(1000 * info.prefill.seconds, 3),
+        "tokens": info.prefill.tokens,
+        "threads": info.prefill.threads,
+    }
+
+
 def _rows(info: SegmentInfo) -> str:
     rows = [f"{_layers(info.layers)}, {kept_as(info)}"] if info.layers else []
     states = [f"recurrent state of {_layers(info.states)}"] if info.states else []
@@ -98,6 +110,8 @@ def _layers(count: int) -> str:
 
 
 def _print(facts: dict[str, object], text: str) -> None:
+    from notes_cli.text.sizes import human_time
+
     for key, value in facts.items():
         if key == "fields":
             assert isinstance(value, list)
@@ -109,6 +123,11 @@ def _print(facts: dict[str, object], text: str) -> None:
             for part, content in value.items():
                 if content:
                     output.result(f"{part:<12} {content}")
+        elif key == "prefill":
+            if isinstance(value, dict):
+                threads = f"{value['threads']} thread{'s' * (value['threads'] != 1)}"
+                took = human_time(value["ms"] / 1000)
+                output.result(f"{key:<12} {value['tokens']:,} tokens in {took}, on {threads}")
         elif key == "blocks":
             assert isinstance(value, list)
             if value:

@@ -85,7 +85,7 @@ _STATES = {
     "unreadable": "unreadable",
     "profile": "not measured",
 }
-_FIELDS = 24  # columns of a terminal that some of them are worth
+_MODEL, _FIELDS = 20, 24  # columns of a terminal that these take at least, where they are cut
 _GAP = 2
 _RIGHT = ("tokens", "size", "uses")
 
@@ -223,12 +223,12 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
     room = output.width(0)
     kept = [name for name in ("name", "uses", "used", "state") if name in shown]
     room -= sum(_width(name, shown[name]) + _GAP for name in kept) - _GAP
-    # The most wanted first: one model can be named below, and several take a line a word where they must.
+    # The most wanted first: one model can be named below, and several take more than a line where they must.
     wanted = ("tokens", "model", "size") if len(models) > 1 else ("tokens", "size", "model")
     for name in (*wanted, "compiled", "fields", *(("text",) if long else ())):
         needs, most = _width(name, shown[name]), room - _GAP
         if name == "model" and needs > most and len(models) > 1:
-            needs = _width(name, " ".join(models).split())
+            needs = max(_MODEL, _width(name, " ".join(models).split()))
         if name == "fields" and needs > most >= _FIELDS:
             shown[name], needs = [_cut(cell, most) for cell in shown[name]], most
         if needs <= most:

@@ -136,7 +136,7 @@ def test_ls_says_what_is_out_of_date_and_why(
 ) -> None:
     """A word in the table and a line below it; no model is loaded for it."""
     monkeypatch.setattr("notes_cli.engine.model.Model.__init__", None)  # nobody may
-    assert notes("ls").out.splitlines()[1].split()[-3:-1] == ["ok", "date=2026-06-01,"]
+    assert notes("ls").out.splitlines()[1].split()[-3:-1] == ["ready", "date=2026-06-01,"]
     assert notes("ls", "--json").json[0]["stale"] == []
     skill.write_text("date: 2026-06-02\n")
     assert notes("ls", "--json").json[0]["stale"] == ["text"]

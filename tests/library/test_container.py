@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from notes_cli.engine.segment import Carry, FieldSpan, LayerRows, Segment, Transition
+from notes_cli.engine.segment import Carry, FieldSpan, LayerRows, Prefill, Segment, Transition
 from notes_cli.errors import SegmentError, UnwritableError
 from notes_cli.library import container, info
 from notes_cli.library.container import FIRST, open_segment, open_stored, peek, write_segment
@@ -291,6 +291,33 @@ def test_blocks_that_do_not_fit(
     write_segment(tmp_path / "a.gguf", make_segment())
     for read in (open_segment, peek):
         with pytest.raises(SegmentError, match=r"its blocks (cannot be read|do not fit its tokens)"):
+            read(tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("prefill", [None, Prefill(8.125, 3, 2)])
+def test_the_time_of_a_compile_comes_back(tmp_path: Path, make_segment: MakeSegment, prefill: Prefill | None) -> None:
+    """In the segment and on its info; a file without the key does not say."""
+    write_segment(tmp_path / "a.gguf", make_segment(prefill=prefill))
+    assert open_segment(tmp_path / "a.gguf").prefill == peek(tmp_path / "a.gguf").prefill == prefill
+    assert ("notes.prefill" in gguf.GGUFReader(tmp_path / "a.gguf").fields) == (prefill is not None)
+
+
+NO_TIMES = ['{"seconds": NaN}', *(f'{{"seconds": {a}, "tokens": {b}, "threads": {c}}}' for a, b, c in (
+    *((-1, 1, 1), ("NaN", 1, 1), ("Infinity", 1, 1), ("1e300", 1, 1), ("true", 1, 1), ('"1"', 1, 1)),
+    *((1, 0, 1), (1, 1.5, 1), (1, 1, 0), (1, 1, "null"), (1, 2**31, 1)),
+))]  # fmt: skip
+
+
+@pytest.mark.parametrize("prefill", ["", "[]", "1", "[" * 100_000, *NO_TIMES], ids=lambda given: given[:40])
+def test_a_time_that_is_none(
+    tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch, prefill: str
+) -> None:
+    """What an answer would say was saved must be a number."""
+    make = container.metadata
+    monkeypatch.setattr(container, "metadata", lambda *arguments: {**make(*arguments), "prefill": prefill})
+    write_segment(tmp_path / "a.gguf", make_segment())
+    for read in (open_segment, peek):
+        with pytest.raises(SegmentError, match=r"notes\.prefill (cannot be read|does not hold)"):
             read(tmp_path / "a.gguf")
 
 

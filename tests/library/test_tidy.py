@@ -66,15 +66,21 @@ def test_uses_of_many_processes_are_all_counted(folder: Path, put: Callable[...,
     """Appended at once by threads and processes, none is lost and nothing is torn."""
     path = put("returns")
     code = f"""from pathlib import Path; from notes_cli.library.uses import mark
-for _ in range(50): mark(Path({str(path)!r}))"""
+for _ in range(50): mark(Path({str(path)!r}), 100, 0.5)"""
     others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    threads = [threading.Thread(target=lambda: [uses.mark(path) for _ in range(50)]) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: [uses.mark(path, 10) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert [other.wait() for other in others] == [0, 0]
     assert uses.uses_of(path).count == 300
+    assert uses.spliced_from(path) == uses.Spliced(300, 12_000, 50.0)  # where the time is not known, nothing is added
+    uses.mark(path, 0, 0.0)  # it was decoded
+    assert uses.uses_of(path).count == 301 and uses.spliced_from(path).times == 300
+    with (folder / uses.FOLDER / path.name).open("ab") as file:
+        file.write(b"abc")  # of a mark that another program has cut
+    assert uses.spliced_from(path).tokens == 12_000
 
 
 def test_what_cannot_be_counted_is_no_error(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from notes_cli.commands.remedies import worded
 from notes_cli.engine.model import Model
-from notes_cli.engine.segment import Segment
+from notes_cli.engine.segment import Prefill, Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.library import begun
 from notes_cli.library.container import open_segment, peek, write_segment
@@ -425,6 +425,31 @@ def test_an_interrupted_compile_goes_on(interrupted: tuple[Workspace, Path]) -> 
     done = compile_to_library(workspace, text_of(TEXT))
     assert len(part) > 300 and done.decoded == done.tokens - len(part)
     assert same_rows(part, open_segment(path), len(part)) and not begun.beside(path).exists()
+
+
+def test_an_interrupted_compile_counts_the_time_of_all_its_parts(interrupted: tuple[Workspace, Path]) -> None:
+    """So that the file does not say that a prefill takes as long as its end."""
+    workspace, path = interrupted
+    part = open_segment(begun.beside(path))
+    done = compile_to_library(workspace, text_of(TEXT))
+    whole = open_segment(path).prefill
+    assert part.prefill and whole and done.seconds is not None
+    assert (part.prefill.tokens, whole.tokens) == (len(part), done.tokens)
+    assert whole.seconds == pytest.approx(part.prefill.seconds + done.seconds, abs=1e-5) and done.seconds > 0
+
+
+def test_what_is_taken_over_brings_its_share_of_the_time(workspace: Workspace) -> None:
+    """A change near the end: else three tokens by themselves would stand for all. Of other threads nothing is known."""
+    path = compile_to_library(workspace, text_of(TEXT)).path
+    write_segment(path, replace(open_segment(path), prefill=Prefill(100.0, len(open_segment(path)), 1)))
+    compile_to_library(workspace, text_of(f"{TEXT} One more."))
+    found = open_segment(path).prefill
+    assert found and found.tokens == len(open_segment(path)) and 80 < found.seconds < 101
+    write_segment(path, replace(open_segment(path), prefill=Prefill(100.0, len(open_segment(path)), 7)))
+    compile_to_library(workspace, text_of(f"{TEXT} Two more."))
+    assert open_segment(path).prefill is None
+    compile_to_library(workspace, text_of(f"{TEXT} Two more."), force=True)
+    assert open_segment(path).prefill is not None
 
 
 def test_what_was_kept_and_is_damaged_is_not_used(interrupted: tuple[Workspace, Path]) -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from notes_cli.config import shipped_model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.segment import LayerRows, Prefill, Segment
 from notes_cli.errors import DamagedError, SegmentError, TakenError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.exchange import export
 from notes_cli.runtime import importing
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.importing import FARTHEST, MEAN, import_segment, recomputed
+from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
 
@@ -43,6 +44,22 @@ def altered(path: Path, change: Callable[[LayerRows], LayerRows], layer: int = -
     layers[layer] = change(layers[layer])
     write_segment(path, replace(segment, layers=tuple(layers)))
     return path
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_the_time_of_another_machine_is_not_believed(workspace: Workspace, tmp_path: Path, trust: bool) -> None:
+    """Neither taken over nor told to others; of a file that is no library's it counts as unknown, and a compile here
+    finds it out."""
+    copied = tmp_path / "copied.gguf"
+    write_segment(copied, replace(compile_skill(workspace, SKILL), prefill=Prefill(100.0, 10, 1)))
+    export(copied, tmp_path / "exported.gguf")
+    assert peek(copied).prefill and peek(tmp_path / "exported.gguf").prefill is None
+    assert workspace.open(copied).prefill is None
+    done = import_segment(workspace, copied, trust=trust)
+    assert done.how == "rows" and peek(done.path).prefill is None and workspace.open(done.path).prefill is None
+    compile_to_library(workspace, SKILL, force=True)
+    found = workspace.open(done.path).prefill
+    assert found and found.seconds < 100 and (found.tokens, found.threads) == (done.tokens, 1)
 
 
 def test_what_this_model_computes_is_taken_over(workspace: Workspace, shared: Path) -> None:

@@ -56,8 +56,8 @@ class Remote:
             yield path
             self._move(path, self.shared.path(name, identity))
 
-    def used(self, path: Path) -> None:
-        self.own.used(path)
+    def used(self, path: Path, spliced: int = 0, saved: float | None = None) -> None:
+        self.own.used(path, spliced, saved)
 
     def _move(self, source: Path, target: Path) -> None:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

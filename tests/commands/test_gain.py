@@ -1,0 +1,236 @@
+"""What splicing saves is on the screen, in documents and in the library, and nowhere that it would disturb a script."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from notes_cli import api
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.segment import Prefill
+from notes_cli.library.container import open_segment, peek, write_segment
+
+from .conftest import Notes, command_line, on_a_terminal, run_apart
+
+ASK = ("ask", "Why?", "--splice", "returns", "-n", "2")
+LINE = re.compile(r"\x1b\[2m(.* of prefill)\x1b\[0m")
+
+
+def slowed(compiled: Path, seconds: float | None = 103.0) -> Path:
+    """The segment as if its compile had taken so long."""
+    segment = open_segment(compiled)
+    prefill = None if seconds is None else Prefill(seconds, len(segment), 1)
+    write_segment(compiled, replace(segment, prefill=prefill))
+    return compiled
+
+
+def test_compile_tells_its_speed(notes: Notes, skill: Path) -> None:
+    """Tokens, seconds, tokens a second and bytes, in one line of 80 columns, as the document has them. The file has the
+    time; where nothing is computed none is told."""
+    outcome = notes("compile", skill)
+    found = re.fullmatch(r"returns: 103 tokens in ([\d.]+) s \(([\d,]+) tokens/s\), (.*) kB, fields .*\n", outcome.err)
+    assert found and len(outcome.err) <= 81
+    path = Path(outcome.out.strip())
+    prefill = peek(path).prefill
+    assert prefill and (prefill.tokens, prefill.threads) == (103, 1)
+    assert float(found[1]) == pytest.approx(prefill.seconds, abs=0.001)
+    assert int(found[2].replace(",", "")) == pytest.approx(103 / prefill.seconds, abs=1)
+    (one,) = notes("compile", skill, "--json").json["compiled"]
+    assert (one["bytes"], one["ms"], one["up_to_date"]) == (path.stat().st_size, {"prefill": None}, True)
+    assert notes("compile", skill).err == f"returns: 103 tokens, {found[3]} kB, fields date, tier (up to date)\n"
+    (one,) = notes("compile", skill, "-f", "--json").json["compiled"]
+    assert 0 < one["ms"]["prefill"] < 60_000
+    (one,) = notes("inspect", "returns", "--json").json
+    assert one["prefill"] == pytest.approx({"ms": 1000 * peek(path).prefill.seconds, "tokens": 103, "threads": 1})
+
+
+def test_a_part_is_told_with_its_own_time(notes: Notes, skill: Path, compiled: Path) -> None:
+    """A change near the end: so many tokens are prefilled, and the speed is that of these."""
+    slowed(compiled)
+    skill.write_text(skill.read_text() + "More.\n")
+    told = notes("compile", skill).err
+    found = re.match(r"returns: 109 tokens, (\d+) of them prefilled in ([\d.]+) s .* \(the text has changed\)\n", told)
+    assert found and int(found[1]) < 20 and float(found[2]) < 60, told
+
+
+def test_ask_ends_with_what_was_saved(compiled: Path) -> None:
+    """On a terminal, dim, after the answer: tokens, the time to the first one, and that of a prefill by the compile's
+    own; the first token of a chain of thought is no measure of the wait."""
+    slowed(compiled)
+    shown = on_a_terminal([*ASK])
+    (line,) = LINE.findall(shown)
+    assert re.fullmatch(r"103 spliced, \d+ decoded; first token in [\d.]+ s, saved 1 min 43 s of prefill", line)
+    assert len(line) <= 80 and shown.rstrip().endswith(f"{line}\x1b[0m")
+    (line,) = LINE.findall(on_a_terminal([*ASK, "--think", "--max-think", "2", "-s", "Be brief."]))
+    assert re.match(r"102( tokens)? spliced, \d+ decoded; prompt read in [\d.]+ s, saved 1 min 42 s", line)
+
+
+def test_nothing_is_claimed_that_is_not_known(compiled: Path) -> None:
+    """A file of another machine: what was spliced is told, and no time. Where nothing was spliced there is no line."""
+    slowed(compiled, None)
+    shown = on_a_terminal([*ASK])
+    assert "103 tokens spliced" in shown and "prefill" not in shown
+    assert "spliced" not in on_a_terminal([*ASK, "--recompute"])
+    assert "spliced" not in on_a_terminal(["ask", "Why?", "-n", "2"])
+
+
+def test_the_line_can_be_left_out(notes: Notes, compiled: Path, home: Path, tmp_path: Path) -> None:
+    """In a pipe, a file and a document; by -q, an option, a variable and a setting; -v has it in its own line."""
+    slowed(compiled)
+    outcome = run_apart(*ASK)
+    assert outcome.code == 0 and "spliced" not in outcome.err and "prefill" not in outcome.out
+    for how in (["-q"], ["--no-gain"], ["--json"], ["--explain"]):
+        assert not LINE.search(on_a_terminal([*ASK, *how])), how
+    assert not LINE.search(on_a_terminal([*ASK], NOTES_ASK_GAIN="0"))
+    assert not LINE.search(on_a_terminal([*ASK], f"import os; os.dup2(os.open({str(tmp_path / 'out')!r}, 65), 1)"))
+    shown = on_a_terminal([*ASK, "-v"])
+    assert not LINE.search(shown) and "saved 1 min 43 s of prefill" in shown
+    (home / "config.yaml").write_text("ask:\n  gain: off\n")
+    assert not LINE.search(on_a_terminal([*ASK]))
+    assert LINE.search(on_a_terminal([*ASK, "--gain"]))
+
+
+def test_it_is_in_the_document_and_in_python(notes: Notes, compiled: Path) -> None:
+    """`ms.saved` and `Answer.saved`, by the tokens that were spliced: a second for each here."""
+    slowed(compiled)
+    assert notes(*ASK, "--json").json["ms"]["saved"] == 103_000
+    assert notes(*ASK, "-s", "Be brief.", "--seam", "3", "--json").json["ms"]["saved"] == 100_000
+    assert notes(*ASK, "--recompute", "--json").json["ms"]["saved"] == 0
+    assert notes(*ASK, "--exact", "-s", "Be brief.", "--json").json["ms"]["saved"] == 0
+    lines = notes("ask", "--batch", "-", "--splice", "returns", "-n", 1, stdin='"x"\n"y"\n').out.splitlines()
+    assert ['"saved": 103000.0' in line for line in lines] == [True, False]  # placed once for both
+    with api.open(os.environ["NOTES_MODEL"], ContextOptions(n_ctx=1024, n_threads=1)) as model:
+        assert model.ask("Why?", splice=["returns"], max_tokens=1).saved == 103
+        assert model.ask("Why?", max_tokens=1).saved == 0
+        with model.session("mine") as session:
+            assert session.ask("Why?", splice=["returns"], max_tokens=1).saved == 103
+            assert session.ask("And?", max_tokens=1).saved == 0  # it was there already
+    assert notes("ask", "And?", "--session", "mine", "-n", 1, "--json").json["ms"]["saved"] is None  # from disk
+    slowed(compiled, None)
+    assert notes(*ASK, "--json").json["ms"]["saved"] is None
+
+
+def test_a_pass_over_the_text_saves_nothing(notes: Notes, compiled: Path) -> None:
+    """A method that goes over the corrected text to choose what to recompute takes as long as a prefill."""
+    slowed(compiled)
+    edited = (*ASK, "--field", "date=2026-07-01", "--json", "--method")
+    assert notes(*edited, "suffix").json["ms"]["saved"] < 60_000
+    assert 80_000 < notes(*edited, "field").json["ms"]["saved"] < 103_000
+    assert notes(*edited, "selective@4").json["ms"]["saved"] <= 1000
+
+
+def test_ls_adds_up_what_processes_saved(notes: Notes, compiled: Path) -> None:
+    """Two at once, a batch, a server's own answers alike; neither a plan nor a measurement is a gain."""
+    slowed(compiled)
+    assert "prefill" not in notes("ls").out
+    running = [subprocess.Popen(command_line(*ASK), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) for _ in "ab"]
+    assert [one.wait() for one in running] == [0, 0]
+    assert notes("ls").out.splitlines()[3:] == ["spliced 2 times: 3 min 26 s of prefill saved"]
+    expected = {"times": 2, "tokens": 206, "saved_ms": 206_000}
+    assert notes("ls", "--json").json[0]["spliced"] == expected
+    for arguments in ((*ASK, "--explain"), (*ASK, "--recompute"), ("verify", "returns", "--question", "Why?")):
+        assert notes(*arguments).code in (0, 1)
+    assert notes("ls", "--json").json[0]["spliced"] == expected
+    assert notes("ask", "--batch", "-", "--splice", "returns", "-n", 1, stdin='"x"\n"y"\n').code == 0
+    assert notes("ask", "x", "-n", 1, "--session", "mine", "--splice", "returns").code == 0
+    assert notes("ask", "x", "-n", 1, "--session", "mine").code == 0
+    assert notes("ls", "--json").json[0]["spliced"]["times"] == 4
+    slowed(compiled, None)
+    assert notes(*ASK).code == 0
+    expected = {"times": 5, "tokens": 5 * 103, "saved_ms": 412_000}
+    assert notes("ls", "--json").json[0]["spliced"] == expected
+    assert notes("rm", "returns").code == 0 and notes("compile", "-", "--name", "returns", stdin="x").code == 0
+    assert notes("ls", "--json").json[0]["spliced"]["times"] == 0
+
+
+NAMES = (
+    *("quarterly-returns-policy-for-members", "hybrid-retriever-reference", "api", "style-guide-of-the-web-team"),
+    *("onboarding", "方針"),
+)
+
+
+@pytest.fixture
+def six(notes: Notes, make_model: Callable[..., Path]) -> Callable[[], None]:
+    """Skills with long names and many fields, for one model, or some of them for another."""
+
+    def put(*kinds: str) -> None:
+        for number, name in enumerate(NAMES):
+            text = "".join(f"Window {field}: {field} days\n" for field in ("ab", "cd", "ef", "gh", "ij", "kl"))
+            assert (
+                notes("compile", "-", "--name", name, "-m", make_model(kinds[number % len(kinds)]), stdin=text).code
+                == 0
+            )
+
+    return put
+
+
+def lines_of(shown: str) -> list[str]:
+    """What a terminal shows, without styles."""
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()]
+
+
+@pytest.mark.parametrize("kinds", [("llama",), ("llama", "qwen2")])
+def test_ls_fits_80_columns(
+    notes: Notes, six: Callable[..., None], kinds: tuple[str, ...], tmp_path: Path, home: Path
+) -> None:
+    """Each name whole on a line with its state; models by name in a column where they are several, else below it."""
+    six(*kinds)
+    for width in (80, 100):
+        lines = lines_of(on_a_terminal(["ls"], COLUMNS=str(width)))
+        assert max(map(len, lines)) <= width
+        for name in NAMES:
+            (line,) = [line for line in lines if line.startswith(f"{name} ")]
+            assert ("ready" in line) or "other model" in line
+        assert all(f"tiny {kind} F32" in " ".join(lines) for kind in kinds)
+        assert ("model" in lines[0].split()) != any("compiled for tiny llama F32" in line for line in lines)
+    wide = lines_of(on_a_terminal(["ls", "--long"], COLUMNS="400"))
+    head = "name tokens size model compiled uses used state fields text"
+    assert wide[0].split() == head.split() and "Window kl=kl days" in wide[1]
+    cut = lines_of(on_a_terminal(["ls"], COLUMNS="160"))[1]
+    assert re.search(r"(ready|other model) +Window ab=ab days, (Window \w\w=\w\w days, )*…$", cut)
+    long = lines_of(on_a_terminal(["ls", "--long"], COLUMNS="80"))
+    assert "uses" in long[0] and "text of api: standard input" in long
+
+
+def test_ls_in_a_pipe_has_a_line_for_each(notes: Notes, six: Callable[..., None]) -> None:
+    """All columns, whatever COLUMNS says, as scripts had them."""
+    six("llama")
+    lines = notes("ls").out.splitlines()
+    assert lines[0].split() == ["name", "tokens", "size", "model", "compiled", "state", "fields"]
+    assert len(lines) == 8 and all("Window kl=kl days" in line for line in lines[1:7])
+
+
+@pytest.mark.parametrize(
+    ("stale", "state"),
+    [("text", "text changed"), ("gone", "text gone"), ("damaged", "damaged"), ("model", "other model")],
+)
+def test_states_in_words(
+    notes: Notes, skill: Path, compiled: Path, stale: str, state: str, make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A newcomer's words in the table, the reason below it; scripts have the same word as ever in the document."""
+    arguments = ["ls"]
+    if stale == "text":
+        skill.write_text("date: 2026-06-02\n")
+    elif stale == "gone":
+        skill.unlink()
+    elif stale == "damaged":
+        compiled.write_bytes(b"broken")
+    else:
+        other = tmp_path / "other.gguf"
+        other.write_bytes(make_model("qwen2").read_bytes())
+        os.utime(other, (1, 1))  # a digest is remembered of files that were left alone
+        assert notes("compile", "-", "--name", "more", "-m", other, stdin="x").code == 0
+        arguments += ["-m", str(other)]
+    (line,) = [line for line in lines_of(on_a_terminal(arguments)) if line.startswith("returns  ")]
+    assert line.endswith(state)
+    (line,) = [line for line in notes(*arguments).out.splitlines() if line.startswith("returns  ")]
+    assert f"  {state}" in line
+    (entry,) = [one for one in notes(*arguments, "--json").json if one["name"] == "returns"]
+    assert entry["stale"] == [stale] if stale != "damaged" else entry["problem"]
+    assert any(line.startswith("returns:") for line in lines_of(on_a_terminal(arguments))[2:])
