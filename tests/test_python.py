@@ -447,6 +447,8 @@ async def main(model: notes.Model) -> str:
     with model.session("mine") as session:
         await session.aask("Why?", errata={"date": "1 May"})
     model.compile(text="date: 1 May", name="mine")
+    many = model.ask_many(["Why?"])
+    print([one if isinstance(one, notes.NotesError) else one.text for one in many])
     return answer.text
 
 
@@ -455,7 +457,7 @@ notes.open(n_ctx=4096, n_threads=2, n_gpu_layers=0)
     assert readme.check(sys.executable, example, folder, site) == []
     for wrong in ("model.ask('Why?', max_token=3)", "model.aask('Why?', seed='x')", "notes.open(n_contexts=3)"):
         found = readme.check(sys.executable, f"{example}model = notes.open()\n{wrong}\n", folder, site)
-        assert found and "example.py:16: error" in found[0], wrong
+        assert found and "example.py:18: error" in found[0], wrong
 
 
 def test_awaiting_needs_no_running_loop_to_be_loaded() -> None:

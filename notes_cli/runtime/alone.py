@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
 from notes_cli.errors import NotesError
 from notes_cli.runtime.asking import SILENT, Listener
@@ -48,6 +48,14 @@ def alone(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P],
     return held
 
 
+@overload
+def alone_each(  # type: ignore[overload-overlap]  # a generator is an iterator, too
+    method: Callable[Concatenate[C, P], Generator[T, None, R]],
+) -> Callable[Concatenate[C, P], Generator[T, None, R]]: ...
+@overload
+def alone_each(
+    method: Callable[Concatenate[C, P], Iterator[T]],
+) -> Callable[Concatenate[C, P], Generator[T, None, None]]: ...
 def alone_each(
     method: Callable[Concatenate[C, P], Iterator[T] | Generator[T, None, R]],
 ) -> Callable[Concatenate[C, P], Generator[T, None, R]]:
