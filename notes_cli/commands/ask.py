@@ -204,8 +204,8 @@ GROUPS = {
     cls=Once,
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="Answer the questions of FILE (-: standard input), a JSON string or object a line, with JSON lines in their "
-    "order (docs/json.md).",
+    help="Answer the questions of FILE (-: standard input), one a line, as text or as JSON, with a line of JSON each "
+    "(docs/json.md).",
 )
 @click.option("--parallel", type=Number(1, 64), help="Questions of --batch to answer at a time.  [default: 16]")
 @click.option(

@@ -1,4 +1,4 @@
-"""`notes ask --batch`: questions as lines of JSON, and for each a line with its answer, in the same order."""
+"""`notes ask --batch`: questions as lines of text or JSON, and for each a line with its answer, in the same order."""
 
 from __future__ import annotations
 
@@ -141,12 +141,16 @@ def _decoded(raw: bytes, *, first: bool) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The keys of a line. Raise NotesError for what is no line of a batch."""
+    """The keys of a line, which is JSON if it begins as a string, an object or an array does, else a question as it is.
+    Raise NotesError for what is no line of a batch."""
+    if text[0] not in '"{[':
+        return {"question": text}
     try:
         line = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
         json.dumps(line, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise NotesError(f"the line is not JSON: {error.msg} (column {error.colno})") from error
+        what = f"the line is not JSON: {error.msg} (column {error.colno})"
+        raise NotesError(what, f"A question that begins with {text[0]} is written as a JSON string") from error
     except UnicodeEncodeError as error:
         raise NotesError(f"the line holds half a character, {error.object[error.start]!a}") from error
     except (ValueError, RecursionError) as error:
@@ -187,8 +191,8 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
     question = (own.pop("question", None) or "").strip()
     if not question:
         raise NotesError("the line has no question", 'Give it one: {"question": "..."}')
-    if own.get("method") and not (own.get("fields", given["fields"])):
-        raise NotesError("the method says how new values of fields come in, and there are none", 'Give it "fields"')
+    if own.get("method") and not (own.get("fields", given["fields"]) or own.get("errata", given["errata"])):
+        raise NotesError("a method is how new values change the cache, and there are none", 'Give it "fields"')
     own.pop("id", None)
     if any(key in own for key in _HELD):  # what the line is held to is its own
         own = {**dict.fromkeys(_HELD), **own}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
+from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, model_options, open_model
 
@@ -29,7 +30,7 @@ class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
         return tuple(int(each.convert(one.strip(), param, ctx)) for one in str(value).split(","))
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.option(
     "--tokens",
     type=Lengths(),

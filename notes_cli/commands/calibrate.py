@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import __version__, output
+from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, model_options, open_model
 from notes_cli.errors import NotesError
@@ -24,7 +25,7 @@ report_option = click.option(
 )
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.option(
     "--cases",
     "files",
@@ -55,6 +56,9 @@ def command(
     Also measured is composition: pairs of made-up skills, with questions that one of them answers and questions that
     need both, spliced, read together, with one left out, and in each way that might repair what splicing loses. Where
     that fails, `notes ask` says so when several skills are spliced, and what helps. Not with --only.
+
+    The first line on stderr is how long it will take, by a few decisions. Ctrl-C keeps what was measured: the same
+    command goes on with it.
 
     Told in one line is whether the model takes notes: whether a decision is made while a text is read, so that a field
     corrected in place comes too late. --report writes that as a page, with all figures and a row for docs/models.md.

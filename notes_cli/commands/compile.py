@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
+from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import KEPT_TYPES, SkillSource, Target, library, model_options, open_model
 from notes_cli.commands.remedies import worded
@@ -43,7 +44,7 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         return number
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
 @click.option(
     "--from",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
+from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import FieldValue, SessionName, library, model_options, named, open_model
 from notes_cli.explaining import edited
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from notes_cli.sessions.edits import Edited
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("name", type=SessionName(), required=False)
 @click.option("--all", "everybody", is_flag=True, help="Tell all sessions that have the field, and those to come.")
 @click.option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
+from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import FieldValue, Number, SkillName, answers_of, model_options, open_model
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.probe import Probe, Window
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("name", type=SkillName())
 @click.option(
     "--field",

@@ -64,8 +64,8 @@ def read_call(question: str | None, prompt: str | None, file: Path | None, given
     asked = "" if results else _question(question, prompt, file)
     words = words_of(asked, answers_of(given["choices"]), given)
     words["results"] = _results(results)
-    if _typed("method") and not words["fields"]:
-        raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
+    if _typed("method") and not words["fields"] and not words["errata"]:
+        raise click.UsageError("--method is how a new value changes the cache: give --erratum or --field, too")
     if given["session"] and given["explain"]:
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
     return Call(
@@ -136,6 +136,8 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
     if argument is None and not piping and not read:
         raise click.UsageError('there is no question. Write: notes ask "QUESTION", or pipe it in')
     piped = piped_text() if piping else ""
+    if piped and argument and named != "-":
+        output.say(f"{len(piped):,} characters of standard input precede the question; in a loop use </dev/null")
     asked = "\n\n".join(part for part in (piped, read, (argument or "").strip()) if part)
     if not asked:
         raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
+from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
 from notes_cli.commands.reading import piped_text, text_in
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from notes_cli.sessions.state import Entry
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("names", type=SkillName(), nargs=-1, metavar="[NAME...]")
 @click.option(
     "--session", type=SessionName(), metavar="NAME", help="Verify a session instead, as it is put back from disk."

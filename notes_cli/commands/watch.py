@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
+from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, SkillSource, library, model_options, open_model
 from notes_cli.commands.remedies import worded
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from notes_cli.text.toolset import ToolSet
 
 
-@click.command()
+@click.command(cls=Grouped)
 @click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
 @click.option("--all", "all_", is_flag=True, help="Also every Agent Skill of the project and of the user.")
 @click.option(

@@ -39,7 +39,12 @@ def test_question_from_standard_input_is_the_same(notes: Notes) -> None:
 
 def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
     """Both together are one question, the piped text first, an empty line between."""
-    both = notes("ask", "Why?", "-n", 8, "--json", stdin="It rains.\n").json
+    outcome = notes("ask", "Why?", "-n", 8, "--json", stdin="It rains.\n")
+    both = outcome.json
+    assert outcome.err.startswith("9 characters of standard input precede the question; in a loop use </dev/null\n")
+    for quiet in (("ask", "Why?", "-n", 8, "-q"), ("ask", "-", "Why?"), ("ask", "Why?", "-f", "-")):
+        assert "standard input precede" not in notes(*quiet, stdin="It rains.\n").err
+    assert "precede" not in notes("ask", "Why?", "-n", 8).err
     joined = notes("ask", "It rains.\n\nWhy?", "-n", 8, "--json").json
     assert (both["answer"], both["tokens"]) == (joined["answer"], joined["tokens"])
     assert both["tokens"]["total"] > notes("ask", "Why?", "-n", 8, "--json").json["tokens"]["total"]
@@ -328,7 +333,7 @@ def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.Mon
     assert limited.json["stopped"] == "length" and limited.err == CUT.format(3, 6)
     full = notes("ask", "Why? " * 40, "-n", 500, "-c", 256, "--json")
     assert full.json["stopped"] == "context" and full.code == 0
-    assert full.err == "the answer was cut: the context of 256 tokens is full; give it more: -c 512\n"
+    assert full.err == "the answer was cut: the context of 256 tokens is full; give it more: -c 768\n"
     end = notes("ask", "Why? " * 1630, "-n", 500, "--json")
     assert end.json["stopped"] == "context" and "trained for no more (--beyond-trained)" in end.err
     chosen = notes("ask", "Why?", "--choices", "a,b", "--json")

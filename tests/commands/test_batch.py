@@ -74,8 +74,8 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
     """Each says which key or value it is; the lines around them are answered, and the exit status is 1."""
     bad = {
         "{": "the line is not JSON: Expecting property name",
+        '"No" means what?': "(column 6). A question that begins with \" is written as a JSON string",
         "[1]": "neither a question nor an object",
-        "7": "neither a question nor an object",
         "{}": "the line has no question",
         '" "': "the line has no question",
         '{"question": "Why?", "questions": 1}': "there is no key 'questions' in a line. The keys are question, id,",
@@ -118,6 +118,16 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
         assert told in line["error"]["message"] and line["error"]["status"] == 1
         assert line.keys() == {"version", "line", "id", "error"}
     assert same(got[0]) == same(got[-1])
+
+
+def test_a_plain_line_is_a_question(notes: Notes, compiled: Path) -> None:
+    """Text as it is, between lines of JSON; numbers and words of JSON are text, too."""
+    plain = ["Why?", "Où, 日本? {\"question\"}", "7", "null", "- May I?"]
+    ask = ("ask", "--splice", "returns", "-n", 3, "--seed", 5, "--batch", "-")
+    found = answers(notes(*ask, stdin="\n".join([*plain[:2], '{"question": "When?"}', "", *plain[2:]])))
+    wanted = answers(notes(*ask, stdin="\n".join(map(json.dumps, [*plain[:2], "When?", *plain[2:]]))))
+    assert [line["line"] for line in found] == [1, 2, 3, 5, 6, 7]
+    assert [same(line) for line in found] == [same(line) for line in wanted] and "error" not in found[0]
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key != "question"])
