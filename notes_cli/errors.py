@@ -90,6 +90,7 @@ class Help(Enum):
 
     # Profiles.
     LIST_PROFILES = "List the profiles to see what there is"
+    STOP_AND_GO_ON = "What was measured is kept when it is stopped, and the same call goes on with it"
     MEASURE_AGAIN = "Measure this model again, or remove its profile {name}"
 
     # Files.

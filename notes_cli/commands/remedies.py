@@ -116,6 +116,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.REMOVE_WHOLE_SESSION: "To remove it: notes session rm {name!q}",
     Help.SHOW_SESSION: "See: notes session show {name!q}",
     Help.LIST_PROFILES: "See: notes profile ls",
+    Help.STOP_AND_GO_ON: "Ctrl-C keeps what was measured, and the same command goes on with it",
     Help.MEASURE_AGAIN: "Measure again (notes calibrate), or remove it: notes profile rm {name!q}",
     Help.REMOVE_FILE: "Remove it: rm -f {path!q}",
     Help.CLOSE_FOLDERS: "Look through it, then run: chmod 700 {folders!q}",

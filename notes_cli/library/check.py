@@ -26,7 +26,7 @@ from notes_cli.errors import (
     SegmentError,
     reason,
 )
-from notes_cli.library import begun, held, private, uses
+from notes_cli.library import begun, held, private, unfinished, uses
 from notes_cli.library.atomic import sync_folder
 from notes_cli.library.container import SegmentInfo, open_segment, peek
 from notes_cli.library.files import FILE, segment_files
@@ -35,7 +35,7 @@ from notes_cli.library.profiles import Profiles
 from notes_cli.library.tidy import lock_of
 
 ASIDE = ".damaged"
-OLD = 30 * 86400.0  # seconds after which nobody goes on with a compile
+OLD = 30 * 86400.0  # seconds after which nobody goes on with a compile or a calibration
 Told = Callable[[int], object]  # gets the bytes of a file that has been checked
 
 
@@ -87,6 +87,11 @@ def check_profiles(folder: Path) -> Iterator[Finding]:
             if path != profiles.path(profile.identity, profile.cache):
                 yield Finding("renamed", path, "its name is not that of the model that it was measured of")
     yield from leftovers(folder)
+    for part in unfinished.parts(folder):
+        with suppress(OSError):  # removed meanwhile
+            if _old(part):
+                what = "a calibration was interrupted, and nobody went on with it"
+                yield Finding("leftover", part, what, mend=_removal(part, still=partial(_old, part)))
 
 
 def check_memory(folder: Path) -> Iterator[Finding]:

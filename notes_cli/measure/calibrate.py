@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,9 @@ from notes_cli.editing.influence import influence
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError, Progress, UnsupportedError
+from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.library.profiles import WAYS, Measured, Profile, Profiles
+from notes_cli.library.unfinished import Keep, Unfinished, keep_nothing, step_name
 from notes_cli.measure.battery import Case
 from notes_cli.measure.carrying import measure_carried
 from notes_cli.measure.compare import cosine
@@ -41,6 +43,7 @@ from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
 from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
+from notes_cli.text.sizes import human_time
 
 CANDIDATES = calibrated()
 SAFEST = tuple(map(str, CANDIDATES))
@@ -77,18 +80,24 @@ class _Tally:
     """Observations by what, name and way, in the order of the cases."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str, str], list[tuple[bool, bool, float, int, float]]] = defaultdict(list)
+        self.rows: list[Sequence[Any]] = []  # as JSON has them
 
     def add(self, what: str, name: str, way: str, found: _Found, reference: _Found, right: str) -> None:
         near = cosine(found.logits, reference.logits)
         same = found.choice == reference.choice
-        self._rows[what, name, way].append((same, found.choice == right, near, found.decoded, found.seconds))
+        self.rows.append([what, name, way, same, found.choice == right, near, found.decoded, found.seconds])
+
+    def _grouped(self) -> dict[tuple[str, str, str], list[Sequence[Any]]]:
+        found: dict[tuple[str, str, str], list[Sequence[Any]]] = defaultdict(list)
+        for what, name, way, *row in self.rows:
+            found[what, name, way].append(row)
+        return found
 
     def right(self, what: str, way: str = "direct") -> dict[str, list[bool]]:
         """By name: whether each case was right. Without what was not possible in all cases, and `stale`."""
         found = {
             name: [row[1] for row in rows]
-            for (one, name, by), rows in self._rows.items()
+            for (one, name, by), rows in self._grouped().items()
             if (one, by) == (what, way) and name != str(STALE)
         }
         most = max(map(len, found.values()), default=0)
@@ -96,7 +105,7 @@ class _Tally:
 
     def measured(self) -> list[Measured]:
         found = []
-        for (what, name, way), rows in self._rows.items():
+        for (what, name, way), rows in self._grouped().items():
             same, right, near, decoded, seconds = (list(column) for column in zip(*rows, strict=True))
             counts = len(rows), sum(same), sum(right)
             means = round(fmean(near), 5), round(fmean(decoded), 1), round(1000 * fmean(seconds), 1)
@@ -115,15 +124,23 @@ def calibrate_and_keep(
     workspace: Workspace, cases: Sequence[Case], listener: Listener = SILENT, pairs: Sequence[Pair] = ()
 ) -> Calibration:
     """Calibrate, and keep the profile for whoever asks this model from then on; without pairs what was known of
-    composition stays. Raise what `calibrate` raises."""
-    with listener.watch("measuring decisions", unit="steps") as update:
-        profile = calibrate(workspace, cases, update, pairs)
+    composition stays. The first notice is how long it will take. What was measured is kept if it is stopped, and the next
+    call goes on with that. Raise what `calibrate` raises."""
     if len(cases) < LEAST:
-        return Calibration(profile, None)
+        listener.notice(Notice(_duration(workspace, cases, pairs, ())))
+        with listener.watch("measuring decisions", unit="steps") as update:
+            return Calibration(calibrate(workspace, cases, update, pairs), None)
+    writer, cache = f"notes {notes_cli.__version__}", workspace.context.options.cache
     profiles = Profiles(workspace.paths.profiles)
+    kind = f"{writer}, {workspace.identity}, {cache}, {shipped_wordings()}"
+    unfinished = Unfinished(profiles.path(workspace.identity, cache), kind)
+    listener.notice(Notice(_duration(workspace, cases, pairs, unfinished.found), Help.STOP_AND_GO_ON()))
+    with listener.watch("measuring decisions", unit="steps") as update:
+        profile = calibrate(workspace, cases, update, pairs, unfinished.keep)
     if not pairs:
         profile = _with_known(profiles, profile)
-    path = profiles.save(profile, f"notes {notes_cli.__version__}")
+    path = profiles.save(profile, writer)
+    unfinished.forget()
     return Calibration(profile, path)
 
 
@@ -140,36 +157,35 @@ def _with_known(profiles: Profiles, profile: Profile) -> Profile:
 
 
 def calibrate(
-    workspace: Workspace, cases: Sequence[Case], progress: Progress | None = None, pairs: Sequence[Pair] = ()
+    workspace: Workspace,
+    cases: Sequence[Case],
+    progress: Progress | None = None,
+    pairs: Sequence[Pair] = (),
+    keep: Keep = keep_nothing,
 ) -> Profile:
     """Measure the model over the cases: wordings, seams and places first, then the methods in the wording that was
     best; of recurrent layers, whether their state may be carried through skills; over the pairs, whether skills that
-    were compiled apart compose. `progress` counts each case twice, a third time for a state, and each pair. Raise
-    UnsupportedError where its rows cannot be kept at all."""
+    were compiled apart compose. `progress` counts each case twice, a third time for a state, and each pair. `keep`:
+    keeps what each of these steps found. Raise UnsupportedError where its rows cannot be kept at all."""
     tally, decisive = _Tally(), dict.fromkeys(WAYS, 0)
     cache = workspace.context.options.cache
     told = progress or (lambda done, of: None)
     state = len(cases) if workspace.context.supports("carry") is None else 0
     steps = 2 * len(cases) + state + len(pairs)
-    recomputed = []  # directly, of each case: the dearest part, so done once
-    for number, case in enumerate(cases, 1):
-        prompt = _prompt(case, compile_skill(workspace, case.skill))
-        found = _recomputed(workspace, case, prompt)
-        _wordings(workspace, case, prompt, found, tally)
-        _unedited(workspace, case, replace(prompt, fields={}), found.before, tally)
-        recomputed.append(found)
-        told(number, steps)
+    done = count(1)
+    recomputed: dict[int, _Recomputed] = {}  # directly, of each case: the dearest part, so done once
+    for number, case in enumerate(cases):
+        tally.rows += keep(step_name("forms", number, case), partial(_forms, workspace, number, case, recomputed))
+        told(next(done), steps)
     wording = _one_of(tally, "wording", shipped_wordings().default)
-    for number, (case, found) in enumerate(zip(cases, recomputed, strict=True), len(cases) + 1):
-        prompt = replace(_prompt(case, _influenced(workspace, case)), wording=wording)
-        thinking = replace(prompt, think=True)
-        decisive["direct"] += _methods(workspace, case, prompt, found, "direct", tally)
-        found = _recomputed(workspace, case, thinking)
-        decisive["reasoned"] += _methods(workspace, case, thinking, found, "reasoned", tally)
-        told(number, steps)
-    done = count(2 * len(cases) + 1)
-    carry, carried = measure_carried(workspace, cases, lambda: told(next(done), steps))
-    composition, composed = measure_pairs(workspace, pairs, lambda: told(next(done), steps))
+    for number, case in enumerate(cases):
+        measure = partial(_edits, workspace, number, case, wording, recomputed)
+        rows, by = keep(f"{step_name('edits', number, case)} {wording}", measure)
+        tally.rows += rows
+        decisive = {way: decisive[way] + by[way] for way in WAYS}
+        told(next(done), steps)
+    carry, carried = measure_carried(workspace, cases, lambda: told(next(done), steps), keep)
+    composition, composed = measure_pairs(workspace, pairs, lambda: told(next(done), steps), keep=keep)
     chosen = {way: choose(tally.right("method", way), str(ERRATUM), CLASSES, SAFEST) for way in WAYS}
     return Profile(
         identity=workspace.identity,
@@ -185,6 +201,59 @@ def calibrate(
         composition=composition,
         carry=carry,
     )
+
+
+def _duration(workspace: Workspace, cases: Sequence[Case], pairs: Sequence[Pair], kept: Collection[str]) -> str:
+    """About how long a calibration takes, for people: by three decisions of the first case. `kept`: the steps that
+    were measured before."""
+    case = cases[0]
+    prompt = _prompt(case, compile_skill(workspace, case.skill))
+    whole, thought = (
+        _decided(workspace, replace(prompt, method=RECOMPUTE, think=think), case, splice=False).seconds
+        for think in (False, True)
+    )
+    spliced = _decided(workspace, replace(prompt, method=ERRATUM), case).seconds
+    methods, forms = len(CANDIDATES), len(shipped_wordings().forms) + len(SEAMS) + 1
+    seconds = {  # of a step of each kind; a compile takes about as long as a recompute
+        "forms": 4 * whole + forms * spliced,
+        "edits": 2 * whole + methods * spliced + (methods + 2) * thought,
+    }
+    if workspace.context.supports("carry") is None:
+        seconds["state"] = 5 * whole + 2 * spliced
+    names = [step_name(kind, number, case) for kind in seconds for number, case in enumerate(cases)]
+    if workspace.context.supports("splice") is None:
+        seconds["pair"] = 9 * whole + 8 * spliced
+        names += [step_name("pair", number, pair) for number, pair in enumerate(pairs)]
+    known = {" ".join(name.split()[:3]) for name in kept}  # without the wording
+    left = [name for name in names if name not in known]
+    takes = f"takes about {human_time(sum(seconds[name.split()[0]] for name in left))}"
+    if len(left) < len(names):
+        return f"{len(names) - len(left)} of {len(names)} steps were measured before; the rest {takes}"
+    many = [f"{len(cases)} decision{'s' * (len(cases) > 1)}", f"{len(pairs)} pair{'s' * (len(pairs) > 1)} of skills"]
+    return f"measuring {' and '.join(many if pairs else many[:1])} {takes}"
+
+
+def _forms(workspace: Workspace, number: int, case: Case, recomputed: dict[int, _Recomputed]) -> list[Sequence[Any]]:
+    """Wordings, seams and places in one case, whose recomputes are added to the others'."""
+    tally = _Tally()
+    prompt = _prompt(case, compile_skill(workspace, case.skill))
+    found = recomputed[number] = _recomputed(workspace, case, prompt)
+    _wordings(workspace, case, prompt, found, tally)
+    _unedited(workspace, case, replace(prompt, fields={}), found.before, tally)
+    return tally.rows
+
+
+def _edits(
+    workspace: Workspace, number: int, case: Case, wording: str, recomputed: Mapping[int, _Recomputed]
+) -> tuple[list[Sequence[Any]], dict[str, bool]]:
+    """The edit methods in one case, and by way whether its field decides."""
+    tally = _Tally()
+    prompt = replace(_prompt(case, _influenced(workspace, case)), wording=wording)
+    thinking = replace(prompt, think=True)
+    direct = recomputed[number] if number in recomputed else _recomputed(workspace, case, prompt)
+    by = {"direct": _methods(workspace, case, prompt, direct, "direct", tally)}
+    by["reasoned"] = _methods(workspace, case, thinking, _recomputed(workspace, case, thinking), "reasoned", tally)
+    return tally.rows, by
 
 
 def _one_of(tally: _Tally, what: str, default: str) -> str:

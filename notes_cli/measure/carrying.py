@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 from statistics import fmean
 
-import numpy as np
-from numpy.typing import NDArray
-
 from notes_cli.engine.loop import run
+from notes_cli.engine.segment import Segment
 from notes_cli.library.profiles import Carried, Measured
+from notes_cli.library.unfinished import Keep, keep_nothing, step_name
 from notes_cli.measure.battery import Case
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.proof import LEAST, Right, as_good, better, count_of
@@ -27,57 +27,65 @@ from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 
-CARRIED, RECOMPUTE, WITHOUT = "carried", "recompute", "without"
+WAYS = CARRIED, RECOMPUTE, WITHOUT = "carried", "recompute", "without"
 PLACES = ("after", "before")  # the skill is after the other text, or before it
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
+    """What one way came to in one case."""
+
     right: bool
-    choice: str
-    logits: NDArray[np.float32]
+    same: bool  # as recomputed
+    cosine: float
     decoded: int
     seconds: float
 
 
 def measure_carried(
-    workspace: Workspace, cases: Sequence[Case], done: Callable[[], object]
+    workspace: Workspace, cases: Sequence[Case], done: Callable[[], object], keep: Keep = keep_nothing
 ) -> tuple[Carried | None, list[Measured]]:
     """What follows, and each way over the cases; nothing for a model without a state that can be carried. `done` is
-    called after each case."""
+    called after each case. `keep`: keeps what was found for each."""
     if workspace.context.supports("carry") is not None:
         return None, []
-    found: dict[tuple[str, str], list[_Found]] = {}
+    rows: dict[tuple[str, str], list[_Found]] = {(way, place): [] for place in PLACES for way in WAYS}
     with workspace.carrying(True):
         other = compile_skill(workspace, Skill("other", "", verify_system(), (), "-"))
-        for case in cases:
-            mine = compile_skill(workspace, replace(case.skill, name="mine"))
-            after = Prompt(case.question, [mine], system=verify_system())
-            for place, prompt in zip(PLACES, (after, Prompt(case.question, [mine, other])), strict=True):
-                left = replace(prompt, segments=[one for one in prompt.segments if one is not mine])
-                ways = {CARRIED: (prompt, True), RECOMPUTE: (prompt, False), WITHOUT: (left, False)}
-                for way, (asked, splice) in ways.items():
-                    found.setdefault((way, place), []).append(_decided(workspace, asked, case, splice))
+        for number, case in enumerate(cases):
+            for place, way, *found in keep(step_name("state", number, case), partial(_case, workspace, case, other)):
+                rows[way, place].append(_Found(*found))
             done()
-    return judge({way: [one.right for place in PLACES for one in found[way, place]] for way, _ in found}), [
-        _measured(way, place, rows, found[RECOMPUTE, place]) for (way, place), rows in found.items()
+    return judge({way: [one.right for place in PLACES for one in rows[way, place]] for way in WAYS}), [
+        _measured(way, place, found) for (way, place), found in rows.items()
     ]
 
 
-def _decided(workspace: Workspace, prompt: Prompt, case: Case, splice: bool) -> _Found:
-    started = time.perf_counter()
-    with assemble(workspace, prompt, splice=splice) as notebook:
-        logits, decoded = notebook.logits(), notebook.decoded
-        choice = run(choosing(workspace, notebook, case.choices, 0)).choice
-    return _Found(choice == case.right[0], choice, logits, decoded, time.perf_counter() - started)
+def _case(workspace: Workspace, case: Case, other: Segment) -> list[list[object]]:
+    """A decision in both places and each way: the place, the way, and what was found."""
+    mine = compile_skill(workspace, replace(case.skill, name="mine"))
+    after = Prompt(case.question, [mine], system=verify_system())
+    rows: list[list[object]] = []
+    for place, prompt in zip(PLACES, (after, Prompt(case.question, [mine, other])), strict=True):
+        left = replace(prompt, segments=[one for one in prompt.segments if one is not mine])
+        wanted = None
+        for way, asked, splice in ((RECOMPUTE, prompt, False), (CARRIED, prompt, True), (WITHOUT, left, False)):
+            started = time.perf_counter()
+            with assemble(workspace, asked, splice=splice) as notebook:
+                logits, decoded = notebook.logits(), notebook.decoded
+                choice = run(choosing(workspace, notebook, case.choices, 0)).choice
+            seconds = time.perf_counter() - started
+            wanted = wanted or (choice, logits)  # the recompute is the first
+            near = cosine(logits, wanted[1])
+            found = _Found(choice == case.right[0], choice == wanted[0], near, decoded, seconds)
+            rows.append([place, way, *astuple(found)])
+    return rows
 
 
-def _measured(way: str, place: str, rows: Sequence[_Found], wanted: Sequence[_Found]) -> Measured:
-    same = sum(one.choice == other.choice for one, other in zip(rows, wanted, strict=True))
-    near = fmean(cosine(one.logits, other.logits) for one, other in zip(rows, wanted, strict=True))
-    decoded, seconds = (fmean(getattr(one, what) for one in rows) for what in ("decoded", "seconds"))
-    figures = round(near, 5), round(decoded, 1), round(1000 * seconds, 1)
-    return Measured("state", way, place, len(rows), same, sum(one.right for one in rows), *figures)
+def _measured(way: str, place: str, rows: Sequence[_Found]) -> Measured:
+    near, decoded, seconds = (fmean(getattr(one, what) for one in rows) for what in ("cosine", "decoded", "seconds"))
+    counts = len(rows), sum(one.same for one in rows), sum(one.right for one in rows)
+    return Measured("state", way, place, *counts, round(near, 5), round(decoded, 1), round(1000 * seconds, 1))
 
 
 def judge(right: dict[str, Right]) -> Carried:

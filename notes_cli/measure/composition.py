@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from statistics import fmean
 
@@ -20,6 +20,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Progress, UnsupportedError
 from notes_cli.library.profiles import Composition, Measured
+from notes_cli.library.unfinished import Keep, keep_nothing, step_name
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.composed import RECOMPUTE, Composed, Mended, Question
 from notes_cli.measure.pairs import Asked, Pair
@@ -58,23 +59,36 @@ class _Found:
 
 
 def measure_pairs(
-    workspace: Workspace, pairs: Sequence[Pair], step: Callable[[], object] = lambda: None, *, think: bool = False
+    workspace: Workspace,
+    pairs: Sequence[Pair],
+    step: Callable[[], object] = lambda: None,
+    *,
+    think: bool = False,
+    keep: Keep = keep_nothing,
 ) -> tuple[Composition | None, list[Measured]]:
     """Ask the questions of each pair in every way. No finding where there are no pairs, and where this model's rows
     cannot be moved: of several skills only the first is reused then. `step` is told after each pair. `think`: decide
-    after a chain of thought."""
+    after a chain of thought. `keep`: keeps what was found for each pair."""
     if not pairs or workspace.context.supports("splice") is not None:
         return None, []
     rows: dict[tuple[str, int], list[_Found]] = defaultdict(list)
-    for pair in pairs:
-        segments = [compile_skill(workspace, skill) for skill in (pair.first, pair.second)]
-        whole = compile_skill(workspace, joined([pair.first, pair.second], "both"))
-        for asked in pair.asked:
-            for way, found in _asked(workspace, segments, whole, asked, think).items():
-                rows[way, asked.needs].append(found)
+    for number, pair in enumerate(pairs):
+        for needs, way, *found in keep(step_name("pair", number, pair), partial(_pair, workspace, pair, think)):
+            rows[way, needs].append(_Found(*found))
         step()
     right = {(way, needs): [one.right for one in found] for (way, needs), found in rows.items()}
     return judge(right), [_measured(way, needs, found) for (way, needs), found in rows.items()]
+
+
+def _pair(workspace: Workspace, pair: Pair, think: bool) -> list[list[object]]:
+    """The questions of a pair in every way: how many skills each needs, the way, and what was found."""
+    segments = [compile_skill(workspace, skill) for skill in (pair.first, pair.second)]
+    whole = compile_skill(workspace, joined([pair.first, pair.second], "both"))
+    return [
+        [asked.needs, way, *astuple(found)]
+        for asked in pair.asked
+        for way, found in _asked(workspace, segments, whole, asked, think).items()
+    ]
 
 
 def _asked(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from notes_cli.measure import calibrate
 from notes_cli.measure.proof import LEAST
 from notes_cli.runtime import asking
 
-from .conftest import Notes, saved
+from .conftest import Notes, command_line, saved
 
 CASE = """cases:
   - skill: returns.txt
@@ -112,6 +116,33 @@ def test_few_decisions_set_nothing(notes: Notes, compiled: Path, mine: Path, hom
     assert "nothing is written: 1 decisions are too few" in done.err and not (home / "profiles").exists()
     found = notes("calibrate", "--cases", mine, "--only", "--json").json
     assert found["cases"] == 1 and found["path"] is None
+
+
+def test_an_interrupted_calibration_goes_on(notes: Notes, compiled: Path, many: Path, home: Path) -> None:
+    """The first line is how long it will take. Ctrl-C keeps the steps that were measured, and the same command measures
+    the others alone; then nothing of it is left. Other decisions do not go on with it."""
+    arguments = ("calibrate", "--cases", many, "--only")
+    process = subprocess.Popen(command_line(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    folder, end = home / "profiles" / ".begun", time.monotonic() + 60
+    while not (files := list(folder.glob("*.jsonl"))) or files[0].read_text().count("\n") < 4:
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    first = process.communicate()[1].splitlines()
+    assert process.returncode == 130 and first[-1] == "notes: interrupted"
+    assert re.fullmatch(
+        rf"measuring {LEAST} decisions takes about [0-9.]+ s\. Ctrl-C keeps what was measured, and the same command "
+        "goes on with it",
+        first[-2],
+    )
+    measured = files[0].read_text().count("\n") - 1
+    assert 3 <= measured < 2 * LEAST
+    few = notes("calibrate", "--cases", many, "--only", "-n", 1)
+    assert "measuring 1 decision takes about" in few.err
+    done = notes(*arguments)
+    assert done.code == 0 and f"{measured} of {2 * LEAST} steps were measured before; the rest takes about" in done.err
+    assert notes("profile", "ls", "-q").out and not any(folder.iterdir())
+    assert f"measuring {LEAST} decisions takes about" in notes(*arguments).err
 
 
 def test_a_report_for_others(notes: Notes, mine: Path, tmp_path: Path) -> None:

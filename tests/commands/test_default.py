@@ -117,7 +117,7 @@ def test_our_own_names(install: Install, home: Path, make_model: Callable[..., P
 
 
 def test_a_default_that_is_none(home: Path) -> None:
-    """The list of models is there all the same, and says so."""
+    """The list of models is there all the same, with the reason on stderr."""
     home.mkdir()
     (home / "config.yaml").write_text("model: qwen4\n")
     done = run_here("models")

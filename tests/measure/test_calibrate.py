@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 
 from notes_cli.config import shipped_model
 from notes_cli.editing.methods import METHODS
 from notes_cli.engine.options import ContextOptions
+from notes_cli.library.profiles import Profile
+from notes_cli.library.unfinished import Unfinished, step_name
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import CLASSES, SEAMS, _Found, _Tally, calibrate
+from notes_cli.measure.pairs import pairs
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 
@@ -52,6 +60,51 @@ def test_fields_decide_on_the_shipped_model() -> None:
     assert {("wording", name) for name in shipped_wordings().forms} <= named
     assert {("seam", str(seam)) for seam in SEAMS} <= named
     assert {("place", "early"), ("place", "late")} <= named
+
+
+@pytest.mark.parametrize("kind", ["llama", "lfm2"])
+def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: Path, kind: str) -> None:
+    """It is stopped after each step, and measures one step a call; in the end the figures are those of one call. What
+    was kept of other cases, of another version or in a damaged file is not used."""
+    cases, drawn = shipped_battery()[:2], pairs()[:1]
+    whole = calibrate(make_workspace(kind), cases, None, drawn)
+    profile, steps = tmp_path / "profiles" / "a.json", {"llama": 5, "lfm2": 6}[kind]
+    measured: list[str] = []
+
+    def stop_after(most: int) -> Profile:
+        unfinished = Unfinished(profile, "this version")
+
+        def keep(name: str, measure: Callable[[], Any]) -> Any:
+            return unfinished.keep(name, lambda: (measured.append(name), measure())[1])
+
+        def told(done: int, of: int) -> None:
+            if done == most:
+                raise KeyboardInterrupt
+
+        return calibrate(make_workspace(kind), cases, told, drawn, keep)
+
+    for most in range(1, steps + 1):
+        with pytest.raises(KeyboardInterrupt):
+            stop_after(most)
+        assert len(measured) == most
+    assert figures(stop_after(0)) == figures(whole) and len(measured) == steps == len(set(measured))
+    kept = profile.parent / ".begun" / "a.jsonl"
+    lines = kept.read_text().splitlines(keepends=True)
+    kept.write_text("".join(lines[:-1]) + lines[-1][:9])  # as if the disk was full
+    assert len(Unfinished(profile, "this version").found) == steps - 1
+    assert not Unfinished(profile, "another version").found
+    assert not {step_name("forms", 0, cases[0])} & {step_name("forms", 0, cases[1]), step_name("forms", 1, cases[0])}
+    kept.write_bytes(b"\xff" * 99)
+    assert not Unfinished(profile, "this version").found
+    Unfinished(profile, "this version").forget()
+    assert not kept.exists()
+
+
+def figures(profile: Profile) -> list[tuple[object, ...]]:
+    """All that was counted, without times."""
+    rows = [(one.what, one.name, one.way, one.cases, one.same, one.right) for one in profile.measured]
+    means = [(one.cosine, one.decoded) for one in profile.measured]
+    return [*rows, *means, tuple(profile.decisive.items()), (profile.wording, profile.seam, profile.carry)]
 
 
 def test_a_deaf_model_is_told(make_workspace: MakeWorkspace) -> None:

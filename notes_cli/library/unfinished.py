@@ -1,0 +1,76 @@
+"""What a calibration has measured so far, a line each in `.begun/` of the profiles, so that a stopped one can go on.
+
+It knows what its steps are called, and not what was found. Lost or damaged, it costs the time to measure that again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from notes_cli.library import private
+from notes_cli.library.begun import FOLDER
+
+# Takes the name of a step and the function that measures it; returns what was found, as JSON has it.
+Keep = Callable[[str, Callable[[], Any]], Any]
+
+
+def step_name(kind: str, number: int, thing: Any) -> str:
+    """The name of what is measured of a case or a pair, with a digest of all that it holds."""
+    return f"{kind} {number} {hashlib.sha256(repr(asdict(thing)).encode()).hexdigest()[:16]}"
+
+
+def keep_nothing(name: str, measure: Callable[[], Any]) -> Any:
+    """A step that is measured now, whatever was kept."""
+    return measure()
+
+
+class Unfinished:
+    """The steps that are kept on the way to one profile."""
+
+    def __init__(self, profile: Path, kind: str) -> None:
+        """`profile`: where it will be. `kind`: what must be the same for what was kept to be of use. Raise NotesError
+        for a file of another user."""
+        self._path = profile.parent / FOLDER / f"{profile.stem}.jsonl"
+        self._kind, self.found = kind, dict[str, Any]()
+        private.check(self._path.parent)
+        private.check_file(self._path)
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            first, *lines = self._path.read_text(encoding="utf-8").splitlines()
+            if json.loads(first) == kind:
+                for line in lines:
+                    name, found = json.loads(line)  # the last line may be cut: then those before it are kept
+                    self.found[name] = found
+
+    def keep(self, name: str, measure: Callable[[], Any]) -> Any:
+        """What a step found: now, unless it was measured before."""
+        if name not in self.found:
+            found = measure()
+            with suppress(OSError):  # saving the profile will fail, too, with the reason
+                self._append(name, found)
+            self.found[name] = found
+        return self.found[name]
+
+    def _append(self, name: str, found: Any) -> None:
+        begins = not self.found
+        if begins:
+            private.make(self._path.parent)
+        with self._path.open("w" if begins else "a", encoding="utf-8") as file:
+            lines = [*([self._kind] if begins else []), [name, found]]
+            file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def forget(self) -> None:
+        """Remove what was kept: the profile is there."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def parts(profiles: Path) -> Iterator[Path]:
+    """What is kept of calibrations that have not been finished."""
+    with suppress(OSError):
+        yield from sorted((profiles / FOLDER).glob("*.jsonl"))
