@@ -392,14 +392,17 @@ class Notebook:
         self.context.truncate(self.sequence, self.position(len(self) - 1))
         self._done = len(self) - 1
 
-    def flush(self, progress: Progress | None = None) -> None:
-        """Decode what is pending. If that fails or is interrupted, what has been decoded stays, the rest is pending."""
+    def flush(self, progress: Progress | None = None, first: Sequence[int] = ()) -> None:
+        """Decode what is pending. If that fails or is interrupted, what has been decoded stays, the rest is pending.
+
+        `progress` is told of each micro-batch; `first`: tokens of the first ones, by which a speed is known early.
+        """
         if self.dry:
             self._done = len(self)
             return
-        total = len(self.pending)
+        total, sizes = len(self.pending), iter(first)
         while self.pending:
-            decode([self], self.context.n_ubatch if progress else None)
+            decode([self], min(next(sizes, self.context.n_ubatch), self.context.n_ubatch) if progress else None)
             if progress:
                 progress(total - len(self.pending), total)
         self.settle()

@@ -41,6 +41,7 @@ from notes_cli.text.skill import Skill, with_images
 from notes_cli.text.toolset import ToolSet, tools_skill
 
 KEEP = 20.0  # seconds of a prefill after which what is there is kept, for a compile that is interrupted
+FIRST = (32, 96)  # tokens of the first batches, for a bar that moves and knows a speed before a whole micro-batch
 COST = 50.0  # times as long as that takes must have passed since
 PROBE = 8  # tokens after rows that were rounded, whose logits tell whether those are as good
 NEAR = 0.99  # their cosine to those after the rows as they were computed, at least (docs/LOG.md)
@@ -166,7 +167,8 @@ def _in_one(
     if there and known:
         notebook.splice(known.slice(0, there))
     notebook.append(segment.tokens[there:])
-    notebook.flush(_keeping(notebook, segment, keep, progress, clock) if keep and not segment.pinned else progress)
+    told = _keeping(notebook, segment, keep, progress, clock) if keep and not segment.pinned else progress
+    notebook.flush(told, FIRST if len(notebook.pending) > 2 * sum(FIRST) else ())
     return replace(segment, layers=_read(notebook, segment))
 
 
