@@ -13,7 +13,7 @@ from notes_cli.editing.selecting import most_deviating, most_influenced
 from notes_cli.editing.ways import Edit, Placer, Prepared
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.patches import Range
+from notes_cli.engine.patches import Range, shifted
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.errors import Help, NotesError, Remedy, UnsupportedError
 
@@ -62,9 +62,16 @@ def amend(
     return method.record.way(Edit(notebook, segment, change, method.name, prepared, placer))
 
 
-def refusal(context: Context, method: Method, *, session: bool = False) -> str | None:
-    """Why the method is not possible in this context, None if it is. `session`: for a skill that is in one."""
-    reasons = map(context.supports, _needs(method.record, session) or ())
+def refusal(
+    context: Context, method: Method, *, session: bool = False, changes: Sequence[Change] = ()
+) -> str | None:
+    """Why the method is not possible in this context, None if it is. `session`: for a skill that is in one. `changes`:
+    for these, which may move what follows them."""
+    reasons = list(map(context.supports, _needs(method.record, session) or ()))
+    if method.record.in_place and not any(reasons):
+        for patches in (change.patches for change in changes):
+            ends = ((patch.last, shifted(patches)(patch.last)) for patch in patches)
+            reasons += [context.can_move(at, to, 1) for at, to in ends if at != to]
     return next((reason for reason in reasons if reason), None)
 
 

@@ -155,9 +155,9 @@ class Method:
         return METHODS[self.name]
 
 
-# Those with a part of their own: the control, the one that tells whether notes were taken, what is always possible,
-# what is exact, and the reference.
-STALE, FIELD, ERRATUM = Method("stale"), Method("field"), Method()
+# Methods that code refers to: the control, the field alone, the erratum (possible on every model), the default, the
+# exact one, and the reference.
+STALE, FIELD, ERRATUM, FIELD_ERRATUM = Method("stale"), Method("field"), Method(), Method("field+erratum")
 SUFFIX, RECOMPUTE = Method("suffix"), Method("recompute")
 
 

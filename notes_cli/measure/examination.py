@@ -85,5 +85,6 @@ def _settled(workspace: Workspace, wanted: Examination, listener: Listener) -> t
         fixed = any(segment.pinned and not (segment.carry and workspace.context.carries) for segment in segments)
         system = "" if fixed else verify_system()
     how: dict[str, Any] = {"seam": wanted.seam, "wording": wanted.wording, "fields": wanted.fields}
-    draft = settled(workspace, Request("", errata=wanted.errata, system=system, **how), segments, listener)
+    request = Request("", errata=wanted.errata, system=system, **how)
+    draft = settled(workspace, request, segments, listener, only_sentences=True)
     return draft.prompt, wanted.questions or field_questions(segments), draft.settings.seam

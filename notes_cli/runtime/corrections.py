@@ -64,6 +64,24 @@ def one_value(given: Iterable[tuple[T, str]], key: Callable[[T], str] = str) -> 
     return found
 
 
+def as_new_values(
+    errata: Iterable[str], fields: Mapping[str, str], segments: Sequence[Segment]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """New values of fields, with those that errata give them (the last of a field counts), and the errata that are free
+    text. Raise SkillError as `parse_errata` and `check_values` do."""
+    check_values(fields, errata := tuple(errata), segments)
+    values, free = dict(fields), []
+    known = known_fields(*segments)
+    given = {one for name in fields for one in known.resolve(name)}
+    for text in errata:
+        for erratum in read_errata([text], known):
+            if erratum.field is None or erratum.value is None:
+                free.append(text)
+            elif (reference := known.find(erratum.key)[0]) not in given:
+                values[reference.key] = erratum.value
+    return values, tuple(free)
+
+
 def check_values(values: Mapping[str, str], errata: Sequence[str], segments: Sequence[Segment]) -> None:
     """Raise SkillError where an erratum says something else of a field than its new value: they come in by different
     ways, so neither is the later one. Of several errata of a field the last counts."""

@@ -48,7 +48,7 @@ def read_request(words: RequestFields) -> Request:
         images=words.get("images", ()),  # another process may be older
         errata=words["errata"],
         fields=fields,
-        method=method_named(method and str(method)) if fields else None,
+        method=method_named(method and str(method)),
         system=words["system"],
         think=words["think"],
         max_think=words["max_think"],

@@ -12,7 +12,7 @@ from pathlib import Path
 from notes_cli.classes import dataclass
 from notes_cli.editing.amend import refusal
 from notes_cli.editing.change import Change
-from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
+from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, SUFFIX, Method
 from notes_cli.errors import Help, NotesError, Notice, OutdatedError, Remedy, UnsupportedError
 from notes_cli.library.profiles import Composition, Profile, Profiles, damaged
 from notes_cli.runtime.workspace import Workspace
@@ -40,8 +40,8 @@ class Defaults:
 
 
 UNMEASURED = Defaults(
-    *(ERRATUM, None, DEFAULT_SEAM, DEFAULT_PLACE),
-    f"{ERRATUM}: this model has not been measured (calibrate does that), so the safe one",
+    *(FIELD_ERRATUM, None, DEFAULT_SEAM, DEFAULT_PLACE),
+    f"{FIELD_ERRATUM}: the default for a model that calibrate has not measured",
 )
 
 
@@ -96,16 +96,21 @@ def near(change: Change) -> bool:
     return len(change.tokens) - change.patches[0].first <= NEAR
 
 
-def choose(workspace: Workspace, changes: Sequence[Change], *, think: bool = False) -> tuple[Method, str]:
-    """The method for these changes of spliced skills, one that this model can, and why."""
+def choose(
+    workspace: Workspace, changes: Sequence[Change], *, think: bool = False, stated: bool = False
+) -> tuple[Method, str]:
+    """The method for these changes of spliced skills, one that this model can, and why. `stated`: an erratum was asked
+    for, so only a method that appends one."""
     found = defaults(workspace, think=think)
+    if stated and not found.method.record.appends_erratum:
+        found = replace(found, method=FIELD_ERRATUM, why=f"{FIELD_ERRATUM}: an erratum was asked for")
     method, why = found.method, found.why
-    if changes and all(near(change) for change in changes):
+    if not stated and changes and all(near(change) for change in changes):
         method, why = SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
-    reason = refusal(workspace.context, method)
+    reason = refusal(workspace.context, method, changes=changes)
     if reason is None:
         return method, why
-    if found.method.record.edits_rows and refusal(workspace.context, found.method) is None:
+    if found.method.record.edits_rows and refusal(workspace.context, found.method, changes=changes) is None:
         return found.method, found.why
     return ERRATUM, f"{ERRATUM}: {method} is not possible: {reason}"
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from notes_cli.classes import dataclass
-from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
+from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
@@ -114,16 +114,19 @@ def settled(
 ) -> Draft:
     """Settle what holds for a request with these skills and images, and tell what of that is worth telling. `had`: the
     skills that its session has already, None without a session; one that `goes_on` amends them by edits alone.
-    `unheard`: what everybody is told of these, by field, and it was not yet. `begun`: when it was asked; None: now."""
+    `unheard`: what everybody is told of these, by field, and it was not yet. `begun`: when it was asked; None: now.
+    `only_sentences`: errata leave the entries of fields as they are."""
     _ = workspace.context  # making it is a part of opening
     ready, before = time.perf_counter(), had or ()
     segments = named_apart(segments, [one.name for one in before])
     request = _corrected(workspace, request, segments, listener.notice, before, unheard or {})
     _tell_meant(request, [*before, *segments], listener.notice)
+    stated = False
     if not goes_on and not only_sentences:
         fields, errata = as_new_values(request.errata, request.fields, segments)
+        stated = len(errata) < len(request.errata)
         request = replace(request, fields=fields, errata=errata)
-    settings = _settings(workspace, request, segments, listener.notice, had is not None, goes_on)
+    settings = _settings(workspace, request, segments, listener.notice, had is not None, goes_on, stated)
     return Draft(request, segments, settings, ready if begun is None else begun, ready, grammar)
 
 
@@ -219,9 +222,15 @@ def _corrected(
 
 
 def _settings(
-    workspace: Workspace, request: Request, segments: Sequence[Segment], say: Say, session: bool, goes_on: bool
+    workspace: Workspace,
+    request: Request,
+    segments: Sequence[Segment],
+    say: Say,
+    session: bool,
+    goes_on: bool,
+    stated: bool,
 ) -> Settings:
-    """`session`: the profile holds without skills, too."""
+    """`session`: the profile holds without skills, too. `stated`: an erratum gives one of the new values."""
     _check_seam(request.seam or 0, segments)
     if request.wording:
         word(Erratum("", "", ""), request.wording)  # raises for one that there is not, also where nothing is worded
@@ -235,7 +244,7 @@ def _settings(
     told = composing(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
     if told and not request.recompute and not think:  # it was measured without a chain of thought
         say(told)
-    method, why = (None, None) if goes_on else _method(workspace, request, segments, think)
+    method, why = (None, None) if goes_on else _method(workspace, request, segments, think, stated)
     return Settings(think, wording, request.place or found.place, seam, method, why)
 
 
@@ -254,9 +263,10 @@ def _check_seam(seam: int, segments: Sequence[Segment]) -> None:
 
 
 def _method(
-    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool
+    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool, stated: bool
 ) -> tuple[Method | None, str | None]:
-    """The method that was named, or the one that fits, and why; None where nothing is amended."""
+    """The method that was named, or the one that fits, and why; None where nothing is amended. `stated`: one that
+    appends an erratum."""
     if not request.fields:
         return None, None
     if request.method:
@@ -264,14 +274,17 @@ def _method(
             what = f"{request.method} leaves rows that were computed with the old value, and exact rows were asked for"
             raise NotesError(what, Help.OTHER_METHOD(method=f"{SUFFIX} or {ERRATUM}"))
         return request.method, None
-    method, why = method_for(workspace, Prompt(request.question, segments, fields=request.fields, think=think))
+    if request.recompute and not stated:
+        return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
+    prompt = Prompt(request.question, segments, fields=request.fields, think=think)
+    method, why = method_for(workspace, prompt, stated=stated)
     if request.exact and not method.record.exact:
         return ERRATUM, f"{ERRATUM}: exact rows were asked for, and {method} leaves some of the old value"
     return method, why
 
 
-def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
-    """The edit method for the prompt's values where the user names none, and why."""
+def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) -> tuple[Method, str]:
+    """The edit method for the prompt's values where the user names none, and why; `stated`: that appends an erratum."""
     if any(
         one.skill == segment.name
         for segment in prompt.segments
@@ -279,7 +292,7 @@ def method_for(workspace: Workspace, prompt: Prompt) -> tuple[Method, str]:
         for one, _ in resolved(prompt.fields, prompt.segments)
     ):
         return ERRATUM, f"{ERRATUM}: a skill that it corrects has an image, and no rows of such a one are edited"
-    return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think)
+    return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think, stated=stated)
 
 
 def _tell_meant(request: Request, skills: Sequence[Fielded], say: Say) -> None:

@@ -164,10 +164,7 @@ def _arranged(
     copies = _copies(messages, named, settings.place)
     now = told(talk, found, copies, standing, asked.notes.errata, question, settings.wording, result)
     messages = [_corrected(one, number, now) for number, one in enumerate(messages)]
-    given: list[Part] = []
-    for name in named:
-        given += [SkillPart(name), *map(ErratumPart, now.with_copy.get(Copy(name), ()))]
-    messages = _placed(messages, [*given, *map(ErratumPart, now.early)], settings.place)
+    messages = _placed(messages, list(map(SkillPart, named)), settings.place)
     try:
         conversation = Conversation(tuple(messages), asked.tools)
         prompt = Prompt("", list(found.values()), think=think, conversation=conversation)
@@ -217,7 +214,7 @@ def _copies(messages: Sequence[Message], named: Iterable[str], place: str) -> li
 
 
 def _corrected(message: Message, number: int, talk: Talk) -> Message:
-    """A message with what is said after the skills in it, and before it."""
+    """A message with its errata: at its beginning, and after skills in it."""
     parts: list[Part] = list(map(ErratumPart, talk.before.get(number, ())))
     for part, copy in _parts(message, number):
         parts += [part, *map(ErratumPart, talk.with_copy.get(copy, ()) if copy else ())]
@@ -243,7 +240,7 @@ def _late(messages: Sequence[Message], place: str) -> int | None:
 
 
 def _placed(messages: list[Message], given: list[Part], place: str) -> list[Message]:
-    """The messages with skills and errata at the end of the system message, or before the first question."""
+    """The messages with skills at the end of the system message, or before the first question."""
     if not given:
         return messages
     if (late := _late(messages, place)) is not None:

@@ -44,9 +44,9 @@ class Talk:
 
     skills: dict[str, Segment] = field(default_factory=dict)
     copies: frozenset[Copy] = frozenset()  # of them, in its prompt
-    with_copy: dict[Copy, tuple[str, ...]] = field(default_factory=dict)  # said right after one, when it came
-    early: tuple[str, ...] = ()  # said after the skills that the first turn names
-    before: dict[int, tuple[str, ...]] = field(default_factory=dict)  # said before a message
+    # Errata directly after a copy of a skill that is in the message of a question, or in one after it.
+    with_copy: dict[Copy, tuple[str, ...]] = field(default_factory=dict)
+    before: dict[int, tuple[str, ...]] = field(default_factory=dict)  # errata at the beginning of a message
     own: tuple[str, ...] = ()  # errata of the client that were said, in order: each turn has to give them again
     values: dict[tuple[str, str], str] = field(default_factory=dict)  # of skills' fields, as they were said last
     heard: int = 0  # standing errata that were there
@@ -170,10 +170,12 @@ def told(
     errata that it has not heard, and the client's own, said again where a standing one has said another value since, or
     a skill comes that they are of, too.
 
-    `copies`: the places that have skills, in the order of the prompt. Right after one that comes with this turn all is
-    said that holds of its skill: the text would overrule a sentence before it. `result`: the question was answered by
-    calls of tools already, and this message is the last result. Then what everybody is told waits for the next
-    question, unless the client has something to say of its own, which comes after it, with the result.
+    Errata come in the message with the question, directly before its words, where models follow them most often; where
+    that message or a later one has a new copy of a skill, after the last one. `copies`: the places that have skills, in
+    the order of the prompt. A copy that is new in this turn would overrule an erratum before it, so all that holds of
+    its skill comes again. `result`: the question was answered by calls of tools already, and this message is the last
+    result. Then global errata wait for the next question, unless the client has errata of its own, which come with the
+    result.
 
     Raise SkillError for one of a field that no skill has.
     """
@@ -209,8 +211,7 @@ def told(
         }
         values |= new
         if last[name] in fresh:
-            holding = [sentence(*key) for key in values if key[0] == name and key not in owned]
-            with_copy[last[name]] = (*with_copy.get(last[name], ()), *holding)
+            said += [sentence(*key) for key in values if key[0] == name and key not in owned]
         else:
             said += [sentence(*key) for key in new]
             overruled |= set(new)
@@ -218,23 +219,20 @@ def told(
         again = any((one.skill, one.field) in overruled or one.skill in came for one in of) or bool(came and not of)
         if at < len(talk.own) and not again:
             continue
-        names = {one.skill for one in of}
-        after = next((copy for copy in reversed(copies) if not of or copy.name in names), None)
-        if after and after in fresh and after.message != NAMED:
-            with_copy[after] = (*with_copy.get(after, ()), word(erratum, wording))
-        else:
-            said.append(word(erratum, wording))
+        said.append(word(erratum, wording))
         values |= {(its.skill, its.field): erratum.value or "" for its in of}
     before = dict(talk.before)
-    if said and not first:
-        place = question if result is None else result
+    after = next((copy for copy in reversed(copies) if copy in fresh and copy.message >= question), None)
+    if said and after:
+        with_copy[after] = (*with_copy.get(after, ()), *said)
+    elif said:
+        place = question if first or result is None else result
         before[place] = (*before.get(place, ()), *said)
     return replace(
         talk,
         skills=dict(skills),
         copies=frozenset(copies),
         with_copy=with_copy,
-        early=tuple(said) if first else talk.early,
         before=before,
         own=tuple(own),
         values=values,

@@ -18,7 +18,7 @@ from notes_cli.images import Picture
 from notes_cli.text.untrusted import check_unicode
 
 ROLES = ("system", "user", "assistant", "tool")
-PLACES = ("early", "late")  # of skills and errata: in the system message, or right before the question
+PLACES = ("early", "late")  # of skills: in the system message, or right before the question
 BETWEEN = "\n\n"  # the parts of one message
 NAME = expression(r"[A-Za-z0-9_.:/-]{1,128}")  # of tools, and ids of calls: templates print them as they are
 
@@ -130,17 +130,18 @@ def asking(
 ) -> Conversation:
     """The usual conversation: a system message, earlier (question, answer) pairs, and a question.
 
-    `skills` are names and `errata` sentences after all of them: in the system message, or, at the place "late", in the
-    user message of `question`. `images` are names, too, of what is shown with the question: in its message, errata
-    after them. Raise NotesError for another place, and for a skill that is named twice.
+    `skills` are names: in the system message, or, at the place "late", in the user message of `question`. `images` are
+    names, too, of images that come with the question, in its message. `errata` are sentences directly before the
+    question: models follow a correction there more often than at the end of the skill (bench/real). Raise NotesError
+    for another place, and for a skill that is named twice.
     """
     check_once((*skills, *images))
     if place not in PLACES:
         raise NotesError(f"no place {place!r}", f"Choose {' or '.join(PLACES)}")
-    given: tuple[Part, ...] = tuple(map(SkillPart, skills))
-    shown, said = tuple(map(SkillPart, images)), tuple(map(ErratumPart, errata))
-    early: tuple[Part, ...] = () if place == "late" else given if images else (*given, *said)
-    late: tuple[Part, ...] = (*given, *shown, *said) if place == "late" else (*shown, *said) if images else ()
+    given = tuple(map(SkillPart, skills))
+    early: tuple[Part, ...] = () if place == "late" else given
+    late: tuple[Part, ...] = given if place == "late" else ()
+    last = (*late, *map(SkillPart, images), *map(ErratumPart, errata), TextPart(question))
     words = [TextPart(system)] if system and system.strip() else []
     head = Message("system", (*words, *early))
     earlier = [
@@ -148,7 +149,7 @@ def asking(
         for asked, answer in turns
         for message in (user_message(asked), Message("assistant", (TextPart(answer),)))
     ]
-    messages = [*([head] if head.parts else []), *earlier, Message("user", (*late, TextPart(question)))]
+    messages = [*([head] if head.parts else []), *earlier, Message("user", last)]
     return Conversation(tuple(messages), tuple(tools))
 
 

@@ -78,14 +78,14 @@ def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
     """Pieces follow each other without a gap from position 0, and each says how its rows came about."""
     result = notes("ask", "Why?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", 3, "--json").json
     pieces = result["pieces"]
-    assert [piece["kind"] for piece in pieces] == ["text", "splice", "erratum", "question", "answer"]
-    assert [piece["how"] for piece in pieces] == ["decoded", "spliced", *["decoded"] * 3]
+    assert [piece["kind"] for piece in pieces] == ["text", "splice", "text", "erratum", "question", "answer"]
+    assert [piece["how"] for piece in pieces] == ["decoded", "spliced", *["decoded"] * 4]
     at = 0
     for piece in pieces:
         assert piece["position"] == at
         at += piece["tokens"]
     assert at == result["tokens"]["total"] + result["tokens"]["answer"]
-    assert pieces[2]["tokens"] == result["tokens"]["erratum"] > len("date 2026-07-01")
+    assert pieces[3]["tokens"] == result["tokens"]["erratum"] > len("date 2026-07-01")
 
 
 def test_placed_late_the_skill_stands_before_the_question(notes: Notes, compiled: Path) -> None:
@@ -95,7 +95,8 @@ def test_placed_late_the_skill_stands_before_the_question(notes: Notes, compiled
     assert (early["place"], late["place"]) == ("early", "late")
     assert early["pieces"] == notes(*ask, "--place", "early").json["pieces"]
     kinds = ["text", "splice", "splice", "erratum", "question", "answer"]
-    assert [piece["kind"] for piece in late["pieces"]] == kinds == [piece["kind"] for piece in early["pieces"]]
+    assert [piece["kind"] for piece in late["pieces"]] == kinds
+    assert [piece["kind"] for piece in early["pieces"]] == [*kinds[:3], "text", *kinds[3:]]
     # The end of one message and the opening of the other, 8 tokens, are in the place of an empty line.
     assert late["pieces"][1]["position"] == early["pieces"][1]["position"] + 8 - len("\n\n")
     assert late["tokens"]["spliced"] == early["tokens"]["spliced"]
@@ -128,7 +129,7 @@ def test_settings_do_not_bar_a_session(notes: Notes, compiled: Path, home: Path)
         refused = notes(*ask, *named)
         assert refused.code == 1 and "belong to its first turn" in refused.err, named
     unused = notes("ask", "Why?", "--method", "suffix")
-    assert unused.code == 2 and "give --field" in unused.err
+    assert unused.code == 2 and "give --erratum or --field" in unused.err
 
 
 def test_methods_and_wordings_that_are_none(notes: Notes, compiled: Path) -> None:
@@ -141,16 +142,16 @@ def test_methods_and_wordings_that_are_none(notes: Notes, compiled: Path) -> Non
     assert refused.code == 1 and "no erratum wording 'nonsense'. Known wordings: now" in refused.err
 
 
-def test_without_a_profile_the_safe_method_is_chosen_and_said(notes: Notes, compiled: Path) -> None:
+def test_without_a_profile_the_default_method_is_used_and_named(notes: Notes, compiled: Path) -> None:
     """--explain says which method --field comes to and why; --json too; a method that was named needs no reason."""
     ask = ("ask", "Why?", "--splice", "returns", "--field", "date=2026-07-01", "-n", 1)
     line = notes(*ask, "--explain").out.splitlines()[-1]
-    assert line.startswith("method erratum: this model has not been measured")
+    assert line.startswith("method field+erratum: the default for a model that calibrate has not measured")
     for extra in ((), ("--explain",)):
         found = notes(*ask, "--json", *extra).json
-        assert (found["method"], found["wording"], found["seam"]) == ("erratum", "now", 1)
+        assert (found["method"], found["wording"], found["seam"]) == ("field+erratum", "now", 1)
         assert found["method_why"] == line.removeprefix("method ")
-    assert notes(*ask, "--method", "auto", "--json").json["method"] == "erratum"
+    assert notes(*ask, "--method", "auto", "--json").json["method"] == "field+erratum"
     named = notes(*ask, "--method", "selective@4", "--json").json
     assert (named["method"], named["method_why"]) == ("selective@4", None)
     full = notes(*ask, "--recompute", "--json").json
@@ -172,6 +173,7 @@ def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path
     assert "recompute: right in 9 of 9 (calibrate, " in found["method_why"] and found["tokens"]["spliced"] == 0
     said = notes(*ask[:6], "--erratum", "date=2026-07-01", "--json", "-n", 1).json
     assert (said["tokens"]["seam"], said["tokens"]["erratum"]) == (3, len("\n\nCorrection. date: 2026-07-01"))
+    assert said["method"] == "field+erratum" and "an erratum was asked for" in said["method_why"]
     mine = notes(*ask, "--method", "stale", "--seam", 0, "--place", "early", "--wording", "now").json
     assert (mine["method"], mine["wording"], mine["seam"], mine["place"]) == ("stale", "now", 0, "early")
 
@@ -189,7 +191,7 @@ def test_several_skills(notes: Notes, compiled: Path, tmp_path: Path) -> None:
 
 
 def test_errata_of_a_field_and_in_free_words(notes: Notes, compiled: Path) -> None:
-    """Each erratum is a sentence after the skill, in the order given; --wording chooses how a field is said."""
+    """Each erratum is a sentence before the question, those of fields first; --wording chooses the words of these."""
     one = notes("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "-n", 1, "--json").json
     two = notes(
         *("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--erratum", "All goods count.", "-n", 1),
@@ -202,7 +204,28 @@ def test_errata_of_a_field_and_in_free_words(notes: Notes, compiled: Path) -> No
     line = notes(
         *("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--wording", "line", "-n", 1, "--json")
     ).json
-    assert line["tokens"]["erratum"] == len("\n\nCorrection. tier: basic")
+    assert line["tokens"]["erratum"] == len("Correction. tier: basic")
+
+
+def test_an_erratum_of_a_field_refreshes_its_entries_too(notes: Notes, compiled: Path) -> None:
+    """As --field does: the value's own KV entries and a sentence before the question; the same prompt decoded in full
+    has the same tokens. --method erratum leaves all entries, --exact too, and free text has none."""
+    ask = ("ask", "Why?", "--splice", "returns", "-n", 1, "--json")
+    stated = notes(*ask, "--erratum", "date=2026-07-01").json
+    assert stated["method"] == "field+erratum" and stated["tokens"]["rewritten"] > 0 < stated["tokens"]["erratum"]
+    assert [one["kind"] for one in stated["pieces"]][-3:] == ["erratum", "question", "answer"]
+    assert notes(*ask, "--field", "date=2026-07-01").json["tokens"] == stated["tokens"]
+    twice = notes(*ask, "--erratum", "date=2026-06-30", "--erratum", "returns.date=2026-07-01").json
+    assert twice["tokens"] == stated["tokens"], "the last one alone"
+    full = notes(*ask, "--erratum", "date=2026-07-01", "--recompute").json
+    assert full["tokens"]["total"] == stated["tokens"]["total"] and full["tokens"]["spliced"] == 0
+    for more in (("--erratum", "date=2026-07-01", "--method", "erratum"), ("--erratum", "date=2026-07-01", "--exact")):
+        left = notes(*ask, *more).json
+        assert (left["method"], left["tokens"]["rewritten"]) == ("erratum", 0) and left["tokens"]["erratum"] > 0
+    free = notes(*ask, "--erratum", "All goods count.").json
+    assert (free["method"], free["tokens"]["rewritten"]) == (None, 0)
+    both = notes(*ask, "--field", "date=2026-07-02", "--erratum", "date=2026-07-01")
+    assert both.code == 1 and "date is given the new value '2026-07-02', and '2026-07-01' by an erratum" in both.err
 
 
 def test_an_erratum_changes_the_prompt_and_not_the_skill(notes: Notes, compiled: Path, home: Path) -> None:
