@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 from notes_cli.errors import EngineError, UnsupportedError
 
 ABI_VERSION = 9
+# Turns a thread of GNU's OpenMP spins at a barrier before it sleeps. By default it is 300,000: beside a busy process the
+# threads then wait for each other's time slices, and one answer takes up to a minute. `python -m bench.busy` compares.
+SPIN = "1000"
 MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 
 OK, E_UNSUPPORTED, E_ABORTED, E_DAMAGED, E_READ = 0, -2, -7, -8, -9
@@ -106,6 +109,8 @@ class LayerPlaces(ctypes.Structure):
 
 
 def _load() -> tuple[Any, ctypes.CDLL]:
+    if "OMP_WAIT_POLICY" not in os.environ:  # read when the library is loaded
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
     try:
         package = importlib.import_module("notes_cli.lib")
         binding = importlib.import_module("notes_cli.lib.llama_cpp")
