@@ -123,7 +123,8 @@ def command(
     for requests to `notes serve` that have the same tools in any order.
 
     Of several sources, or a folder of such folders or of images, each is compiled; one that fails does not stop the
-    rest, and the exit status is 1 then.
+    rest, and the exit status is 1 then. Of a folder without a SKILL.md in it or right below it each text in it is
+    compiled (.md, .markdown, .txt).
 
     With --together, or a + between them, several texts become one skill: what a later one says was read after the
     earlier ones, as in one prompt. Skills that are spliced one after the other have not seen each other; `notes verify
@@ -144,6 +145,7 @@ def command(
       notes compile skill.txt
       notes compile skills/returns
       notes compile skills/                          each skill in it
+      notes compile docs/                            each text in it
       cat policy.md | notes compile - --name policy
       notes compile pdf                              the Agent Skill of that name
       notes compile --all                            every one of them
@@ -165,7 +167,10 @@ def command(
     if sweeps and (name or target):
         raise click.UsageError(f"--name and -o are for one skill, and {sweeps[0]} means all there are")
     words, joins = _words(sources, together, name, target)
-    meant = Sources(library(), (lambda text: None) if quiet or json_ or stale else output.say)
+    note = (lambda text: None) if quiet or json_ or stale else output.say
+    for source in sources:
+        _tell_texts(source, words, note)
+    meant = Sources(library(), note)
     failures = _Failures(several=(len(words) > 1 and not joins) or bool(sweeps))
     skills: list[Source] = []
     if segment is not None:
@@ -223,6 +228,16 @@ def _words(
     if not joins and len(words) > 1 and (name or target or "-" in words):
         raise click.UsageError(f"--name, -o and - are for one skill, and these are {len(words)}")
     return words, joins
+
+
+def _tell_texts(source: str, words: Sequence[str], note: Callable[[str], object]) -> None:
+    """Say how many texts a folder without skills has: there may be more than its user thinks."""
+    from notes_cli.text.skill import TEXTS
+
+    texts = [word for word in words if Path(word).parent == Path(source) and word.lower().endswith(TEXTS)]
+    if texts:
+        each = "a text, which becomes a skill" if len(texts) == 1 else f"{len(texts):,} texts, each of which is a skill"
+        note(f"{source} has {each}. Folders below it are left out")
 
 
 class _Failures:

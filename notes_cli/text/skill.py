@@ -28,6 +28,7 @@ MAX_HEADER = 64 << 10  # characters of front matter, because reading YAML is slo
 MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the text
 MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
+TEXTS = (".md", ".markdown", ".txt")  # files of a folder that is compiled without a SKILL.md
 SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock, and keep its size and times
 OPENING = r"---[ \t]*\n"
 OPENS = expression(OPENING)  # a text that begins so has front matter, or a mistake in it
@@ -254,7 +255,8 @@ def skill_file(source: str | Path) -> Path:
 
 
 def skill_sources(word: str) -> list[str]:
-    """The sources that a word of the user means: itself, or each skill and each image in a folder, sorted by name.
+    """The sources that a word of the user means: itself, or each skill and each image in a folder, sorted by name. A
+    folder without skills has each text in it instead, but none of those in the folders below.
 
     Raise SkillError for a folder that is no skill and contains none.
     """
@@ -263,12 +265,15 @@ def skill_sources(word: str) -> list[str]:
         return [word]
     try:
         entries = list(folder.iterdir())
+        files = [path for path in entries if path.is_file() and not path.name.startswith(".")]
         found = sorted(str(inside) for inside in entries if inside.is_dir() and _file_in(inside))
-        found += sorted(str(inside) for inside in entries if inside.is_file() and inside.suffix.lower() in SUFFIXES)
+        found = found or sorted(str(path) for path in files if path.suffix.lower() in TEXTS)
+        found += sorted(str(path) for path in files if path.suffix.lower() in SUFFIXES)
     except OSError as error:
         raise SkillError(f"cannot read {folder}: {reason(error)}") from error
     if not found:
-        raise SkillError(f"the folder {folder} has no SKILL.md, no folder with one, and no image")
+        texts = ", ".join(TEXTS)
+        raise SkillError(f"the folder {folder} has no SKILL.md, no folder with one, no text ({texts}) and no image")
     return found
 
 

@@ -310,6 +310,21 @@ def test_several_sources_and_folders_of_skills(notes: Notes, tmp_path: Path) -> 
     assert all(one["up_to_date"] for one in again.json["compiled"])
 
 
+def test_a_folder_of_texts(notes: Notes, tmp_path: Path) -> None:
+    """Without a SKILL.md each text in it, none below it, is a skill; a line says how many. With one they are not."""
+    folder = tmp_path / "docs"
+    (folder / "more").mkdir(parents=True)
+    for name in ("b.md", "a.txt", "more/c.md", ".d.md", "data.csv"):
+        (folder / name).write_text(f"The rule of {name}.")
+    outcome = notes("compile", f"{folder}/")
+    assert outcome.code == 0 and [Path(line).name.partition(".")[0] for line in outcome.out.split()] == ["a", "b"]
+    assert f"{folder}/ has 2 texts, each of which is a skill. Folders below it are left out\n" in outcome.err
+    assert "texts" not in notes("compile", folder, "-q").err and "texts" not in notes("compile", folder / "b.md").err
+    assert [one["up_to_date"] for one in notes("compile", folder, "--json").json["compiled"]] == [True, True]
+    (folder / "more" / "SKILL.md").write_text("date: 2026-06-01")
+    assert [one["name"] for one in notes("compile", folder, "--json").json["compiled"]] == ["more"]
+
+
 @pytest.mark.parametrize("extra", [("--name", "x"), ("-o", "x.gguf"), ("-",)])
 def test_what_is_for_one_skill_alone(notes: Notes, skill: Path, tmp_path: Path, extra: tuple[str, ...]) -> None:
     """A name, a file and standard input: usage."""

@@ -216,12 +216,16 @@ def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
 def test_a_folder_of_skills_is_each_of_them(tmp_path: Path) -> None:
     """By name; a skill's own folders are its own."""
     for name in ("b", "a/references", "a", "c"):
-        write(tmp_path, f"{name}/SKILL.md" if name != "c" else "c/notes.txt", "x")
+        write(tmp_path, f"{name}/SKILL.md" if name != "c" else "c/notes.csv", "x")
     assert skill_sources(str(tmp_path)) == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert skill_sources(str(tmp_path / "a")) == [str(tmp_path / "a")]
     assert skill_sources("-") == ["-"] and skill_sources("no-such") == ["no-such"]
-    with pytest.raises(SkillError, match=r"has no SKILL\.md, no folder with one, and no image"):
+    with pytest.raises(SkillError, match=r"has no SKILL\.md, no folder with one, no text \(\.md, "):
         skill_sources(str(tmp_path / "c"))
+    for name in ("c/notes.txt", "c/guide.MD", "c/deep/more.txt", "c/a.png"):
+        write(tmp_path, name, "x")
+    found = [Path(source).name for source in skill_sources(str(tmp_path / "c"))]
+    assert found == ["guide.MD", "notes.txt", "a.png"]
 
 
 def test_linked_files_are_said_to_be_left_out(tmp_path: Path) -> None:
