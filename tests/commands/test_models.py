@@ -20,6 +20,7 @@ NAMES = [
     *("ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", "hf.co/unsloth/SmolLM3-GGUF:Q4_K_M", "lfm2:latest"),
     *("lmstudio-community/Mistral-GGUF:Q8_0", "me/embed:latest", "qwen3:0.6b", "user/old-GGUF:Q5_K_M"),
 ]
+OURS = ["notes-tiny", "notes-eye"]  # which come first
 BROKEN = ["half/half-GGUF:Q4_0", "lora:latest", "user/old-GGUF:Q2_K"]
 
 
@@ -63,7 +64,7 @@ def read_only(user: Path) -> Iterator[Path]:
 def test_models_of_all_stores(user: Path) -> None:
     """Sorted by name, with size, quantization, context and what can be done; what is broken is a row that says so."""
     rows = run_here("models", "--json").json
-    assert [row["name"] for row in rows] == sorted([*NAMES, *BROKEN])
+    assert [row["name"] for row in rows] == [*OURS, *sorted([*NAMES, *BROKEN])]
     found = {row["name"]: row for row in rows}
     for name in NAMES:
         row = found[name]
@@ -76,34 +77,35 @@ def test_models_of_all_stores(user: Path) -> None:
     assert {name for name, how in skills.items() if how == "refused"} == {"me/embed:latest"}
     assert found["qwen3:0.6b"]["architecture"] == "qwen3" and found["qwen3:0.6b"]["why"] is None
     assert "recurrent" in found["lfm2:latest"]["why"]
-    assert {row["store"] for row in rows} == {"Ollama", "Hugging Face", "llama.cpp", "LM Studio"}
-    assert run_here("models", "-q").out.splitlines() == NAMES
+    assert {row["store"] for row in rows} == {"notes", "Ollama", "Hugging Face", "llama.cpp", "LM Studio"}
+    assert run_here("models", "-q").out.splitlines() == [*OURS, *NAMES]
 
 
 def test_the_table(user: Path) -> None:
     """A line for each, a sum, and below them why some cannot be used, or not everywhere, each reason once."""
     outcome = run_here("models")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0 and outcome.err.startswith("smollm2, a small real model, is not there.")
     lines = outcome.out.splitlines()
     assert lines[0].split() == ["name", "size", "weights", "context", "architecture", "skills"]
-    table = {line.split()[0]: line.split()[1:] for line in lines[1:11]}
+    table = {line.split()[0]: line.split()[1:] for line in lines[1:13]}
+    assert lines[1].startswith("notes-tiny * ")
+    assert table["notes-eye"][2:] == ["Q8_0", "4,096", "qwen2vl", "spliced"]
     assert table["qwen3:0.6b"][2:] == ["F32", "8,192", "qwen3", "spliced"]
     assert table["half/half-GGUF:Q4_0"] == table["lora:latest"] == ["unusable"]
-    assert lines[11].startswith("7 files, ")
+    assert lines[13].startswith("9 files, ") and lines[13].endswith("; * is used without -m")
     assert (
         "lfm2:latest, user/old-GGUF:Q5_K_M: this model has recurrent layers, and their state cannot be moved" in lines
     )
     assert any(line.startswith("half/half-GGUF:Q4_0: 9,999 of its ") for line in lines)
-    assert "qwen3:0.6b" in on_a_terminal(["models"])
+    shown = on_a_terminal(["models"], COLUMNS="80", NO_COLOR="1").splitlines()
+    assert any("qwen3:0.6b" in line for line in shown) and max(map(len, shown[:14])) <= 80
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    """Nothing on stdout, on stderr where was looked, exit 0; no folder is made."""
+    """Our own models alone; no folder is made."""
     before = sorted(tmp_path.rglob("*"))
-    outcome = run_here("models")
-    assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err.startswith("no models found in ") and f"{tmp_path / 'user' / 'ollama'} (Ollama)" in outcome.err
-    assert run_here("models", "--json").json == [] and run_here("models", "-q").out == ""
+    assert [row["name"] for row in run_here("models", "--json").json] == OURS
+    assert run_here("models", "-q").out.splitlines() == OURS and run_here("models").code == 0
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -123,7 +125,7 @@ def test_a_model_of_every_store_answers(read_only: Path, skill: Path, name: str)
 def test_without_the_right_to_write(read_only: Path, unprivileged: Callable[..., Outcome]) -> None:
     """As somebody who may only read, as of the folder of Ollama's service."""
     before = stores.tree(read_only)
-    assert unprivileged("models", "-q").out.splitlines() == NAMES
+    assert unprivileged("models", "-q").out.splitlines() == [*OURS, *NAMES]
     assert unprivileged("ask", "Why?", "-n", "1", "-m", "qwen3:0.6b").code == 0
     assert stores.tree(read_only) == before
 
@@ -135,7 +137,7 @@ def test_a_folder_that_cannot_be_read(user: Path, unprivileged: Callable[..., Ou
     try:
         outcome = unprivileged("models")
         assert outcome.code == 0 and "lmstudio-community/Mistral-GGUF:Q8_0" in outcome.out
-        assert outcome.err == f"cannot read {closed}: Permission denied\n"
+        assert outcome.err.splitlines()[-1] == f"cannot read {closed}: Permission denied"
         missed = unprivileged("ask", "Why?", "-m", "qwen3:0.6b")
         assert missed.code == 1 and f"cannot read {closed}" in missed.err and missed.err.count("\n") == 1
     finally:
