@@ -100,7 +100,7 @@ def test_what_is_typed_prints_what_is_shown(
     monkeypatch.setenv("PYTHONPATH", python_path(page))
     if page.name == "your-model.md":
         root = user / ".ollama" / "models"
-        model = make_model("qwen3", trained=4096)  # type: ignore[operator]
+        model = make_model("qwen3", trained=32768)  # type: ignore[operator]
         stores.ollama(root, "registry.ollama.ai/library/qwen3/0.6b", stores.manifest(root, model))
     if page.name == "README.md":
         shutil.copytree(ROOT / "skills", user / "work" / "skills")
