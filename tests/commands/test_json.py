@@ -178,7 +178,7 @@ def test_keys_of_the_issue(notes: Notes, compiled: Path) -> None:
     ask = notes("ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json").json
     assert ask.keys() >= {"answer", "choice", "probabilities", "tokens", "ms", "pieces"}
     assert ask["tokens"].keys() >= {"total", "spliced", "seam", "decoded", "erratum"}
-    assert ask["ms"].keys() == {"load", "splice", "prompt", "first_token", "total"}
+    assert ask["ms"].keys() == {"load", "splice", "prompt", "first_token", "total", "saved"}
     assert ask["pieces"][0].keys() >= {"kind", "name", "tokens", "position", "how", "why"}
     verify = notes("verify", "returns", "--choices", "a,b", "--json").json
     assert verify.keys() >= {"cosine", "kl", "same_top", "same_decision", "control", "pass"}
