@@ -91,10 +91,11 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
         raise SkillError(f"the erratum {text!r} names no field", "Write field=value")
     if name not in known_fields:
         if colon and not equals and _is_written(field_name(text[: colon.start()]), known_fields):
-            raise SkillError(f"no spliced skill has a field {text[: colon.start()].strip()!r}", known(known_fields))
+            given = text[: colon.start()].strip()
+            raise SkillError(f"no spliced skill has a field {given!r}", known(known_fields, given))
         if not equals or not (certain or LIKE_NAME.fullmatch(name) or _nearly(name, known_fields)):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
-        raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields))
+        raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields, name))
     value = clean_value(name, value)
     if (other := _another(value, known_fields)) is not None:
         what = f"the erratum {text!r} gives {name!r} a value, and {other!r} another one"

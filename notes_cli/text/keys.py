@@ -146,11 +146,17 @@ def _has_case(word: str) -> bool:
     return word.lower() != word.upper()
 
 
-def known(fields: Collection[str]) -> str:
-    """The fields that there are, for somebody who named another; where there are none, what one is."""
+def known(fields: Collection[str], wanted: str) -> str:
+    """The fields that there are, for somebody who `wanted` another, and which of them is like it; where there are none,
+    what one is."""
+    from difflib import get_close_matches
+
     names = listed(sorted(fields))
+    folded = {each.casefold(): field for field in fields for each in (field.rpartition(".")[2], field)}
+    near = get_close_matches(wanted.casefold(), folded, n=1)
+    hint = f"Did you mean {folded[near[0]]}? " if near else ""
     what = "" if fields else ". A field is a `key: value` line, a {{placeholder}}, or named under fields: at the top"
-    return f"Known fields: {names}{what}"
+    return f"{hint}Known fields: {names}{what}"
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

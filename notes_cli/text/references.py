@@ -53,9 +53,14 @@ class Known(Collection[str]):
         return field if len(self._owners.get(field, ())) < 2 else f"{skill}.{field}"
 
     def find(self, reference: str) -> list[Reference]:
-        """All fields that a reference may mean; without a skill, that field of every skill that has it."""
+        """All fields that a reference may mean; without a skill, that field of every skill that has it. A name may be
+        written in other case where one field alone has it so."""
         skill, dot, field = reference.rpartition(".")
         field, skill = field_name(field), skill.strip()
+        known = self._owners if not dot or skill == ALL else self._fields.get(skill, {})
+        if field not in known:
+            alike = [one for one in known if one.casefold() == field.casefold()]
+            field = alike[0] if len(alike) == 1 else field
         owners = self._owners.get(field, {})
         named = owners if not dot or skill == ALL else [skill] if skill in owners else ()
         return [Reference(owner, field, self.key(owner, field)) for owner in named]
@@ -68,7 +73,7 @@ class Known(Collection[str]):
         """
         found = self.find(reference)
         if not found:
-            raise SkillError(f"{subject} a field {reference!r}", known(self))
+            raise SkillError(f"{subject} a field {reference!r}", known(self, reference))
         if len(found) > 1 and "." not in reference:
             which = listed([one.key for one in found])
             raise SkillError(

@@ -216,10 +216,13 @@ def test_a_larger_context_for_a_text_is_right_at_once(notes: Notes, tmp_path: Pa
     assert found.code == 0 and "the context" not in found.err
 
 
-def test_unknown_field(refuse: Refuse, compiled: Path) -> None:
+def test_unknown_field(notes: Notes, refuse: Refuse, compiled: Path) -> None:
     """A field that no spliced skill has: the message names those there are."""
     error = refuse("ask", "Why?", "--splice", "returns", "--erratum", "dat=2026-07-01")
-    assert "no spliced skill has a field 'dat'. Known fields: date, tier" in error
+    assert "no spliced skill has a field 'dat'. Did you mean date? Known fields: date, tier" in error
+    named = notes("ask", "Why?", "--splice", "returns", "--erratum", "Date=2026-07-01", "-n", 1, "--json").json
+    exact = notes("ask", "Why?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", 1, "--json").json
+    assert named["pieces"] == exact["pieces"]
     assert "Known fields: none" in refuse("ask", "Why?", "--erratum", "date=2026-07-01")
     assert "no erratum wording 'x'" in refuse(
         *("ask", "Why?", "--splice", "returns", "--erratum", "tier=b", "--wording", "x")

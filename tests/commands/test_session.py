@@ -138,13 +138,13 @@ def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("edit", "mine", "--field", "dat=x"), "has a field 'dat'. Known fields: date, tier"),
+        (("edit", "mine", "--field", "dat=x"), "has a field 'dat'. Did you mean date? Known fields: date, tier"),
         (("edit", "mine", "--field", "tier=gold"), "tier is gold already"),
         (("edit", "mine", "--field", "tier"), "Write --field NAME=VALUE"),
         (("edit", "mine", "--field", "tier=a", "--method", "magic"), "no edit method 'magic'"),
         (("edit", "mine", "--field", "tier=a", "--method", "recompute"), "is not for a session"),
         (("edit", "mine", "--field", "tier=a", "--method", "block"), "is not for a session"),
-        (("edit", "mine", "--field", "tier=a", "--field", "dat=x"), "has a field 'dat'. Known fields: date, tier"),
+        (("edit", "mine", "--field", "tier=a", "--field", "dat=x"), "has a field 'dat'. Did you mean date? Known fields: date, tier"),
         (("edit", "mine", "--field", "tier=a", "--field", "date= "), "has no value"),
         (("session", "compact", "nothing"), "there is no session 'nothing'"),
         (("session", "export", "nothing"), "there is no session 'nothing'"),

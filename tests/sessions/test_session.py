@@ -633,7 +633,7 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
         turn(session, skill, "Why?")
         ledger = session.stored.ledger.read_bytes()
         for name, value, method, message in (
-            ("dat", "x", "erratum", "has a field 'dat'. Known fields: date, tier"),
+            ("dat", "x", "erratum", "has a field 'dat'. Did you mean date\\? Known fields: date, tier"),
             ("tier", "gold", "field", "tier is gold already"),
             (
                 "tier",

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
+from notes_cli.text.erratum import read_errata
 from notes_cli.text.references import Known, Reference
 
 NAMES = st.sampled_from(["returns", "support", "規則"])
@@ -20,6 +21,23 @@ def test_a_name_alone_is_enough_where_one_skill_has_it() -> None:
     for reference in ("date", "returns.date", "*.date", " returns . date"):
         assert known.resolve(reference) == [Reference("returns", "date", "date")]
     assert "support.date" not in known and "date" in known and 3 not in known
+
+
+def test_case_is_no_typo() -> None:
+    """A name in other case is the field that alone has it so; one that is exact goes before it, and two are a guess."""
+    known = Known([("returns", ["Owner", "Delivery time", "tier"]), ("support", ["Owner", "Tier", "Größe"])])
+    (found,) = known.resolve("delivery TIME")
+    assert found == Reference("returns", "Delivery time", "Delivery time") and "grÖsse" in known
+    assert [one.key for one in known.resolve("*.owner")] == ["returns.Owner", "support.Owner"]
+    assert known.resolve("support.owner")[0].key == "support.Owner"
+    assert [one.key for one in known.resolve("tier")] == ["tier"] and known.resolve("support.tier")[0].field == "Tier"
+    with pytest.raises(SkillError, match="several skills have a field 'owner': name one of returns.Owner, support.Own"):
+        known.resolve("owner")
+    for name, near in (("TIER", "(t|T)ier"), ("ownr", "(returns|support)\\.Owner"), ("delivery", "Delivery time")):
+        with pytest.raises(SkillError, match=f"Did you mean {near}\\? Known fields: "):
+            known.resolve(name)
+    (erratum,) = read_errata(["delivery time: 5 days"], known)
+    assert (erratum.field, erratum.value, erratum.key) == ("Delivery time", "5 days", "Delivery time")
 
 
 def test_no_skill_at_all() -> None:
