@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, sync_playwright
 from bench.page.checks import CHECKS, TEXTS, Check
 from bench.page.pictures import pictures
 from bench.page.user import ROOT, Server, looking
+from notes_cli.config import SHIPPED_TINY
 
 
 def run(browser: Browser, home: Path, checks: Sequence[Check]) -> int:
@@ -55,7 +56,7 @@ def tried(browser: Browser, home: Path, check: Check) -> str:
 def prepared(folder: Path, *more: Path) -> Path:
     """A home in which the skills that ship are compiled, and these texts."""
     skills = [str(ROOT / "tests" / "skills" / "returns"), str(ROOT / "tests" / "skills" / "support"), *map(str, more)]
-    environment = {**os.environ, "NOTES_HOME": str(folder)}
+    environment = {**os.environ, "NOTES_HOME": str(folder), "NOTES_MODEL": SHIPPED_TINY}
     command = [sys.executable, "-m", "notes_cli", "compile", *skills]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
     return folder

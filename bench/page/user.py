@@ -14,6 +14,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from notes_cli.config import SHIPPED_TINY
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 DESK, PHONE = {"width": 1180, "height": 900}, {"width": 320, "height": 640}
 QUESTION = "May I return this?"
@@ -28,7 +30,8 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/"
-        self._environment = {**os.environ, "NOTES_HOME": str(home), **({"NOTES_API_KEY": key} if key else {})}
+        own = {"NOTES_HOME": str(home), "NOTES_MODEL": SHIPPED_TINY, **({"NOTES_API_KEY": key} if key else {})}
+        self._environment = {**os.environ, **own}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
