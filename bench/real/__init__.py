@@ -1,0 +1,1 @@
+"""Splices and corrections measured on real texts with any GGUF: `python -m bench.real`, `make real`."""

@@ -1,0 +1,131 @@
+"""The tables of `make real`: Markdown, written between markers into README and docs/findings.md.
+
+Figures are kept in docs/results/real.json, by model; tests/bench/test_real.py compares the pages with them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.real.measure import interval
+from bench.real.tasks import ROOT
+
+STORE = ROOT / "docs" / "results" / "real.json"
+SHOWN = "SmolLM2"  # the model of README, by the beginning of its name
+WAYS = {
+    "compiled": "spliced where it was compiled",
+    "exact": "the same with `--exact`",
+    "q8_0": "spliced there, kept as q8_0",
+    "system": "spliced after a system text",
+    "another": "spliced after a system text and another skill",
+}
+METHODS = {
+    "nothing": "no correction",
+    "erratum": "erratum before the question",
+    "field": "field in place",
+    "field+erratum": "**field in place and erratum (default)**",
+    "suffix": "full prefill of the corrected text",
+}
+Rows = Sequence[dict[str, Any]]
+
+
+def stored() -> dict[str, Any]:
+    """What was measured so far, by the name of the model."""
+    return json.loads(STORE.read_text(encoding="utf-8")) if STORE.exists() else {}
+
+
+def tables(found: dict[str, Any]) -> str:
+    """All tables of one model."""
+    parts = [
+        fidelity_table(found["fidelity"]) if "fidelity" in found else "",
+        "The author's facts:\n\n" + fidelity_table(found["facts"]) if "facts" in found else "",
+        corrections_table(found["corrections"]) if "corrections" in found else "",
+        places_table(found["places"]) if "places" in found else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def fidelity_table(rows: Rows) -> str:
+    """A row for each way, beside a prefill of the same tokens."""
+    lines = [
+        "| | right | a full prefill | same verdict | same text | cosine | KL |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        n = row["asked"]
+        cells = [_share(row[key], n) for key in ("right", "reference_right", "same_verdict", "same_text")]
+        cells += [f"{row['cosine']:.4f}", f"{row['kl']:.3f}"]
+        lines.append(f"| {WAYS[row['way']]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def corrections_table(found: dict[str, Any]) -> str:
+    """A row for each method."""
+    lines = [
+        "| | new value | old value | what follows from it: new / old | other answers: as right / same text |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in found["methods"]:
+        follows = f"{row['follows_new']} / {row['follows_old']} of {row['follows_asked']}"
+        other = f"{row['other_same_verdict']} / {row['other_same_text']} of {row['other_asked']}"
+        cells = [_share(row["new"], row["asked"]), _share(row["old"], row["asked"]), follows, other]
+        lines.append(f"| {METHODS[row['method']]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def places_table(rows: Rows) -> str:
+    """New and old values by place, wording and method, and by what precedes."""
+    contexts = ("alone", "another", "turn")
+    keys = dict.fromkeys((row["method"], row["place"], row["wording"]) for row in rows)
+    by_key = {(row["context"], row["method"], row["place"], row["wording"]): row for row in rows}
+    lines = [
+        "| method | place | wording | alone: new / old | after another skill | in a later turn | follows |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for key in keys:
+        some = [by_key[one] for one in ((context, *key) for context in contexts)]
+        cells = [f"{row['new']} / {row['old']}" for row in some]
+        cells.append(f"{sum(row['follows_new'] for row in some)} / {sum(row['follows_old'] for row in some)}")
+        lines.append(f"| {' | '.join([*key, *cells])} |")
+    return "\n".join(lines)
+
+
+def _share(part: int, whole: int) -> str:
+    """A share with its 95% interval."""
+    low, high = interval(part, whole)
+    return f"{part} of {whole} ({low:.2f} to {high:.2f})"
+
+
+def marked(text: str, name: str, table: str) -> str:
+    """The page with the table between its markers `<!-- real: name -->` and `<!-- end -->`."""
+    pattern = rf"(<!-- real: {name} -->\n).*?(\n?<!-- end -->)"
+    return re.sub(pattern, lambda match: f"{match[1]}{table}\n<!-- end -->", text, flags=re.S)
+
+
+def pages(results: dict[str, Any]) -> dict[Path, str]:
+    """The pages that show figures, with the tables that were measured."""
+    found: dict[str, Any] = next((one for name, one in results.items() if name.startswith(SHOWN)), {})
+    pages = {}
+    for path in (ROOT / "README.md", ROOT / "docs" / "findings.md", ROOT / "docs" / "trust.md"):
+        text = path.read_text(encoding="utf-8")
+        for name, table in (("fidelity", fidelity_table), ("facts", fidelity_table)):
+            if name in found:
+                text = marked(text, name, table(found[name]))
+        if "corrections" in found:
+            text = marked(text, "corrections", corrections_table(found["corrections"]))
+        if "places" in found:
+            text = marked(text, "places", places_table(found["places"]))
+        pages[path] = text
+    return pages
+
+
+def write(results: dict[str, Any]) -> None:
+    """Keep the figures, and write the pages that show them."""
+    STORE.parent.mkdir(parents=True, exist_ok=True)
+    STORE.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for path, text in pages(results).items():
+        path.write_text(text, encoding="utf-8")
