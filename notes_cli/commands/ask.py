@@ -78,7 +78,8 @@ GROUPS = {
     type=FieldValue(),
     multiple=True,
     metavar="FIELD=VALUE",
-    help="A correction, or free text. Repeatable; the last one wins.",
+    help="A correction, stated before the question; the KV entries of the field are computed again, too. Or free "
+    "text. Repeatable; of a field the last one wins.",
 )
 @click.option(
     "--field",
@@ -86,13 +87,13 @@ GROUPS = {
     type=FieldValue(),
     multiple=True,
     metavar="NAME=VALUE",
-    help="A new value of a field, applied by --method. Repeatable.",
+    help="The same, by the method that notes calibrate measured to be best, if it did. Repeatable.",
 )
 @click.option(
     "--method",
     metavar="METHOD",
-    help="How --field changes the cache: erratum, field+erratum, field, selective@K, blend@K, block, suffix, "
-    "recompute, stale, or auto: the one that notes calibrate chose for this model.  [default: auto]",
+    help="How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
+    "recompute, block, selective@K, blend@K, stale, or auto: as measured, else field+erratum.  [default: auto]",
 )
 @click.option("-s", "--system", cls=Once, metavar="TEXT", help="System text before the skills.")
 @click.option(
@@ -197,7 +198,7 @@ GROUPS = {
 @click.option(
     "--gain/--no-gain",
     default=True,
-    help="On a terminal: end with a line that says what splicing saved.  [default: gain]",
+    help="End with a line on stderr: what splicing saved.  [default: on a terminal]",
 )
 @click.option(
     "--batch",
@@ -222,8 +223,8 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
     """Ask a question, with skills spliced in and errata appended.
 
     The prompt is the piped text, then that of --file, then QUESTION; - as FILE or QUESTION is the piped text. Skills
-    are placed in the system message of the model's chat template, errata after them. Settings that are not given come
-    from the profile that `notes calibrate` wrote for the model, if there is one.
+    are placed in the system message of the model's chat template, errata right before the question. Settings that are
+    not given come from the profile that `notes calibrate` wrote for the model, if there is one.
 
     What is on standard input is part of the question. In a loop that reads lines, give it </dev/null.
 
@@ -265,7 +266,7 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
     elif call.explain:
         _explain(found)
     elif given["gain"] and found["tokens"]["spliced"] and not call.verbose:
-        output.remark(_gain(found))
+        (output.say if named("gain") else output.remark)(_gain(found))
 
 
 def _of_a_server(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:
