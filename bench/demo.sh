@@ -1,12 +1,13 @@
 #!/bin/sh
-# The main job from end to end, on the model that ships: what `make demo` runs, after setting up. It stops at the
-# first command that fails.
+# The main job from end to end on a real model: what `make demo` runs, after setting up. It stops at the first command
+# that fails.
 set -e
 
 show() {
     printf '\n$ notes'
     for word in "$@"; do
         case $word in
+            --gain) ;;
             *[!A-Za-z0-9_./,=-]*) printf ' "%s"' "$word" ;;
             *) printf ' %s' "$word" ;;
         esac
@@ -15,14 +16,18 @@ show() {
     notes "$@" </dev/null
 }
 
-show compile skills/returns
-show ask "May I return this?" --splice returns
+days="How many days does a customer have to return an item?"
 
-printf '\n# The date corrected in place is ignored, an erratum is heard, and a recompute of the corrected text agrees with it:\n'
-show ask "May I return this?" --splice returns --field "date=2026-07-01" --method field
-show ask "May I return this?" --splice returns --erratum "date=2026-07-01"
-show ask "May I return this?" --splice returns --field "date=2026-07-01" --method recompute
+show compile skills/store-handbook
+show ask "$days" --splice store-handbook --gain
 
-show ask "May I return this? Think first." --splice returns --erratum "date=2026-07-01"
-show ask "May I return this?" -s "Be brief." --splice returns --erratum "date=2026-07-01" --explain
-show verify returns --question "May I return this?" --choices accepted,refused --erratum "date=2026-07-01"
+printf '\n# One value changes. By default its own KV entries are computed again and a correction precedes the question;\n'
+printf '# then the value in place alone, and a full prefill of the corrected text:\n'
+show ask "$days" --splice store-handbook --erratum "Return window=14 days" --gain
+show ask "$days" --splice store-handbook --field "Return window=14 days" --method field --gain
+show ask "$days" --splice store-handbook --field "Return window=14 days" --method recompute
+
+printf '\n# Anywhere in a prompt: behind another text the cached keys are rotated to their new position.\n'
+show ask "Which carrier delivers the parcels?" -s "You work for Lantern & Oak. Be brief." --splice store-handbook --gain
+show ask "$days" -s "Be brief." --splice store-handbook --erratum "Return window=14 days" --explain
+show ls

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from notes_cli.errors import EngineError, UnsupportedError
 
 ABI_VERSION = 9
-# Turns a thread of GNU's OpenMP spins at a barrier before it sleeps. By default it is 300,000: beside a busy process the
-# threads then wait for each other's time slices, and one answer takes up to a minute. `python -m bench.busy` compares.
+# How often a thread of GNU's OpenMP spins at a barrier before it sleeps. By default it is 300,000 times: beside a busy
+# process threads then wait for each other's time slices, and an answer takes up to a minute (python -m bench.busy).
 SPIN = "1000"
 MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 

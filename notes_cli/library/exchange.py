@@ -16,9 +16,8 @@ READ = stat.S_IRGRP | stat.S_IROTH
 def export(path: Path, target: Path, *, force: bool = False, shared: bool = False) -> bool:
     """Write a segment to a file, every byte checked on the way; whether that was needed: not if it is there already.
 
-    Where its text came from is left out, which is nobody else's business, and how long this machine took. `shared`: who
-    can read the folder can read the file. Raise SegmentError if there is another file, unless `force` says to write over
-    it.
+    Where its text came from is left out, and how long this machine took. `shared`: who can read the folder can read
+    the file. Raise SegmentError if there is another file, unless `force` says to write over it.
     """
     segment, info = open_segment(path), peek(path)
     if target.exists() and not force:

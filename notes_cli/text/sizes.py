@@ -34,7 +34,7 @@ def human_time(seconds: float) -> str:
     if seconds < 59.5:
         digits = 3 if seconds < 0.0995 else 2 if seconds < 0.995 else 1 if seconds < 9.95 else 0
         return f"{seconds:.{digits}f} s"
-    whole, rest, large, small = 0, 0, "", ""
+    whole, rest = 0, 0
     for size, parts, most, large, small in ((1, 60, 60, "min", "s"), (60, 60, 24, "h", "min"), (3600, 24, 0, "d", "h")):
         whole, rest = divmod(round(seconds / size), parts)
         if whole < most:
