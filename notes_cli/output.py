@@ -278,9 +278,10 @@ def aside(text: str) -> None:
         _console(err=True).out(clean(text), style="dim", highlight=False, end="")
 
 
-def remark(text: str) -> None:
-    """A dim line on stderr beside a result, for somebody at a terminal: none where a pipe or a file gets the result."""
-    if terminal() and watched():
+def remark(text: str, *, always: bool = False) -> None:
+    """A line on stderr beside a result, dimmed on a terminal. None where a pipe or a file gets the result, unless it is
+    `always` wanted."""
+    if always or (terminal() and watched()):
         aside(text + "\n")
 
 

@@ -48,7 +48,7 @@ GROUPS = {
 
 @click.command(cls=Grouped, groups=GROUPS)
 @click.argument("question", nargs=-1, metavar="[QUESTION]")
-@click.option(*("-p", "--prompt"), cls=Once, metavar="TEXT", help="The question, as llama.cpp takes it.")
+@click.option(*("-p", "--prompt"), cls=Once, metavar="TEXT", help="The question, instead of QUESTION.")
 @click.option(
     *("-f", "--file"),
     cls=Once,
@@ -216,7 +216,8 @@ GROUPS = {
     default=OFF,
     show_default=True,
     metavar="WHICH",
-    help="Have a notes serve of yours answer, which has the model at hand: auto, where one can; off; or its address.",
+    help="Let a running notes serve of yours answer, which has the model loaded: auto (if there is one), off, or an "
+    "address.",
 )
 @model_options
 def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **given: Any) -> None:
@@ -266,7 +267,7 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
     elif call.explain:
         _explain(found)
     elif given["gain"] and found["tokens"]["spliced"] and not call.verbose:
-        (output.say if named("gain") else output.remark)(_gain(found))
+        output.remark(_gain(found), always=named("gain"))
 
 
 def _of_a_server(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:

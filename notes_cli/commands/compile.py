@@ -86,7 +86,7 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
     "--kv",
     type=click.Choice(KEPT_TYPES),
     metavar="TYPE",
-    help="What the file keeps K/V as: f16, f16/q8_0 (V alone), q8_0.  [default: f16]",
+    help="Type of K/V in the file: f16, f16/q8_0 (V alone), q8_0.  [default: f16]",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
@@ -138,7 +138,7 @@ def command(
     only the parts that it is in (of the text here, of a field with `notes ask --field NAME=VALUE --method block`).
 
     Rows are kept in f16, which serves a K/V cache of any type but f32: that one needs a segment of its own. With --kv
-    q8_0 the file is about half as large, and its rows are rounded once more; they are computed and used as ever.
+    q8_0 the file is about half as large, and its rows are rounded; they are computed and used as always.
 
     \b
     Examples:
@@ -341,7 +341,8 @@ def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]
     from notes_cli.runtime.keeping import NEW
     from notes_cli.text.sizes import human_time
 
-    part = f", {compiled.decoded:,} of them prefilled" if compiled.decoded < compiled.tokens else ""
+    part = f", {f'{compiled.decoded:,}' if compiled.decoded else 'none'} of them prefilled"
+    part = part if compiled.decoded < compiled.tokens else ""
     told = f"{skill.name}: {compiled.tokens:,} tokens"
     if compiled.seconds:
         told += f"{part} in {human_time(compiled.seconds)} ({compiled.decoded / compiled.seconds:,.0f} tokens/s)"

@@ -165,7 +165,7 @@ def _made(context: Context, path: Path, segment: Segment, known: Segment | None,
         blocks, fresh, decoded = len(segment.blocks), len(new), sum(new)
     seconds = segment.prefill.seconds if segment.prefill else None
     if seconds is not None and known is not None and known.prefill and decoded < len(segment):
-        seconds -= known.prefill.share(len(segment) - decoded)
+        seconds = max(0.0, seconds - known.prefill.share(len(segment) - decoded)) if decoded else None
     return Compiled(path, len(segment), reasons, blocks, fresh, decoded, kv=segment.kv, seconds=seconds)
 
 

@@ -94,6 +94,8 @@ def test_the_line_can_be_left_out(notes: Notes, compiled: Path, home: Path, tmp_
     (home / "config.yaml").write_text("ask:\n  gain: off\n")
     assert not LINE.search(on_a_terminal([*ASK]))
     assert LINE.search(on_a_terminal([*ASK, "--gain"]))
+    assert run_apart(*ASK, "--gain").err.endswith("s, saved 1 min 43 s of prefill\n")  # also in a pipe, by name
+    assert "prefill" not in run_apart(*ASK, "--gain", "-q").err
 
 
 def test_it_is_in_the_document_and_in_python(notes: Notes, compiled: Path) -> None:

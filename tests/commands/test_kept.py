@@ -38,7 +38,7 @@ def test_it_is_said_with_bytes(notes: Notes, skill: Path) -> None:
         small = kv != "f16"
         assert compiled["kv"] == peek(path).kv == notes("ls", "--json").json[0]["kv"] == kv
         said = notes("compile", skill, "--kv", kv, "-f").err
-        assert (f"Its rows are kept as {kv}, " in said) == small
+        assert (f"kept as {kv}, " in said) == small
         shown = notes("inspect", "returns")
         assert f"3 layers, {kv}" in shown.out and (" kB of " in shown.out) == small
         pieces = [piece for piece in notes(*ASK, "--json").json["pieces"] if piece["how"] == "spliced"]
