@@ -754,7 +754,7 @@ def _skill(source: str | os.PathLike[str] | None, text: str | None, name: str | 
         given = "nothing is given" if text is None else "a text without a name" if source is None else "both are given"
         raise NotesError(f"compile takes a path, or text=... and name=...: {given}")
     if not isinstance(text, str):
-        raise NotesError(f"text is {text!r}, and no text")
+        raise NotesError(f"text must be a text, not {text!r}")
     return parse_skill(text, source="-", default=name, name=name, where=f"the text of {name}")
 
 

@@ -90,7 +90,7 @@ def edited(origin: Origin) -> str:
     if origin.erratum:
         parts.append("an erratum before the next question")
     if origin.contradicted:
-        parts.append("an erratum that was said earlier contradicts it: notes session compact takes that out")
+        parts.append("an earlier erratum contradicts it: notes session compact takes that out")
     return "; ".join(parts)
 
 

@@ -192,17 +192,17 @@ def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
     with pytest.raises(NotesError, match="no field is called so"):
         model.ask(QUESTION, splice=[segment], errata={"date=x": "2026-07-01"})
     for wrong in ({"errata": [5]}, {"system": 5}):
-        with pytest.raises(NotesError, match=r"errata has 5, which cannot|system is 5, and no text"):
+        with pytest.raises(NotesError, match=r"errata has 5, which it cannot hold|system must be a text, not 5"):
             model.ask(QUESTION, splice=[segment], **wrong)  # type: ignore[arg-type]
     for given, says in (
-        ({"fields": "date=1"}, "fields is 'date=1', and no Mapping"),
-        ({"sampling": {"temperature": 1}}, "and no SamplerOptions"),
-        ({"max_tokens": "5"}, "max_tokens is '5', and no number of tokens"),
+        ({"fields": "date=1"}, "fields must be a Mapping, not 'date=1'"),
+        ({"sampling": {"temperature": 1}}, "sampling must be a SamplerOptions"),
+        ({"max_tokens": "5"}, "max_tokens must be a number of tokens, not '5'"),
         ({"errata": {"date": 5}}, "gives date the value 5, which is no text"),
     ):
         with pytest.raises(NotesError, match=says):
             model.ask(QUESTION, splice=[segment], **given)  # type: ignore[arg-type]
-    with pytest.raises(NotesError, match="value of date is 5, and no text"):
+    with pytest.raises(NotesError, match="value of date must be a text, not 5"):
         model.ask(QUESTION, splice=[segment], fields={"date": 5}, method="suffix")  # type: ignore[dict-item]
 
 
@@ -288,7 +288,7 @@ def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
         with pytest.raises(NotesError, match="and not a list"):
             wrong()
     for how in ({"max_tokens": -1}, {"seam": -1}, {"max_think": -2}):
-        with pytest.raises(NotesError, match="no number of tokens"):
+        with pytest.raises(NotesError, match="must be a number of tokens"):
             model.ask(QUESTION, **how)  # type: ignore[arg-type]
 
 
@@ -297,10 +297,10 @@ def test_what_is_of_another_type_is_said_to_be(model: notes.Model) -> None:
     flags = ({name: "no"} for name in ("think", "recompute", "strict", "exact"))
     for how in (*flags, {"grammar": 3}, {"grammar": 0}, {"listener": None}, {"system": 0}):
         (name,) = how
-        with pytest.raises(NotesError, match=f"^{name} is "):
+        with pytest.raises(NotesError, match=f"^{name} must be "):
             model.ask(QUESTION, **how)  # type: ignore[arg-type]
     for many in ({"parallel": "3"}, {"parallel": True}, {"listener": print}):
-        with pytest.raises(NotesError, match=r"questions at once|no Listener"):
+        with pytest.raises(NotesError, match=r"questions at once|must be a Listener"):
             next(model.ask_many([QUESTION], **many))  # type: ignore[arg-type]
 
 

@@ -187,7 +187,7 @@ def test_a_text_is_compiled_from_a_variable(model: notes.Model, returns: notes.S
         ({"text": "A text."}, "a text without a name"),
         ({"source": tmp_path, "text": "A text.", "name": "x"}, "both are given"),
         ({"source": notes.load_skill(str(SAMPLES / "returns")), "text": "A text."}, "both given"),
-        ({"text": 5, "name": "x"}, "text is 5, and no text"),
+        ({"text": 5, "name": "x"}, "text must be a text, not 5"),
     ]
     for wrong, says in wrongs:
         with pytest.raises(NotesError, match=says):

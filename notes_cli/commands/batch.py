@@ -72,7 +72,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
             done += 1
             update(done, done + len(lines.waiting) + (not lines.ended))
     if failed:
-        raise NotesError(f"{failed:,} of {done:,} lines failed", "Their lines of the output say why")
+        raise NotesError(f"{failed:,} of {done:,} lines failed", "The output says why, line by line")
 
 
 def _as_json(answer: Answer, request: Request, started: float) -> dict[str, Any]:

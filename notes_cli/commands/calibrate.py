@@ -60,7 +60,7 @@ def command(
     The first line on stderr is how long it will take, by a few decisions. Ctrl-C keeps what was measured: the same
     command goes on with it.
 
-    Told in one line is whether the model takes notes: whether a decision is made while a text is read, so that a field
+    A line shows whether the model takes notes: whether a decision is made while a text is read, so that a field
     corrected in place comes too late. --report writes that as a page, with all figures and a row for docs/models.md.
 
     A case in YAML has text (or skill: FILE), question, choices, field, value (the new one) and right, the answers that

@@ -361,7 +361,7 @@ def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]
         done.append(f"kept as {kept_as(info)}")
     end = f" ({'; '.join(done)})" if done else ""
     count = {0: "no fields", 1: "1 field"}.get(len(fields), f"{len(fields)} fields")
-    names = f"fields {', '.join(fields)}" if fields else "no fields, which are lines like date: 2026-06-01"
+    names = f"fields {', '.join(fields)}" if fields else "no fields like fee: 12"
     if skill.picture:
         return told + end
     whole = f"{told}, {names}{end}"

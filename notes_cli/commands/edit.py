@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Grouped)
 @click.argument("name", type=SessionName(), required=False)
-@click.option("--all", "everybody", is_flag=True, help="Tell all sessions that have the field, and those to come.")
+@click.option("--all", "everybody", is_flag=True, help="Correct all sessions that have the field, and later ones.")
 @click.option(
     "--field",
     "fields",
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: str, json_: bool, **model: Any) -> int:
     """Give fields of the session NAME other values. Each is an edit of its own, which undo takes back.
 
-    An erratum is said before the next question; the other methods change the cache now. Where field, selective or blend
+    An erratum precedes the next question; the other methods change the cache now. Where field, selective or blend
     was not enough, give the same value once more, by erratum or suffix.
 
-    With --all an erratum is said in every session that has the skill, in every conversation of a server over this
-    library, and wherever the skill is asked with from then on, for as long as its text says what it says now. Without
-    --field these errata are listed. One is taken back by the value of the text.
+    With --all every session that has the skill gets the erratum, and so does every conversation of a server over this
+    library and every later question with the skill, for as long as its text stays the same. Without --field these
+    errata are listed. The value of the text takes one back.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
       notes edit mine --field date=2026-07-01 --method suffix
       notes edit mine --field returns.date=2026-07-01   # of several; *.date: all
       notes edit --all --field date=2026-07-01
-      notes edit --all                                  # what is told now
+      notes edit --all                                  # which corrections hold
     """
     from notes_cli.runtime.corrections import parse_values
 
@@ -68,7 +68,7 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
     values = parse_values(fields)
     if name is None:
         if named("method"):
-            raise click.UsageError("--all says errata: --method is for one session")
+            raise click.UsageError("--all corrects by errata: --method is for one session")
         return _correct(values, json_, model)
     edits = []
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
@@ -119,7 +119,7 @@ def _list(json_: bool) -> int:
     for one, where in shown:
         output.result(f"{one.skill}.{one.field}={one.value}, {where}")
     if not shown:
-        output.say("nothing is corrected for everybody")
+        output.say("there is no correction for all sessions")
     return 0
 
 

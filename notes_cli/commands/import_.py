@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command("import")
 @click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|FOLDER...")
 @click.option("--name", metavar="NAME", help="Name in the library.  [default: the segment's own]")
-@click.option("--trust", is_flag=True, help="Take the rows as they are: compute none of them again.")
+@click.option("--trust", is_flag=True, help="Import the rows without computing any of them again to compare.")
 @click.option("-f", "--force", is_flag=True, help="Replace a skill of that name that came from elsewhere.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the paths alone, and no progress.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
@@ -34,7 +34,7 @@ def command(
     Checksums find damage, not forgery. So up to 64 tokens of each, drawn by chance, are decoded again with your model,
     each after the file's own rows before it, and compared; what is not what your model computes is refused. --trust
     leaves that out. A segment of another model, or one that cannot be checked on yours, is compiled from its text
-    instead, and that is said.
+    instead, and a line says so.
 
     \b
     Examples:
@@ -115,8 +115,8 @@ def _told(found: Imported, trust: bool) -> str:
         return what + "which the library has already"
     if found.how == "text":
         return what + f"compiled from its text: {'; '.join(found.reasons)}"
-    checked = "taken over on trust"
+    checked = "imported without a check"
     if not trust:
-        checked = f"taken over; the rows of {found.checked}, computed again, differ by {found.farthest:.1%} at most"
+        checked = f"imported; the rows of {found.checked}, computed again, differ by {found.farthest:.1%} at most"
     more = "; the influence of its fields was measured elsewhere, and is left out" if found.dropped else ""
     return what + checked + more

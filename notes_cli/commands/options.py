@@ -293,9 +293,9 @@ _MODEL_OPTIONS = [
     click.option(
         "--image-min-tokens",
         type=Number(1),
-        help="An image takes about so many tokens at least, where its projector leaves that open.",
+        help="Fewest tokens of an image, where its projector lets you choose.",
     ),
-    click.option("--image-max-tokens", type=Number(1), help="At most, likewise.  [default: the projector's]"),
+    click.option("--image-max-tokens", type=Number(1), help="Most tokens of an image.  [default: the projector's]"),
     click.option(
         *("-fa", "--flash-attn"),
         envvar="NOTES_FLASH_ATTN",
@@ -452,7 +452,7 @@ def open_workspace(
     name = path.name if path.suffix == ".gguf" else "the model"  # a blob is called by its digest
     size = path.stat().st_size if path.is_file() else 0
     small = quiet or size < NOTICED
-    reading = output.progress("reading the model's file to know it again", "MB", hidden=small, later=True)
+    reading = output.progress("hashing the model's file", "MB", hidden=small, later=True)
     with reading as hashing, ExitStack() as stack:
         with output.progress(f"loading {name} ({output.human_size(size)})", "%", hidden=small) as update:
             update(0, 100)

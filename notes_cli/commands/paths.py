@@ -14,7 +14,7 @@ PLACES = {
     "sessions": "conversations",
     "profiles": "what notes calibrate measured",
     "models": "models that notes pull smollm2 downloaded, and what is remembered of others",
-    "servers": "where the servers of yours are that run, for notes ask --server",
+    "servers": "your running servers, for notes ask --server",
     "skills": "samples that came with notes: notes compile returns",
     "prompts": "wordings of errata and of reasoning",
 }

@@ -78,7 +78,9 @@ def command(older_than: float | None, max_size: int | None, stale: bool, dry_run
         output.say(f"{one} stays: its text is nowhere else. To remove it: notes rm {one.name}")
     if wanted and not dry_run and not yes:
         if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError(f"nobody is there to ask. Repeat with -y to remove {_count(wanted)}, or --dry-run")
+            raise click.UsageError(
+                f"there is no terminal to ask on. Repeat with -y to remove {_count(wanted)}, or --dry-run"
+            )
         _show(wanted)
         if not output.confirm(f"Remove {_count(wanted)}?"):
             output.say("nothing was removed")

@@ -31,9 +31,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 @click.option("--parallel", type=Number(1, 64), default=16, show_default=True, help="Answers at a time.")
 @click.option("--queue", type=Number(0), default=128, show_default=True, help="Requests that may wait; others get 429.")
 @click.option("--max-tokens", type=Number(1), default=2048, show_default=True, help="Tokens of an answer at most.")
-@click.option(
-    "--chunk", type=Number(1), default=256, show_default=True, help="Tokens of prompts that are read at a step."
-)
+@click.option("--chunk", type=Number(1), default=256, show_default=True, help="Tokens of prompts to decode in a step.")
 @click.option("--max-body", type=Number(1), default=16, show_default=True, help="MiB of a request at most.")
 @click.option(
     "--api-key",
@@ -44,17 +42,25 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     help="A key that clients must send; better in NOTES_API_KEY, which others cannot see. Repeatable.",
 )
 @click.option(
-    "--cors-origin", "origins", multiple=True, metavar="ORIGIN", help="A site whose pages may ask. Repeatable."
+    "--cors-origin",
+    "origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="A site whose pages may send requests (CORS). Repeatable.",
 )
-@click.option("--page/--no-page", default=True, help="A page to look at, at /.  [default: --page]")
+@click.option("--page/--no-page", default=True, help="A web page at /.  [default: --page]")
 @click.option(
     "--forms/--no-forms",
     default=True,
-    help="Requests may hold answers to a grammar or a schema.  [default: --forms]",
+    help="Let requests restrict answers to a grammar or a JSON schema.  [default: --forms]",
 )
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="What clients may call the model. Repeatable.")
 @click.option(
-    "--drain", type=Number(0, kind=float), default=30, show_default=True, help="Seconds that answers have to end."
+    "--drain",
+    type=Number(0, kind=float),
+    default=30,
+    show_default=True,
+    help="Seconds that running answers get when the server ends.",
 )
 @model_options
 def command(
@@ -75,7 +81,7 @@ def command(
 ) -> None:
     """Serve a model over HTTP: OpenAI's endpoints, with skills spliced in (docs/serving.md).
 
-    SIGTERM or Ctrl-C lets the answers that were begun come to their end; a second one does not.
+    After SIGTERM or Ctrl-C running answers are completed first; a second one ends them.
 
     \b
     Examples:
@@ -99,7 +105,7 @@ def command(
     if not all(key.strip() for key in keys):
         raise click.UsageError("--api-key (or NOTES_API_KEY) is empty")
     if named("keys") and os.environ.get("NOTES_API_KEY", "").strip():
-        output.say("warning: --api-key is given, so what is in NOTES_API_KEY is no key")
+        output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
     begun = click.get_current_context()
     chosen = choose_model(**model)
@@ -121,9 +127,7 @@ def command(
             ending.enter_context(_found(scheduler, host, listening.getsockname()[1], token, chosen.settings))
             output.say(f"serving {scheduler.names[0]} on {where}")
             if not keys and not is_loopback(host):
-                output.say(
-                    "warning: whoever can reach this address can use it: nobody is asked for a key (NOTES_API_KEY)"
-                )
+                output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
 
         serve(Service(scheduler, options), listening, told, drain)
     output.say("ended")

@@ -114,7 +114,7 @@ def show(name: str, json_: bool) -> None:
     for field, value in state.fields.items():
         output.result(output.line(f"field {field} = {value}"))
     for said in state.pending.values():
-        output.result(output.line(f"to be said before the next question: {said}"))
+        output.result(output.line(f"errata before the next question: {said}"))
     output.result(
         f"{_count(facts['turns'], 'turn')}, {_count(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
         f"{_model(facts)}"
@@ -144,7 +144,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
     names = tuple(sessions.known(*names))
     if not yes:
         if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError("nobody is there to ask. Repeat with -y to remove without asking")
+            raise click.UsageError("there is no terminal to ask on. Repeat with -y to remove without asking")
         if not output.confirm(f"Remove {_count(len(names), 'session')}: {', '.join(names)}?"):
             output.say("nothing was removed")
             return 1
@@ -175,7 +175,7 @@ def undo(name: str, json_: bool) -> None:
     with _sessions().locked(name) as stored:
         undone = stored.undo()
     facts = {"name": name, "op": undone["op"], "what": _what(undone)}
-    _tell(facts, f"took back the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
+    _tell(facts, f"undid the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
 
 
 @command.command("compact")
@@ -185,7 +185,7 @@ def undo(name: str, json_: bool) -> None:
 def compact(name: str, json_: bool, **model: Any) -> None:
     """Take out the errata that later ones of the same field supersede.
 
-    What comes after the first of them is decoded again, so that the session is as if they had not been said. An undo
+    What comes after the first of them is decoded again, so that the session is as if they had never been there. An undo
     puts them back.
     """
     from dataclasses import asdict
@@ -209,7 +209,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     type=click.Choice(["cut", "suffix"]),
     default="cut",
     show_default=True,
-    help="cut: move what follows, as it is. suffix: decode it again, and keep nothing of what was said.",
+    help="cut: move what follows, as it is. suffix: decode it again, and keep nothing of the removed text.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask. It asks where there is no undo: --method suffix.")
@@ -220,13 +220,13 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
     (tool:3). `notes session show` has the numbers of the turns.
 
     What is left has the tokens of a session that never had them. By `cut` what follows is moved and not computed again:
-    its rows have seen what is gone and may carry notes of it, which `notes verify --session` measures. What was said is
-    still in the files, and an undo brings it back. By `suffix` all that follows is decoded again, and what was said is
-    nowhere in the session any more, nor what came before it in its history; forks and exports keep theirs. Without
-    PART, suffix is for what was cut before.
+    its rows were computed with what is gone and may carry notes of it, which `notes verify --session` measures. The
+    removed text is still in the files, and an undo brings it back. By `suffix` all that follows is decoded again, and
+    the removed text is nowhere in the session any more, nor is what came before it in its history; forks and exports
+    keep theirs. Without PART, suffix is for what was cut before.
 
-    The system message and the skills in it stay where turn 1 is forgotten. A correction that was said in a turn and
-    still holds is said again before the next question.
+    The system message and the skills in it stay where turn 1 is forgotten. A correction that came with a removed turn
+    and still holds is repeated before the next question.
 
     \b
     Examples:
@@ -237,7 +237,7 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
     """
     if method != "cut" and not (yes or dry_run):
         if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError("nobody is there to ask, and there is no undo. Repeat with -y to forget for good")
+            raise click.UsageError("there is no terminal to ask on, and no undo. Repeat with -y to forget for good")
         what = " ".join(parts) or "what was cut before"
         if not output.confirm(f"Forget {what} of session {name}, and its history, for good?"):
             output.say("nothing was forgotten")
@@ -260,7 +260,7 @@ def _forgot(found: Forgotten, name: str, dry: bool) -> Iterator[str]:
     if found.skills:
         yield f"gone with it: {', '.join(found.skills)}"
     if found.said_again:
-        yield f"said again before the next question: {', '.join(found.said_again)}"
+        yield f"corrections repeated before the next question: {', '.join(found.said_again)}"
     if found.remembering:
         yield (
             f"{_count(found.remembering, 'token')} after it {'were' if found.remembering > 1 else 'was'} computed with "
@@ -268,9 +268,9 @@ def _forgot(found: Forgotten, name: str, dry: bool) -> Iterator[str]:
             f"notes session forget {name} --method suffix"
         )
     if found.method == "cut":
-        yield f"what was said stays in the session's files: notes session undo {name} brings it back"
+        yield f"the removed text stays in the session's files: notes session undo {name} brings it back"
     else:
-        yield "nothing of what was said stays in the session's files, and there is no undo; forks and exports keep it"
+        yield "the session's files have nothing of the removed text, and there is no undo; forks and exports keep it"
 
 
 @command.command("export")

@@ -106,7 +106,7 @@ def command(
     With --field, edit methods are compared with a recompute of the corrected text. Exits 0 if every method that was
     named decides as the recompute does; with `all`, if the one that auto chooses does.
 
-    Of several skills it is also told which of them each question needs: those without which a recompute of the others
+    Of several skills it also shows which of them each question needs: those without which a recompute of the others
     decides otherwise. A skill that was compiled alone has not seen those before it, which questions that need two may
     not survive: give some (--questions). Where a decision is not the recompute's, what repairs it is tried: another
     order, a longer seam, compiling the skills together, decoding all but the first.
@@ -195,7 +195,7 @@ def _check_usage(
     if fields and errata:
         raise click.UsageError("--field and --erratum do not go together: --method erratum says the new value")
     if methods and not fields:
-        raise click.UsageError("--method says how --field amends the cache: give --field NAME=VALUE, too")
+        raise click.UsageError("--method is how a new value changes the cache: give --field NAME=VALUE, too")
 
 
 def _as_json(report: Report) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _print(report: Report, model: str) -> None:
     if report.composition:
         _print_composition(report.composition)
     for name, kv, size in report.small:
-        output.result(f"{name}: its file keeps rows as {kv} ({output.human_size(size)}), rounded once more")
+        output.result(f"{name}: its file keeps rows as {kv} ({output.human_size(size)}), rounded")
     if report.system:
         output.result(f"the skills come after a system text (-s): {_short(report.system)}")
     same = sum(case.right for case in report.cases)

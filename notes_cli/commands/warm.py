@@ -71,7 +71,7 @@ def _find(call: Call, given: Mapping[str, Any]) -> tuple[Server, Chosen]:
     except (NotesError, OSError) as error:
         raise Declined(error.what if isinstance(error, NotesError) else reason(error)) from error
     if not found:
-        raise Declined("none of yours runs" if which == AUTO else "no server of yours runs there")
+        raise Declined("none is running" if which == AUTO else "no server of yours is running there")
     try:
         chosen = choose_model(quiet=call.json, begins=True, **given)
     except (NotesError, click.UsageError) as error:
@@ -98,7 +98,7 @@ def _named(words: RequestFields | None) -> RequestFields | None:
     """The same, with skills of the library by their names. Raise Declined for a file: what is read
     here is not there."""
     if words is not None and words["results"]:
-        raise Declined("it takes no results of tools")
+        raise Declined("it does not take results of tools")
     if words is None or not words["splice"]:
         return words
     known = {name for name, _ in segment_files(config.paths().library)}
@@ -151,7 +151,7 @@ def _difference(server: Server, chosen: Chosen) -> str | None:
     if chosen.settings != server.context:
         every = {*chosen.settings, *server.context}
         differing = sorted(name for name in every if chosen.settings.get(name) != server.context.get(name))
-        return f"its context is made otherwise ({', '.join(differing)})"
+        return f"its context has other settings ({', '.join(differing)})"
     return None
 
 

@@ -48,7 +48,7 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
 
     Without SOURCE these are the skills of the library that came from files. A SOURCE is what `notes compile` takes; of
     a folder of skills, those that are added later, too. What is out of date is compiled at once. Each event is a line
-    on stdout; a text that cannot be compiled is told, and the watch goes on. A skill whose file is gone stays compiled.
+    on stdout; a text that cannot be compiled is reported, and the watch goes on. A skill whose file is gone stays.
 
     \b
     Examples:

@@ -63,7 +63,7 @@ def check_library(folder: Path, told: Told = lambda size: None) -> Iterator[Find
     for part in begun.parts(folder):
         with suppress(OSError):  # removed meanwhile
             if _old(part):
-                what = "a compile was interrupted, and nobody went on with it"
+                what = "a compile was interrupted, and was not taken up again"
                 yield Finding("leftover", part, what, mend=_removal(part, still=partial(_old, part)))
     for record in uses.orphans(folder):
         what = "the segment whose uses it counts is gone"
@@ -90,7 +90,7 @@ def check_profiles(folder: Path) -> Iterator[Finding]:
     for part in unfinished.parts(folder):
         with suppress(OSError):  # removed meanwhile
             if _old(part):
-                what = "a calibration was interrupted, and nobody went on with it"
+                what = "a calibration was interrupted, and was not taken up again"
                 yield Finding("leftover", part, what, mend=_removal(part, still=partial(_old, part)))
 
 

@@ -247,7 +247,7 @@ class Library:
         for one in StandingErrata(self.folder).compiled(info.name, fields, marks, same=same):
             if say is not None:
                 said = f"{one.skill}.{one.field}={one.value}"
-                say(Notice(f"nobody is told {said} any more: the text that it corrected is another, or says otherwise"))
+                say(Notice(f"the correction {said} for all sessions ends: the text that it corrected has changed"))
 
     def _make_room(self, new: Path, say: Say) -> None:
         """Keep within `max_size`, and say what went. What was compiled is kept whatever happens here."""

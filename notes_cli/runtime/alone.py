@@ -72,7 +72,7 @@ def alone_each(
 def _check(method: Callable[..., object], given: Mapping[str, object]) -> None:
     check_keywords(method, given)
     if not isinstance(listener := given.get("listener", SILENT), Listener):
-        raise NotesError(f"listener is {listener!r}, and no Listener")
+        raise NotesError(f"listener must be a Listener, not {listener!r}")
 
 
 def _each(self: Computing, going: Iterator[T]) -> Generator[T, None, R]:

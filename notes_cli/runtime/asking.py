@@ -44,11 +44,11 @@ def keep_lists(of: object, **kinds: type | tuple[type, ...]) -> None:
         if isinstance(given, str):
             raise NotesError(f"{name} is the text {given!r}, and not a list", f"Write [{given!r}]")
         if not isinstance(given, Iterable):
-            raise NotesError(f"{name} is {_short(given)}, and not a list")
+            raise NotesError(f"{name} must be a list, not {_short(given)}")
         found = tuple(given)
         for part in found:
             if not isinstance(part, kind):
-                raise NotesError(f"{name} has {_short(part)}, which cannot be one of them")
+                raise NotesError(f"{name} has {_short(part)}, which it cannot hold")
         object.__setattr__(of, name, found)
 
 
@@ -112,7 +112,7 @@ class Request:
     def __post_init__(self) -> None:
         for name, one, kind in (("fields", self.fields, Mapping), ("sampling", self.sampling, SamplerOptions)):
             if not isinstance(one, kind):
-                raise NotesError(f"{name} is {one!r}, and no {kind.__name__}")
+                raise NotesError(f"{name} must be a {kind.__name__}, not {one!r}")
         keep_lists(self, splice=SKILLS, images=SKILLS, errata=str, decode=str, choices=str, results=(tuple, list))
         words = [
             ("question", self.question),
@@ -121,13 +121,13 @@ class Request:
         ]
         for name, value in words:
             if not isinstance(value, str):
-                raise NotesError(f"{name} is {value!r}, and no text")
+                raise NotesError(f"{name} must be a text, not {value!r}")
         for name in ("think", "recompute", "strict", "exact"):
             if not isinstance(getattr(self, name), bool):
-                raise NotesError(f"{name} is {getattr(self, name)!r}, and neither True nor False")
+                raise NotesError(f"{name} must be True or False, not {getattr(self, name)!r}")
         for name, count in (("max_think", self.max_think), ("max_tokens", self.max_tokens), ("seam", self.seam or 0)):
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-                raise NotesError(f"{name} is {count!r}, and no number of tokens")
+                raise NotesError(f"{name} must be a number of tokens, not {count!r}")
 
     @property
     def room(self) -> int:

@@ -135,6 +135,6 @@ def open_skill(
                 reasons = "; ".join(compiled.reasons)
                 say(Notice(f"compiled {given} as {skill.name} ({compiled.tokens} tokens): {reasons}"))
             return workspace.open(compiled.path)
-    say(Notice(f"{given} is compiled for this once: {why}", remedy))
+    say(Notice(f"{given} is compiled for this question only: {why}", remedy))
     with watch(f"compiling {skill.name}") as progress:
         return compile_skill(workspace, skill, progress)

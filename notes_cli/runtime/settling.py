@@ -217,7 +217,7 @@ def _corrected(
         key = known.find(name)[0].key
         if key not in own:
             said.append(f"{key}={value}")
-            say(Notice(f"{key} is {value}: everybody is told"))
+            say(Notice(f"{key} is {value}: a correction for all sessions"))
     return replace(request, errata=(*said, *request.errata))
 
 
@@ -302,7 +302,7 @@ def _tell_meant(request: Request, skills: Sequence[Fielded], say: Say) -> None:
         say(Notice(told))
     for text in request.errata:
         if "=" in text and parse_erratum(text, fields).field is None:
-            what = f"no skill has a field {text.partition('=')[0].strip()!r}: {text.strip()!r} is said in these words"
+            what = f"no skill has a field {text.partition('=')[0].strip()!r}: {text.strip()!r} is added as free text"
             say(Notice(what))
 
 

@@ -94,7 +94,7 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
     wanted, messages = asked.writing, list(asked.messages)
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or asked.tools:
-        what = "a session keeps what was said: send the new message alone, and a system message with the first one"
+        what = "a session keeps its messages: send the new message alone, and a system message with the first one"
         raise Refused(400, what, param="messages")
     if system is not None and begun:
         raise Refused(400, "the session has begun: its system message was its first", param="messages")

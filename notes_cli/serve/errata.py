@@ -67,10 +67,10 @@ def _check_length(scheduler: Scheduler, errata: StandingErrata, values: dict[str
             told = {**holding(errata.all(), one.skill, fields), one.field: value}
             for what, count, most in (
                 ("value has", tokens(value), longest // PART),
-                (f"what is said of {one.skill} would have", sum(map(tokens, told.values())), longest // ALL),
+                (f"the corrections of {one.skill} would have", sum(map(tokens, told.values())), longest // ALL),
             ):
                 if count > most:
-                    why = f"{what} {count:,} tokens: {most:,} at most, as everybody is told"
+                    why = f"{what} {count:,} tokens: {most:,} at most, as every prompt with the skill has it"
                     raise Refused(400, why, param="value", code="invalid_value")
 
 

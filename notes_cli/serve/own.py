@@ -179,7 +179,7 @@ class Own:
         for word in words["splice"]:
             target = at.workspace.library.resolve(word)
             if target.kind != "name":
-                raise Refused(400, f"{word} is no compiled skill, and files are for whoever asks")
+                raise Refused(400, f"{word} is no compiled skill, and this server reads no files")
             segments.append(at.shelf.segment(target.name))
         if self._images is None:
             self._images = [one.segment(at, self._listener.notice, dry=self._explain) for one in self._sent]

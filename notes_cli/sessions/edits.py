@@ -165,7 +165,7 @@ class Editor:
     def _choose(self, one: Reference, value: str) -> tuple[Method, str]:
         """The method that holds for this model and this notebook, and why."""
         if one.key in self._state.stated:  # in the text a new value would precede it, and be contradicted
-            return ERRATUM, f"{ERRATUM}: what one said of {one.key} follows the text"
+            return ERRATUM, f"{ERRATUM}: an earlier erratum of {one.key} follows the text"
         if self._pictured(one):
             return ERRATUM, f"{ERRATUM}: {one.skill} has an image, and no rows of such a skill are edited"
         changed, found = self._changed(one, value), defaults(self._workspace)

@@ -198,7 +198,7 @@ def test_errata_of_a_field_and_in_free_words(notes: Notes, compiled: Path) -> No
         "--json",
     ).json
     noted = notes("ask", "Why?", "--splice", "returns", "--erratum", "return limit=5", "-n", 1).err
-    assert "no skill has a field 'return limit': 'return limit=5' is said in these words" in noted
+    assert "no skill has a field 'return limit': 'return limit=5' is added as free text" in noted
     free = len("\n\nCorrection: All goods count.")
     assert two["tokens"]["erratum"] == one["tokens"]["erratum"] + free
     line = notes(
@@ -225,7 +225,7 @@ def test_an_erratum_of_a_field_refreshes_its_entries_too(notes: Notes, compiled:
     free = notes(*ask, "--erratum", "All goods count.").json
     assert (free["method"], free["tokens"]["rewritten"]) == (None, 0)
     both = notes(*ask, "--field", "date=2026-07-02", "--erratum", "date=2026-07-01")
-    assert both.code == 1 and "date is given the new value '2026-07-02', and '2026-07-01' by an erratum" in both.err
+    assert both.code == 2 and "date is given the new value '2026-07-02', and '2026-07-01' by an erratum" in both.err
 
 
 def test_an_erratum_changes_the_prompt_and_not_the_skill(notes: Notes, compiled: Path, home: Path) -> None:

@@ -99,7 +99,7 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
         '{"question": "Why?", "fields": {"tier": 1}}': "fields must be an object of strings",
         '{"question": "Why?", "fields": {"tier": "b"}, "errata": ["tier=c"]}': "is given the new value 'b', and 'c'",
         '{"question": "Why?", "fields": {"tier": "b", "returns.tier": "c"}}': "tier is given two new values, 'b' and",
-        '{"question": "Why?", "method": "field"}': "the method says how new values of fields come in",
+        '{"question": "Why?", "method": "field"}': "a method is how new values change the cache",
         '{"question": "Why?", "fields": {"tier": "b"}, "method": "magic"}': "magic",
         '{"question": "Why?", "wording": "loud"}': "loud",
         '{"question": "Why?", "splice": ["nothing"]}': "no compiled skill and no file 'nothing'. Compile it first",
@@ -112,7 +112,7 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
     found = notes(*ask, stdin=lines('"Why?"', *bad, '"Why?"'))
     got = answers(found)
     assert found.code == 1
-    assert found.err == f"notes: {len(bad)} of {len(bad) + 2} lines failed. Their lines of the output say why\n"
+    assert found.err == f"notes: {len(bad)} of {len(bad) + 2} lines failed. The output says why, line by line\n"
     assert [line["line"] for line in got] == list(range(1, len(bad) + 3))
     for line, told in zip(got[1:-1], bad.values(), strict=True):
         assert told in line["error"]["message"] and line["error"]["status"] == 1

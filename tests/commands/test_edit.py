@@ -125,7 +125,7 @@ def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
         ((*FIELD, "--method", "magic"), 2, "no edit method 'magic'. Known: stale, field, selective, blend"),
         ((*FIELD, "--method", "selective@0"), 2, "no edit method 'selective@0'"),
         ((*FIELD, "--method", "block"), 1, "Run: notes compile --from returns -m "),
-        (("--method", "field"), 2, "--method says how --field amends the cache: give --field NAME=VALUE, too"),
+        (("--method", "field"), 2, "--method is how a new value changes the cache: give --"),
         (
             ("--erratum", "date=2026-05-02", *FIELD),
             *(2, "date is given the new value '2026-07-01', and '2026-05-02' by an erratum. Leave one --field or"),
@@ -159,7 +159,7 @@ def test_what_everybody_is_told_is_listed(notes: Notes, compiled: Path, skill: P
     notes("rm", "returns", "-y")
     assert notes("edit", "--all").out.endswith("when it is compiled again\n")
     skill.write_text(skill.read_text().replace("date: 2026-06-01", "date: 2026-06-02"))
-    assert "nobody is told returns.date=2026-07-01 any more" in notes("compile", skill).err
+    assert "the correction returns.date=2026-07-01 for all sessions ends" in notes("compile", skill).err
     assert notes("edit", "--all").out == ""
     assert notes("edit", "mine").code == notes("edit", "--all", "--method", "erratum").code == 2
 

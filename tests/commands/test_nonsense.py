@@ -308,7 +308,7 @@ def test_what_needs_no_writing_does_not_write(
             assert unprivileged("ask", "x", "-n", 1, "--splice", name).code == 0
         skill.write_text("date: 2026-07-01")
         once = unprivileged("ask", "x", "-n", 1, "--splice", skill)
-        assert once.code == 0 and f"{skill} is compiled for this once: cannot write to the library" in once.err
+        assert once.code == 0 and f"{skill} is compiled for this question only: cannot write to the library" in once.err
         assert unprivileged("session", "show", "mine").code == 0
         out = tmp_path / "mine.notes.tar"
         assert unprivileged("session", "export", "mine", out).code == 0 and out.exists()

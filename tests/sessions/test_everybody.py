@@ -111,7 +111,7 @@ def test_a_correction_goes_with_the_skill(model: notes.Model, compiled: notes.Se
     path = written(tmp_path / "new" / "returns.md", body="We have moved to another street.")
     segment = model.compile(path, listener=Listener(notice=told.append))
     assert alone(model, segment) == 0
-    assert [str(one) for one in told if "nobody is told returns.date=2026-07-01 any more" in str(one)]
+    assert [str(one) for one in told if "the correction returns.date=2026-07-01 for all sessions ends" in str(one)]
 
 
 def test_the_author_has_the_last_word_for_good(model: notes.Model, compiled: notes.Segment, text: Path) -> None:

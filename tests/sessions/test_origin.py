@@ -106,7 +106,7 @@ def test_edits_are_told_by_what_they_did() -> None:
         == entry_why(entry)
         == (
             "12 rows recomputed; selected by a pass over 90 tokens of the corrected text; notes compile --influence "
-            "spares it; an erratum before the next question; an erratum that was said earlier contradicts it: notes "
+            "spares it; an erratum before the next question; an earlier erratum contradicts it: notes "
             "session compact takes that out"
         )
     )
