@@ -89,7 +89,7 @@ def test_a_skill_that_is_not_compiled_says_how(empty: Path) -> None:
 def test_what_a_field_is_where_there_is_none(empty: Path) -> None:
     """At the compile, and where one is named."""
     Path("plain.txt").write_text("Hello.\n")
-    assert "no fields, which are lines like date: 2026-06-01" in run_here("compile", "plain.txt").err
+    assert "no fields like fee: 12" in run_here("compile", "plain.txt").err
     for flag in ("--field", "--erratum"):
         outcome = run_here("ask", "x", "--splice", "plain", flag, "a=b")
         assert outcome.code == 1 and "A field is a `key: value` line, a {{placeholder}}" in outcome.err
