@@ -206,6 +206,19 @@ def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
         model.ask(QUESTION, splice=[segment], fields={"date": 5}, method="suffix")  # type: ignore[dict-item]
 
 
+def test_times_are_of_the_call(model: notes.Model, skill: Skill) -> None:
+    """The time to load is counted from the call, the others from its end; of many, until the turn of each came."""
+    segment = model.compile(skill)
+    before = time.perf_counter()
+    answer = model.ask(QUESTION, splice=[segment], max_tokens=2)
+    took = time.perf_counter() - before
+    assert answer.load >= 0 and answer.splice <= answer.prompt <= answer.first_token
+    assert before <= answer.begun and answer.load + answer.first_token <= took
+    first, second = model.ask_many([QUESTION] * 2, splice=[segment], max_tokens=2, parallel=1)
+    assert isinstance(first, notes.Answer) and isinstance(second, notes.Answer)
+    assert second.begun == first.begun and second.load >= first.load + first.first_token
+
+
 def test_importing_loads_nothing() -> None:
     """Neither llama.cpp nor numpy, nor anything of ours; each name is there when it is asked for."""
     script = "import sys, notes_cli; print(sorted(name for name in sys.modules if name[:5] in ('notes', 'numpy')))"

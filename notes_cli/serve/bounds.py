@@ -54,7 +54,8 @@ def of_chat(data: Any) -> list[Size]:
         parts += len(words) if role != "assistant" else bool(words)  # whose parts are put together
         parts += len(_list(message.get("tool_calls")))
     notes = given.get("notes")
-    texts += _values(notes.get("errata") if isinstance(notes, dict) else None)
+    # Where both are there, a correction may be in both.
+    texts += _values((notes.get("errata") or notes.get("fields")) if isinstance(notes, dict) else None)
     tools = 0 if given.get("tool_choice") == "none" else len(_list(given.get("tools")))
     return [Size("messages", tuple(texts), messages, parts), Size("tools", tools=tools)]
 

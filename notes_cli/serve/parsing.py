@@ -19,7 +19,7 @@ from notes_cli.errors import GrammarError, ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
-from notes_cli.text.erratum import of_fields
+from notes_cli.text.erratum import OfField, of_fields
 from notes_cli.text.grammar import check_grammar
 from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall
 from notes_cli.text.schema import ANY_OBJECT, schema_grammar
@@ -359,16 +359,15 @@ def _notes(data: Any) -> Noted:
     if data is None:
         return Noted()
     given = Reader(data, "notes")
-    errata = given.any("errata")
+    errata, fields = given.any("errata"), given.any("fields")
     if isinstance(errata, dict):
-        if not all(map(_is_value, errata.values())) or not all(name.strip() and "=" not in name for name in errata):
-            raise given.wrong("errata", "an object of fields and texts, or a list of field=value", errata)
-        errata = list(
-            of_fields({name: value if isinstance(value, str) else json.dumps(value) for name, value in errata.items()})
-        )
+        errata = _of_fields(given, "errata", errata)
     found = Noted(
         splice=given.texts("splice", 64),
-        errata=Reader({"errata": errata}, "notes").texts("errata", 256),
+        errata=(
+            *Reader({"errata": errata}, "notes").texts("errata", 256),
+            *(() if fields is None else _of_fields(given, "fields", fields)),
+        ),
         session=given.text("session") or None,
         explain=given.flag("explain"),
         cache_salt=given.text("cache_salt"),
@@ -378,6 +377,17 @@ def _notes(data: Any) -> Noted:
     )
     given.end()
     return found
+
+
+def _of_fields(given: Reader, key: str, values: Any) -> list[OfField]:
+    """New values of fields, as the errata that bring them in. Raise Refused."""
+    named = isinstance(values, dict) and all(name.strip() and "=" not in name for name in values)
+    if not named or not all(map(_is_value, values.values())):
+        also = ", or a list of field=value" if key == "errata" else ""
+        raise given.wrong(key, f"an object of fields and texts{also}", values)
+    return list(
+        of_fields({name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()})
+    )
 
 
 def _is_value(value: Any) -> bool:

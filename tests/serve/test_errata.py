@@ -94,7 +94,7 @@ def test_a_client_corrects_its_own(own: Served) -> None:
     talk: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
     second = turn(own, talk, ASK, errata={"date": "2026-07-01"})
-    third = turn(own, talk, ASK, errata={"date": "2026-07-01"})
+    third = turn(own, talk, ASK, fields={"date": "2026-07-01"})
     assert told(second) == told(third) == "refused" and errata(third) == 1
     live = sum(tokens for _, how, tokens in pieces(third) if how == "live")
     assert live >= second["usage"]["prompt_tokens"]

@@ -13,6 +13,7 @@ from notes_cli.serve.app import Options
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.server import CUT_OFF
+from notes_cli.text.erratum import OfField
 
 from .conftest import QUESTION, Json, Served, compile_into, started, told
 
@@ -43,7 +44,7 @@ def test_a_correction_that_would_leave_no_room(own: Served) -> None:
     assert own.http.post("/v1/notes/compile", json={"name": "many", "text": text}).status_code == 200
     replies = [correct(f"k{number}", "~" * 200) for number in range(9)]
     assert [one.status_code for one in replies][:2] == [200, 200] and replies[-1].status_code == 400, replies[0].text
-    assert "what is said of many would have" in replies[-1].json()["error"]["message"]
+    assert "the corrections of many would have" in replies[-1].json()["error"]["message"]
     assert own.ask(splice=["many"])["choices"]
     assert correct("k8", "v").status_code == 200, "what the text says is taken back, always"
 
@@ -73,6 +74,16 @@ def test_errata_that_are_none(errata: Json) -> None:
     """Not taken for those of another field."""
     with pytest.raises(Exception, match=r"notes.errata must be an object of fields and texts"):
         parse_chat({"messages": [ASK], "notes": {"errata": errata}})
+    with pytest.raises(Exception, match=r"notes.fields must be an object of fields and texts, not"):
+        parse_chat({"messages": [ASK], "notes": {"fields": errata}})
+
+
+def test_new_values_of_fields() -> None:
+    """By the name that they have everywhere; the server adds them to the errata."""
+    asked = parse_chat({"messages": [ASK], "notes": {"errata": ["It rains."], "fields": {"date": "2026-07-01"}}})
+    assert asked.notes.errata == ("It rains.", "date=2026-07-01") and isinstance(asked.notes.errata[1], OfField)
+    with pytest.raises(Exception, match=r"notes.fields must be an object of fields and texts, not"):
+        parse_chat({"messages": [ASK], "notes": {"fields": ["date=2026-07-01"]}})
 
 
 def test_errata_that_are_no_texts() -> None:
