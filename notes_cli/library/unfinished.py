@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,14 @@ Keep = Callable[[str, Callable[[], Any]], Any]
 
 
 def step_name(kind: str, number: int, thing: Any) -> str:
-    """The name of what is measured of a case or a pair, with a digest of all that it holds."""
-    return f"{kind} {number} {hashlib.sha256(repr(asdict(thing)).encode()).hexdigest()[:16]}"
+    """The name of what is measured of a case or a pair, with a digest of all of it that is compared."""
+    return f"{kind} {number} {hashlib.sha256(repr(_content(thing)).encode()).hexdigest()[:16]}"
+
+
+def _content(thing: Any) -> Any:
+    if is_dataclass(thing):
+        return [_content(getattr(thing, each.name)) for each in fields(thing) if each.compare]
+    return [*map(_content, thing)] if isinstance(thing, tuple) else thing
 
 
 def keep_nothing(name: str, measure: Callable[[], Any]) -> Any:
