@@ -124,8 +124,8 @@ def calibrate_and_keep(
     workspace: Workspace, cases: Sequence[Case], listener: Listener = SILENT, pairs: Sequence[Pair] = ()
 ) -> Calibration:
     """Calibrate, and keep the profile for whoever asks this model from then on; without pairs what was known of
-    composition stays. The first notice is how long it will take. What was measured is kept if it is stopped, and the next
-    call goes on with that. Raise what `calibrate` raises."""
+    composition stays. The first notice is how long it will take. What was measured is kept if it is stopped, and the
+    next call goes on with that. Raise what `calibrate` raises."""
     if len(cases) < LEAST:
         listener.notice(Notice(_duration(workspace, cases, pairs, ())))
         with listener.watch("measuring decisions", unit="steps") as update:
