@@ -180,7 +180,8 @@ def told(
     Raise SkillError for one of a field that no skill has.
     """
     first, talk = talk is None, talk or Talk()
-    segments = list(skills.values())
+    latest_last = [*dict.fromkeys(copy.name for copy in reversed(copies))][::-1]
+    segments = [skills[name] for name in latest_last]  # so that the erratum of the latest comes last
     known = known_fields(*segments)
     fresh = {copy for copy in copies if copy not in talk.copies}
     came = {copy.name for copy in fresh if not skills[copy.name].is_image}
@@ -197,7 +198,7 @@ def told(
         return word(Erratum(name, values[skill, name], "", skill if reference.shared else ""), wording)
 
     last = {copy.name: copy for copy in copies}
-    for name, segment in skills.items():
+    for name, segment in zip(latest_last, segments, strict=True):
         there = name in talk.skills
         latest: dict[str, Standing] = {}
         # What was given since its last turn is about its older text, too. (A file that has become shorter was mended.)

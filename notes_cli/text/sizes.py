@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from notes_cli.errors import NotesError
@@ -34,12 +35,14 @@ def human_time(seconds: float) -> str:
     if seconds < 59.5:
         digits = 3 if seconds < 0.0995 else 2 if seconds < 0.995 else 1 if seconds < 9.95 else 0
         return f"{seconds:.{digits}f} s"
-    whole, rest = 0, 0
-    for size, parts, most, large, small in ((1, 60, 60, "min", "s"), (60, 60, 24, "h", "min"), (3600, 24, 0, "d", "h")):
+    for size, parts, most, large, small in (
+        *((1, 60, 60, "min", "s"), (60, 60, 24, "h", "min")),
+        (3600, 24, math.inf, "d", "h"),
+    ):
         whole, rest = divmod(round(seconds / size), parts)
         if whole < most:
-            break
-    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+            return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+    raise AssertionError(seconds)
 
 
 def parse_size(text: str) -> int:

@@ -214,11 +214,11 @@ def test_late_is_where_it_was_compiled_without_a_system_role(make_workspace: Mak
 
 
 def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """An erratum if nothing is known; where few tokens follow the change all of them; and what this model can."""
+    """Field and erratum if nothing is known; where few tokens follow the change all of them; and what this model can."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     method, why = method_for(workspace, Prompt("Why?", [segment], fields={"tier": "basic"}))
-    assert method.name == "erratum" and "has not been measured" in why
+    assert method.name == "field+erratum" and "has not measured" in why
     short = compile_skill(workspace, parse_skill("fee: 12\n\nThe fee is due.", source="-", default="fees"))
     method, why = method_for(workspace, Prompt("Why?", [short], fields={"fee": "15"}))
     assert method.name == "suffix" and why.startswith("suffix: ")
@@ -269,7 +269,7 @@ def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tm
     (segment,) = open_segments(workspace, [other], said.append)
     assert segment.text == "date: 2" and segment.layers and path.read_bytes() == before
     line = worded(*said)
-    assert mine in line and "for this once" in line and line.endswith(f"notes compile {other} --name NAME")
+    assert mine in line and "for this question only" in line and line.endswith(f"notes compile {other} --name NAME")
     (own,) = open_segments(workspace, [mine], said.append)
     assert own.text == "date: 1" and len(said) == 1
     assert np.array_equal(segment.layers[0].k, compile_skill(workspace, load_skill(other)).layers[0].k)

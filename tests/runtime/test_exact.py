@@ -97,7 +97,7 @@ def test_what_mixes_rows_is_not_exact() -> None:
 
 def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measured method that leaves rows of the old value gives way to the erratum, and says why."""
-    monkeypatch.setattr("notes_cli.runtime.settling.method_for", lambda *_: (Method("field"), "measured"))
+    monkeypatch.setattr("notes_cli.runtime.settling.method_for", lambda *_, **__: (Method("field"), "measured"))
     request = Request("Why?", [compile_skill(workspace, skill)], fields={"date": "2026-07-01"}, exact=True)
     settings = explain(workspace, request).settings
     assert settings.method == Method() and "exact" in str(settings.why)

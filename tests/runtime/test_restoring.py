@@ -81,7 +81,7 @@ def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segmen
     book = assemble(workspace, Prompt("Why?", [segment], errata))
     found = book.logits()
     assert book.count("spliced") == segment.base + len(segment) and book.count("seam") == 0
-    assert [piece.how for piece in book.pieces] == ["spliced", "spliced", *["decoded"] * (len(errata) + 1)]
+    assert [piece.how for piece in book.pieces] == ["spliced", "spliced", *["decoded"] * (1 + 2 * len(errata))]
     assert book.pieces[1].reason is Reason.RESTORED
     np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
 

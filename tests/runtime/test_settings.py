@@ -32,10 +32,10 @@ def calibrated(workspace: Workspace, direct: str, reasoned: str = "recompute") -
     Profiles(workspace.paths.profiles).save(profile, "notes 0")
 
 
-def test_without_a_profile_the_safe_one(workspace: Workspace) -> None:
-    """An erratum, the seam and place measured on the shipped model, and a word on how to measure this one."""
+def test_without_a_profile_the_default(workspace: Workspace) -> None:
+    """Field and erratum, the seam and place measured on the shipped model, and a word on how to measure this one."""
     found = defaults(workspace)
-    assert (found.method, found.wording) == (Method("erratum"), None)
+    assert (found.method, found.wording) == (Method("field+erratum"), None)
     assert (found.seam, found.place) == (DEFAULT_SEAM, DEFAULT_PLACE) and "calibrate" in found.why
 
 
@@ -61,7 +61,7 @@ def test_a_profile_of_an_older_notes_is_not_followed(workspace: Workspace) -> No
     (path,) = workspace.paths.profiles.iterdir()
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
     found = defaults(workspace)
-    assert found.method == Method("erratum") and found.note and "Measure again (notes calibrate)" in worded(found.note)
+    assert found.method == Method("field+erratum") and found.note and "Measure again (notes calibrate)" in worded(found.note)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_a_profile_is_of_one_cache(workspace: Workspace) -> None:
     calibrated(workspace, "field")
     options = ContextOptions(n_ctx=256, n_threads=1, type_k="bf16", type_v="bf16")
     with Workspace(workspace.model.path, options) as other:
-        assert defaults(other).method == Method("erratum")
+        assert defaults(other).method == Method("field+erratum")
 
 
-@pytest.mark.parametrize(("behind", "method"), [(3, "suffix"), (300, "erratum")])
+@pytest.mark.parametrize(("behind", "method"), [(3, "suffix"), (300, "field+erratum")])
 def test_little_behind_a_change_is_decoded(workspace: Workspace, behind: int, method: str) -> None:
     """A value at the end, as hoisting puts it, is exact for the price of an erratum."""
     skill: Skill = parse_skill("x " * 9 + "\ndate: 2026-06-01\n" + "y" * behind, source="s", default="s")

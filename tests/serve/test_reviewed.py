@@ -115,11 +115,11 @@ def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
     notes: dict[str, Any] = {"splice": ["returns"]}
     mine = {**notes, "errata": {"date": "2026-07-01"}}
     first, other = (parse_chat({"messages": HELLO, "notes": one}) for one in (mine, notes))
-    conversations.keep(first, Talk(early=("mine",), own=first.notes.errata), ["Hi!"])
+    conversations.keep(first, Talk(before={0: ("mine",)}, own=first.notes.errata), ["Hi!"])
     conversations.keep(other, Talk(), ["Hi!"])
-    for one, early in ((mine, ("mine",)), (notes, ())):
+    for one, before in ((mine, {0: ("mine",)}), (notes, {})):
         talk, _ = conversations.find(parse_chat({"messages": AGAIN, "notes": one}))
-        assert talk is not None and talk.early == early
+        assert talk is not None and talk.before == before
     assert conversations.find(parse_chat({"messages": AGAIN, "notes": {"splice": ["support"]}})) == (None, {})
 
 

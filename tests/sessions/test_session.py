@@ -433,7 +433,7 @@ def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill) -> None
 
 
 def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unmeasured: an erratum. Measured: what the profile says, a recompute by its kin, in its wording. Near the end:
+    """Unmeasured: field and erratum. Measured: what the profile says, a recompute by its kin, in its wording. Near the end:
     everything after it again. Where the model cannot: an erratum, and why."""
 
     def profile(method: str, why: str) -> None:
@@ -443,7 +443,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
     with held(make()) as session:
         turn(session, skill, "Why?")
         done = session.edit("date", "2026-07-01")
-        assert done.method == "erratum" and done.chosen.startswith("erratum: this model has not been measured")
+        assert done.method == "field+erratum" and done.chosen.startswith("field+erratum: the default for a model")
         profile("field+erratum", "field+erratum: 9 of 9")
         done = session.edit("tier", "basic")
         assert (done.method, done.chosen) == ("field+erratum", "field+erratum: 9 of 9") and done.rows > 0
