@@ -170,8 +170,7 @@ def test_a_correction_of_all_is_said_after_the_last_that_it_is_of(own: Served) -
     talk = [first, {"role": "assistant", "content": "full"}, then]
     for order in (talk, [then, talk[1], first]):
         reply = own.chat(order, notes={"explain": True, "errata": ["*.season=summer"]})
-        kinds = [kind for kind, _, _ in pieces(reply) if kind in ("splice", "erratum", "question")]
-        assert kinds == ["splice", "question", "splice", "erratum", "erratum", "question"]
+        assert [kind for kind, _, _ in pieces(reply)][-4:] == ["splice", "erratum", "erratum", "question"]
 
 
 def test_what_is_live_is_told_by_its_own_prompt(own: Served) -> None:
