@@ -341,7 +341,7 @@ def test_a_field_in_place_is_that_of_its_skill(notes: Notes, two: tuple[str, ...
 def test_a_session_tells_fields_apart(notes: Notes, two: tuple[str, ...]) -> None:
     """An edit is of the skill that is named; another skill that comes later takes no value away."""
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 1).code == 0
-    assert notes("edit", "mine", "--field", "date=2026-07-01").out.startswith("date=2026-07-01: an erratum")
+    assert notes("edit", "mine", "--field", "date=2026-07-01").out.startswith("date=2026-07-01: ")
     assert notes("ask", "And?", "--splice", "fees", "--session", "mine", "-n", 1).code == 0
     shown = notes("session", "show", "mine", "--json").json["fields"]
     assert (shown["returns.date"], shown["fees.date"]) == ("2026-07-01", "2026-07-01")
