@@ -16,18 +16,19 @@ show() {
     notes "$@" </dev/null
 }
 
-days="How many days does a customer have to return an item?"
+carrier="Which carrier delivers the parcels?"
 
 show compile skills/store-handbook
-show ask "$days" --splice store-handbook --gain
+show ask "$carrier" --splice store-handbook --gain
 
-printf '\n# One value changes. By default its own KV entries are computed again and a correction precedes the question;\n'
-printf '# then the value in place alone, and a full prefill of the corrected text:\n'
-show ask "$days" --splice store-handbook --erratum "Return window=14 days" --gain
-show ask "$days" --splice store-handbook --field "Return window=14 days" --method field --gain
-show ask "$days" --splice store-handbook --field "Return window=14 days" --method recompute
+printf '\n# One value changes. By default its KV entries are computed again, and a correction precedes the question:\n'
+show ask "$carrier" --splice store-handbook --erratum "Carrier=Kestrel Freight" --gain
 
-printf '\n# Anywhere in a prompt: behind another text the cached keys are rotated to their new position.\n'
-show ask "Which carrier delivers the parcels?" -s "You work for Lantern & Oak. Be brief." --splice store-handbook --gain
-show ask "$days" -s "Be brief." --splice store-handbook --erratum "Return window=14 days" --explain
+printf '\n# The same with the value in place alone, and with a full prefill of the corrected text:\n'
+show ask "$carrier" --splice store-handbook --field "Carrier=Kestrel Freight" --method field --gain
+show ask "$carrier" --splice store-handbook --field "Carrier=Kestrel Freight" --method recompute
+
+printf '\n# Behind another text the cached keys are rotated to their new position:\n'
+show ask "$carrier" -s "You work for Lantern & Oak." --splice store-handbook --gain
+show ask "$carrier" -s "You work for Lantern & Oak." --splice store-handbook --erratum "Carrier=Kestrel Freight" --explain
 show ls

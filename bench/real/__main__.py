@@ -2,7 +2,7 @@
 
     python -m bench.real                          # SmolLM2, all parts (about 40 minutes on two cores)
     python -m bench.real --model model.gguf       # another model
-    python -m bench.real --only corrections       # one part: fidelity, facts, corrections, places
+    python -m bench.real --only corrections       # one part: speed, fidelity, facts, corrections, places
     python -m bench.real --facts tasks.json       # with the author's facts (bench/real/tasks.py)
     python -m bench.real --write                  # also write README's and docs' tables (bench/real/report.py)
 
@@ -12,7 +12,6 @@ What is asked is in tasks.yaml, about the texts in skills/.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from bench.real import measure, report
 from bench.real.tasks import load_facts, load_tasks
 from notes_cli.config import Paths
 
-PARTS = ("fidelity", "facts", "corrections", "places")
+PARTS = ("speed", "fidelity", "facts", "corrections", "places")
 
 
 def main() -> int:
@@ -35,14 +34,14 @@ def main() -> int:
     parser.add_argument("--facts", type=Path, metavar="FILE", help="the author's word lists and passages")
     parser.add_argument("--write", action="store_true", help="write the tables into README and docs")
     given = parser.parse_args()
-    parts = given.only or [part for part in PARTS[:3] if part != "facts" or given.facts]
+    parts = given.only or [part for part in PARTS[:4] if part != "facts" or given.facts]
     if "facts" in parts and given.facts is None:
         parser.error("the facts need --facts FILE")
-    results: dict[str, Any] = report.stored()
     tasks = load_tasks()
     with tempfile.TemporaryDirectory() as home, notes.open(given.model, paths=Paths.under(Path(home))) as model:
-        whole = results.setdefault(model.name, {})
+        whole: dict[str, Any] = {}
         run: dict[str, Callable[[], Any]] = {
+            "speed": lambda: measure.speed(model, tasks, _progress),
             "fidelity": lambda: measure.fidelity(model, tasks, _progress),
             "facts": lambda: measure.facts(model.workspace, load_facts(given.facts), _progress),
             "corrections": lambda: measure.corrections(model, tasks, _progress),
@@ -51,9 +50,8 @@ def main() -> int:
         for part in parts:
             whole[part] = run[part]()
             if given.write:
-                report.write(results)
+                report.write(model.name, part, whole[part])
         print(report.tables(whole))
-        print(json.dumps(whole), file=sys.stderr) if not given.write else None
     return 0
 
 

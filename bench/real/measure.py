@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from bench.real.run import Outcome, answers
@@ -22,7 +23,9 @@ from notes_cli.text.skill import parse_skill
 
 SYSTEM = "You answer questions about the texts that follow. Answer briefly."
 CORRECTIONS = ("nothing", "erratum", "field", "field+erratum", "suffix")  # suffix: the entries of a full prefill
+CONTEXTS = ("alone", "another", "turn")
 PLACES = ("skill", "question")
+RUNS = 7  # answers that are timed
 Progress = Callable[[str], object]
 
 
@@ -108,6 +111,27 @@ def questions_of(correction: Correction) -> list[str]:
     return [correction.ask, *(one.ask for one in more if one)]
 
 
+def speed(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict[str, Any]]:
+    """Seconds to the first token of an answer about each skill, prefilled and spliced; medians of several questions."""
+    rows = []
+    for one in tasks:
+        progress(f"{one.skill}: time to the first token")
+        segment = model.compile(SKILLS / one.skill)
+        asked = [question.ask for question in one.questions[:RUNS]]
+        prefilled = [model.ask(ask, system=segment.text, max_tokens=1).first_token for ask in asked[:3]]
+        spliced = [model.ask(ask, splice=[segment], max_tokens=1).first_token for ask in asked]
+        rows.append(
+            {
+                "skill": one.skill,
+                "tokens": len(segment),
+                "bytes": segment.nbytes,
+                "prefill": round(median(prefilled), 3),
+                "spliced": round(median(spliced), 3),
+            }
+        )
+    return rows
+
+
 def fidelity(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict[str, Any]]:
     """The questions of each skill, by the ways a skill can come into a prompt."""
     workspace = model.workspace
@@ -185,31 +209,31 @@ def _each(model: Model, tasks: Sequence[Tasks], progress: Progress) -> Iterator[
 
 
 def places(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict[str, Any]]:
-    """Where an erratum is best and how it is best worded: each wording after the skill and before the question, with
-    and without the field in place; alone, after a system text and another skill, and in a later turn."""
-    workspace, wordings = model.workspace, shipped_wordings().forms
+    """Where an erratum is best and how it is best worded, over every other correction: each wording after the skill and
+    before the question, with and without the field in place; the default one also after a system text and another
+    skill, and in a later turn."""
+    workspace, wordings = model.workspace, shipped_wordings()
     keys = [
         (context, method, place, wording)
-        for context in ("alone", "another", "turn")
+        for context in CONTEXTS
         for method in ("erratum", "field+erratum")
         for place in PLACES
-        for wording in wordings
+        for wording in (wordings.forms if context == "alone" else [wordings.default])
     ]
     rows = {key: Corrected(key[1]) for key in keys}
-    earlier: dict[str, Segment] = {}
-    segments = {one.skill: model.compile(SKILLS / one.skill) for one in tasks}
-    for one, previous in zip(tasks, [tasks[-1], *tasks[:-1]], strict=True):
-        earlier[one.skill] = segments[previous.skill]
-    for segment, correction in _each(model, tasks, progress):
-        correction = replace(correction, other=None)
+    segments = [model.compile(SKILLS / one.skill) for one in tasks]
+    before = {segment.name: segments[number - 1] for number, segment in enumerate(segments)}
+    some = [replace(one, corrections=one.corrections[::2]) for one in tasks]
+    for segment, correction in _each(model, some, progress):
+        asked = replace(correction, other=None)
         for context, method, place, wording in keys:
             sentence = word(Erratum(correction.field, correction.value, ""), wording)
+            skills = [before[segment.name], segment] if context == "another" else [segment]
             prompts = [
-                _placed(ask, segment, earlier[segment.name], context, sentence, place, correction, method)
-                for ask in questions_of(correction)
+                _placed(ask, skills, context, sentence, place, correction, method) for ask in questions_of(asked)
             ]
             found = answers(workspace, prompts)
-            rows[context, method, place, wording].add(correction, found, found)
+            rows[context, method, place, wording].add(asked, found, found)
     return [
         {"context": context, "place": place, "wording": wording, **asdict(row)}
         for (context, _, place, wording), row in rows.items()
@@ -218,33 +242,24 @@ def places(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dic
 
 def _placed(
     ask: str,
-    segment: Segment,
-    before: Segment,
+    skills: Sequence[Segment],
     context: str,
     sentence: str,
     place: str,
     correction: Correction,
     method: str,
 ) -> Prompt:
-    """A prompt with the erratum directly after the skill, or before the question."""
+    """A prompt with the erratum directly after the last skill, or before the question."""
     erratum = (ErratumPart(sentence),)
-    skills = [before, segment] if context == "another" else [segment]
-    head = [*map(SkillPart, (one.name for one in skills)), *(erratum if place == "skill" else ())]
-    system = Message("system", (*((TextPart(SYSTEM),) if context == "another" else ()), *head))
-    turn = (
-        (Message("user", (TextPart("Hello"),)), Message("assistant", (TextPart("Hello! How can I help you?"),)))
-        if context == "turn"
-        else ()
+    text = (TextPart(SYSTEM),) if context == "another" else ()
+    system = Message(
+        "system", (*text, *(SkillPart(one.name) for one in skills), *(erratum if place == "skill" else ()))
     )
+    earlier = [Message("user", (TextPart("Hello"),)), Message("assistant", (TextPart("Hello! How can I help you?"),))]
     question = Message("user", (*(erratum if place == "question" else ()), TextPart(ask)))
-    edits = METHODS[method].edits_rows
-    return Prompt(
-        "",
-        skills,
-        conversation=Conversation((system, *turn, question)),
-        fields={f"{segment.name}.{correction.field}": correction.value} if edits else {},
-        method=Method("field"),
-    )
+    messages = (system, *(earlier if context == "turn" else []), question)
+    values = {f"{skills[-1].name}.{correction.field}": correction.value} if METHODS[method].edits_rows else {}
+    return Prompt("", skills, conversation=Conversation(messages), fields=values, method=Method("field"))
 
 
 def interval(part: int, whole: int) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from bench.real.measure import interval
 from bench.real.tasks import ROOT
 
 STORE = ROOT / "docs" / "results" / "real.json"
-SHOWN = "SmolLM2"  # the model of README, by the beginning of its name
+SHOWN = "smollm2"  # the model of README, by the beginning of its name
 WAYS = {
     "compiled": "spliced where it was compiled",
     "exact": "the same with `--exact`",
@@ -40,13 +40,20 @@ def stored() -> dict[str, Any]:
 
 def tables(found: dict[str, Any]) -> str:
     """All tables of one model."""
-    parts = [
-        fidelity_table(found["fidelity"]) if "fidelity" in found else "",
-        "The author's facts:\n\n" + fidelity_table(found["facts"]) if "facts" in found else "",
-        corrections_table(found["corrections"]) if "corrections" in found else "",
-        places_table(found["places"]) if "places" in found else "",
+    return "\n\n".join(f"{part}:\n\n{table(found[part])}" for part, table in TABLES.items() if part in found)
+
+
+def speed_table(rows: Rows) -> str:
+    """A row for each skill."""
+    lines = [
+        "| skill | tokens | file | first token after a prefill | spliced | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    return "\n\n".join(part for part in parts if part)
+    for row in rows:
+        cells = [f"{row['tokens']:,}", f"{row['bytes'] / 1e6:.0f} MB", f"{row['prefill']:.1f} s"]
+        cells += [f"{row['spliced']:.2f} s", f"{row['prefill'] / row['spliced']:.0f} times sooner"]
+        lines.append(f"| {row['skill']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def fidelity_table(rows: Rows) -> str:
@@ -79,19 +86,31 @@ def corrections_table(found: dict[str, Any]) -> str:
 
 def places_table(rows: Rows) -> str:
     """New and old values by place, wording and method, and by what precedes."""
-    contexts = ("alone", "another", "turn")
-    keys = dict.fromkeys((row["method"], row["place"], row["wording"]) for row in rows)
     by_key = {(row["context"], row["method"], row["place"], row["wording"]): row for row in rows}
     lines = [
-        "| method | place | wording | alone: new / old | after another skill | in a later turn | follows |",
+        "| method | place | wording | value: new / old | what follows | after another skill | in a later turn |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    for key in keys:
-        some = [by_key[one] for one in ((context, *key) for context in contexts)]
-        cells = [f"{row['new']} / {row['old']}" for row in some]
-        cells.append(f"{sum(row['follows_new'] for row in some)} / {sum(row['follows_old'] for row in some)}")
+    for row in rows:
+        if row["context"] != "alone":
+            continue
+        key = row["method"], row["place"], row["wording"]
+        cells = [f"{row['new']} / {row['old']} of {row['asked']}"]
+        cells.append(f"{row['follows_new']} / {row['follows_old']} of {row['follows_asked']}")
+        for context in ("another", "turn"):
+            other = by_key.get((context, *key))
+            cells.append(f"{other['new']} / {other['old']}" if other else "")
         lines.append(f"| {' | '.join([*key, *cells])} |")
     return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[Any], str]] = {
+    "speed": speed_table,
+    "fidelity": fidelity_table,
+    "facts": fidelity_table,
+    "corrections": corrections_table,
+    "places": places_table,
+}
 
 
 def _share(part: int, whole: int) -> str:
@@ -108,23 +127,21 @@ def marked(text: str, name: str, table: str) -> str:
 
 def pages(results: dict[str, Any]) -> dict[Path, str]:
     """The pages that show figures, with the tables that were measured."""
-    found: dict[str, Any] = next((one for name, one in results.items() if name.startswith(SHOWN)), {})
+    found: dict[str, Any] = next((one for name, one in results.items() if name.lower().startswith(SHOWN)), {})
     pages = {}
     for path in (ROOT / "README.md", ROOT / "docs" / "findings.md", ROOT / "docs" / "trust.md"):
         text = path.read_text(encoding="utf-8")
-        for name, table in (("fidelity", fidelity_table), ("facts", fidelity_table)):
+        for name, table in TABLES.items():
             if name in found:
                 text = marked(text, name, table(found[name]))
-        if "corrections" in found:
-            text = marked(text, "corrections", corrections_table(found["corrections"]))
-        if "places" in found:
-            text = marked(text, "places", places_table(found["places"]))
         pages[path] = text
     return pages
 
 
-def write(results: dict[str, Any]) -> None:
-    """Keep the figures, and write the pages that show them."""
+def write(model: str, part: str, found: Any) -> None:
+    """Keep the figures of one part, and write the pages that show them."""
+    results = stored()
+    results.setdefault(model, {})[part] = found
     STORE.parent.mkdir(parents=True, exist_ok=True)
     STORE.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for path, text in pages(results).items():
