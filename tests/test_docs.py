@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 FINDINGS = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 REVERSED = (ROOT / "docs" / "results-reversed.md").read_text(encoding="utf-8")
 MEASURED = (ROOT / "training" / "tiny" / "measured.txt").read_text(encoding="utf-8")
-NOTES = "**Which rows does a decision rest on?**"
+NOTES = "## On the tiny model"
 LOOKS_UP = "## Training decides it"
 KINDS = ("table", "date", "amount")
 WORDS = ("known", "held-out")
-# What a row of the table in the README is called, and what the figure is called that `training.tiny.measure` prints.
+# What a row of the table of findings.md is called, and what the figure is called that `training.tiny.measure` prints.
 ROWS = {
     "right, asked directly": "plain, direct",
     "right after a chain of thought": "plain, reasoned",
@@ -83,13 +82,13 @@ def measured(kind: str, words: str, figure: str) -> float:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_finding_in_the_readme_has_the_figures_that_were_measured(name: str) -> None:
+def test_the_finding_has_the_figures_that_were_measured(name: str) -> None:
     found = [" / ".join(f"{measured(kind, words, ROWS[name]):.2f}" for words in WORDS) for kind in KINDS]
-    assert rows(README, NOTES)[name] == found
+    assert rows(FINDINGS, NOTES)[name] == found
 
 
-def test_the_finding_in_the_readme_is_whole() -> None:
-    assert list(rows(README, NOTES)) == list(ROWS)
+def test_the_finding_is_whole() -> None:
+    assert list(rows(FINDINGS, NOTES)) == list(ROWS)
 
 
 def found_of(seed: int, hypotheses: str, words: str, figure: str) -> str:
