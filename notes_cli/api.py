@@ -3,8 +3,8 @@
     import notes_cli as notes
 
     with notes.open() as model:
-        returns = model.compile("skills/returns")
-        print(model.ask("May I return this?", splice=[returns], errata=["date=2026-07-01"]))
+        handbook = model.compile("skills/store-handbook")
+        print(model.ask("Which carrier do we use?", splice=[handbook], errata=["Carrier=Kestrel Freight"]))
 
 What goes wrong is a NotesError, with `what` happened and a `remedy`. Nothing is printed: notices, progress and texts go
 to a Listener. Threads may share a model and what it hands out: what one of them asks waits for what another has asked.

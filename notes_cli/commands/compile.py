@@ -143,7 +143,7 @@ def command(
     \b
     Examples:
       notes compile skill.txt
-      notes compile skills/returns
+      notes compile skills/store-handbook
       notes compile skills/                          each skill in it
       notes compile docs/                            each text in it
       cat policy.md | notes compile - --name policy

@@ -8,6 +8,7 @@ import click
 
 from notes_cli import output
 
+QUESTION = "Which carrier delivers the parcels?"  # of the sample store-handbook
 # Each `#setting` is one that there is: tests/commands/test_begin.py takes the # away.
 SETTINGS = """\
 # Settings of notes. A line without # holds; all here are examples. Each is named as its flag, without the --.
@@ -38,7 +39,7 @@ SETTINGS = """\
 #ask:
 #  max-tokens: 512
 #  temperature: 0.7
-#  splice: [returns]
+#  splice: [store-handbook]
 """
 
 
@@ -76,8 +77,8 @@ def command(folder: Path, quiet: bool, json_: bool) -> None:
         return
     for line in kept:
         output.say(f"{line} is there already, and stays as it is")
-    skill = folder / "skills" / "returns"
-    output.say(f'next: notes compile {skill}, then: notes ask "May I return this?" --splice returns')
+    skill = folder / "skills" / "store-handbook"
+    output.say(f'next: notes compile {skill}, then: notes ask "{QUESTION}" --splice store-handbook')
 
 
 def _write(path: Path, text: str) -> bool:

@@ -131,7 +131,7 @@ def command(long: bool, sort: str, quiet: bool, json_: bool, model: str | None) 
         for reason, names in _reasons(rows).items():
             output.sentence(f"{', '.join(names)}: {reason}")
     else:
-        how = "Compile one: notes compile FILE, or a sample: notes compile returns"
+        how = "Compile one: notes compile FILE, or a sample: notes compile store-handbook"
         output.say(f"no compiled skills yet in {store.folder}. {how}")
 
 

@@ -25,12 +25,13 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_sample_by_its_name(empty: Path, home: Path) -> None:
     """From an empty folder: compiled and asked, told where its text is; a file or a skill of the name goes first."""
-    done = run_here("compile", "returns")
-    assert done.code == 0 and f"returns is a sample that came with notes: {config.resource('skills')}" in done.err
-    assert run_here("ask", "May I return this?", "--splice", "returns").out == "accepted\n"
+    done = run_here("compile", "store-handbook")
+    assert done.code == 0
+    assert f"store-handbook is a sample that came with notes: {config.resource('skills')}" in done.err
+    assert run_here("ask", "Which carrier delivers the parcels?", "--splice", "store-handbook").code == 0
     assert list(empty.iterdir()) == []
-    Path("support").write_text("Be kind.\n")
-    assert "came with notes" not in run_here("compile", "support").err
+    Path("style-guide").write_text("Be kind.\n")
+    assert "came with notes" not in run_here("compile", "style-guide").err
 
 
 def test_samples_are_none_of_all_skills(empty: Path) -> None:
@@ -41,11 +42,11 @@ def test_samples_are_none_of_all_skills(empty: Path) -> None:
 def test_init_copies_what_ships(empty: Path, home: Path) -> None:
     """Every sample, to be changed, and config.yaml; what is there stays, and nothing is lost by a second time."""
     done = run_here("init")
-    assert done.code == 0 and "next: notes compile skills/returns" in done.err
+    assert done.code == 0 and "next: notes compile skills/store-handbook" in done.err
     for sample in config.sample_skills():
         assert load_skill(empty / "skills" / sample.name).text == load_skill(sample).text
     assert (home / "config.yaml").read_text() == SETTINGS and home.stat().st_mode & 0o777 == 0o700
-    changed = empty / "skills" / "returns" / "SKILL.md"
+    changed = empty / "skills" / "store-handbook" / "SKILL.md"
     changed.write_text("Mine.\n")
     again = run_here("init", "--json").json
     assert again["written"] == [] and str(home / "config.yaml") in again["kept"] and changed.read_text() == "Mine.\n"
@@ -81,9 +82,9 @@ def test_paths(home: Path) -> None:
 
 def test_a_skill_that_is_not_compiled_says_how(empty: Path) -> None:
     """Also one of the samples: the command that is named works."""
-    outcome = run_here("ask", "Why?", "--splice", "support")
-    assert outcome.code == 1 and "Compile it first: notes compile support." in outcome.err
-    assert run_here("compile", "support").code == 0
+    outcome = run_here("ask", "Why?", "--splice", "style-guide")
+    assert outcome.code == 1 and "Compile it first: notes compile style-guide." in outcome.err
+    assert run_here("compile", "style-guide").code == 0
 
 
 def test_what_a_field_is_where_there_is_none(empty: Path) -> None:

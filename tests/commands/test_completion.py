@@ -51,7 +51,7 @@ def test_what_is_completed(shell: Path) -> None:
     assert completed("notes ask --erratum da") == ["date="]
     assert completed("notes edit mine --field date=") == ["2026-06-01"]
     assert completed("notes ask --session ") == ["mine"] == completed("notes session undo m")
-    assert completed("notes compile supp") == ["support"]
+    assert completed("notes compile store") == ["store-handbook"]
     assert completed("notes ask --splice no") == []
 
 

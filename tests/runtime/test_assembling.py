@@ -214,7 +214,7 @@ def test_late_is_where_it_was_compiled_without_a_system_role(make_workspace: Mak
 
 
 def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Field and erratum if nothing is known; where few tokens follow the change all of them; and what this model can."""
+    """Field and erratum if nothing is known; where few tokens follow the change all of them; what this model can."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     method, why = method_for(workspace, Prompt("Why?", [segment], fields={"tier": "basic"}))

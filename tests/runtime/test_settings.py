@@ -61,7 +61,8 @@ def test_a_profile_of_an_older_notes_is_not_followed(workspace: Workspace) -> No
     (path,) = workspace.paths.profiles.iterdir()
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
     found = defaults(workspace)
-    assert found.method == Method("field+erratum") and found.note and "Measure again (notes calibrate)" in worded(found.note)
+    assert found.method == Method("field+erratum")
+    assert found.note and "Measure again (notes calibrate)" in worded(found.note)
 
 
 @pytest.mark.parametrize(

@@ -433,8 +433,8 @@ def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill) -> None
 
 
 def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unmeasured: field and erratum. Measured: what the profile says, a recompute by its kin, in its wording. Near the end:
-    everything after it again. Where the model cannot: an erratum, and why."""
+    """Unmeasured: field and erratum. Measured: what the profile says, a recompute by its kin, in its wording. Near the
+    end: everything after it again. Where the model cannot: an erratum, and why."""
 
     def profile(method: str, why: str) -> None:
         found = Defaults(Method.parse(method), "changed", 1, "early", why)
