@@ -18,8 +18,8 @@ HEAD = f"""# {TITLE}
 
 Written by `make experiments` (bench/experiments/); do not edit. An ablation: the model that shipped first (3.8M
 parameters, training/notes-reversed-q8_0.gguf) looks a field up when it is asked, where the one that ships now, and the
-paper's models of 1.7B to 70B parameters, take notes while they read ([findings](findings.md#on-the-tiny-model)). Training
-decides which: training/README.md says what differs. What the paper (arXiv:2606.17107) found is beside what was
+paper's models of 1.7B to 70B parameters, take notes while they read ([findings](findings.md#on-the-tiny-model)).
+Training decides which: training/README.md says what differs. What the paper (arXiv:2606.17107) found is beside what was
 measured here. All texts are held out: training never saw their names and rules. Every table is computed from the
 observations in [results/](results), where about.csv says of which model, how many cases, and the seed of the texts."""
 
