@@ -209,31 +209,35 @@ def _each(model: Model, tasks: Sequence[Tasks], progress: Progress) -> Iterator[
 
 
 def places(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict[str, Any]]:
-    """Where an erratum is best and how it is best worded, over every other correction: each wording after the skill and
-    before the question, with and without the field in place; the default one also after a system text and another
-    skill, and in a later turn."""
+    """Where an erratum is best and how it is best worded, over a quarter of the corrections: after the skill and before
+    the question, with and without the field in place, alone, after a system text and another skill, and in a later
+    turn; and each wording after the skill with the field in place."""
     workspace, wordings = model.workspace, shipped_wordings()
     keys = [
-        (context, method, place, wording)
-        for context in CONTEXTS
+        (context, method, place, wordings.default)
         for method in ("erratum", "field+erratum")
         for place in PLACES
-        for wording in (wordings.forms if context == "alone" else [wordings.default])
+        for context in CONTEXTS
     ]
+    keys += [("alone", "field+erratum", "skill", one) for one in wordings.forms if one != wordings.default]
     rows = {key: Corrected(key[1]) for key in keys}
     segments = [model.compile(SKILLS / one.skill) for one in tasks]
     before = {segment.name: segments[number - 1] for number, segment in enumerate(segments)}
-    some = [replace(one, corrections=one.corrections[::2]) for one in tasks]
+    some = [replace(one, corrections=one.corrections[::4]) for one in tasks]
+    plain: dict[tuple[str, str], Outcome] = {}  # answers to the other question without a correction
     for segment, correction in _each(model, some, progress):
-        asked = replace(correction, other=None)
+        assert correction.other is not None
+        asked, other = replace(correction, follows=None), (segment.name, correction.other.ask)
+        if other not in plain:
+            (plain[other],) = answers(workspace, [Prompt(correction.other.ask, [segment])])
         for context, method, place, wording in keys:
             sentence = word(Erratum(correction.field, correction.value, ""), wording)
             skills = [before[segment.name], segment] if context == "another" else [segment]
             prompts = [
                 _placed(ask, skills, context, sentence, place, correction, method) for ask in questions_of(asked)
             ]
-            found = answers(workspace, prompts)
-            rows[context, method, place, wording].add(asked, found, found)
+            before = [plain[other]] * len(prompts)
+            rows[context, method, place, wording].add(asked, answers(workspace, prompts), before)
     return [
         {"context": context, "place": place, "wording": wording, **asdict(row)}
         for (context, _, place, wording), row in rows.items()

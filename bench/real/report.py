@@ -25,11 +25,12 @@ WAYS = {
 }
 METHODS = {
     "nothing": "no correction",
-    "erratum": "erratum before the question",
+    "erratum": "erratum before the question, alone",
     "field": "field in place",
-    "field+erratum": "**field in place and erratum (default)**",
+    "field+erratum": "**field in place, and erratum after the skill (default)**",
     "suffix": "full prefill of the corrected text",
 }
+CONTEXTS = {"alone": "", "another": "after a system text and another skill", "turn": "in a later turn"}
 Rows = Sequence[dict[str, Any]]
 
 
@@ -85,22 +86,15 @@ def corrections_table(found: dict[str, Any]) -> str:
 
 
 def places_table(rows: Rows) -> str:
-    """New and old values by place, wording and method, and by what precedes."""
-    by_key = {(row["context"], row["method"], row["place"], row["wording"]): row for row in rows}
+    """New and old values by method, place, wording and what precedes the question; how many other answers stay right."""
     lines = [
-        "| method | place | wording | value: new / old | what follows | after another skill | in a later turn |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+        "| method | place | wording | | new value | old value | other answers: as right |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: |",
     ]
     for row in rows:
-        if row["context"] != "alone":
-            continue
-        key = row["method"], row["place"], row["wording"]
-        cells = [f"{row['new']} / {row['old']} of {row['asked']}"]
-        cells.append(f"{row['follows_new']} / {row['follows_old']} of {row['follows_asked']}")
-        for context in ("another", "turn"):
-            other = by_key.get((context, *key))
-            cells.append(f"{other['new']} / {other['old']}" if other else "")
-        lines.append(f"| {' | '.join([*key, *cells])} |")
+        cells = [f"{row['new']} of {row['asked']}", str(row["old"]), f"{row['other_same_verdict']}"]
+        where = CONTEXTS[row["context"]]
+        lines.append(f"| {row['method']} | {row['place']} | {row['wording']} | {where} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

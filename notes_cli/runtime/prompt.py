@@ -44,9 +44,15 @@ class Prompt:
     conversation: Conversation | None = None
 
     @property
+    def noted(self) -> list[str]:
+        """The sentences after the skills: the method's errata where it refreshes the entries of fields, too."""
+        return [word(erratum, self.wording) for erratum in (self.said if self.method.record.edits_rows else ())]
+
+    @property
     def sentences(self) -> list[str]:
-        """What is said after the skills: the method's errata, then those that were given."""
-        return [word(erratum, self.wording) for erratum in (*self.said, *self.errata)]
+        """The sentences before the question: the method's errata otherwise, then those that were given."""
+        before = () if self.method.record.edits_rows else self.said
+        return [word(erratum, self.wording) for erratum in (*before, *self.errata)]
 
     @property
     def said(self) -> list[Erratum]:
@@ -98,6 +104,7 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
         system=prompt.system,
         skills=[segment.name for segment in prompt.segments if segment.name not in prompt.shown],
         images=[segment.name for segment in prompt.segments if segment.name in prompt.shown],
+        noted=prompt.noted,
         errata=prompt.sentences,
         turns=prompt.turns,
         place=prompt.place,
@@ -112,7 +119,7 @@ def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
     if named != given:
         there, here = listed(sorted(named)), listed(sorted(given))
         raise NotesError(f"the messages have the skills {there}, and the segments given are {here}")
-    if prompt.sentences:
+    if prompt.noted or prompt.sentences:
         raise NotesError("the errata of a conversation are parts of its messages")
 
 

@@ -122,6 +122,7 @@ def asking(
     *,
     system: str | None = None,
     skills: Sequence[str] = (),
+    noted: Sequence[str] = (),
     errata: Sequence[str] = (),
     turns: Sequence[tuple[str, str]] = (),
     place: str = "early",
@@ -131,14 +132,15 @@ def asking(
     """The usual conversation: a system message, earlier (question, answer) pairs, and a question.
 
     `skills` are names: in the system message, or, at the place "late", in the user message of `question`. `images` are
-    names, too, of images that come with the question, in its message. `errata` are sentences directly before the
-    question: models follow a correction there more often than at the end of the skill (bench/real). Raise NotesError
-    for another place, and for a skill that is named twice.
+    names, too, of images that come with the question, in its message. `noted` and `errata` are corrections: `noted`
+    directly after the skills, of fields whose entries say the same; `errata` directly before the question, where they
+    are followed although the text says otherwise (docs/findings.md has the figures of both places). Raise NotesError for
+    another place, and for a skill that is named twice.
     """
     check_once((*skills, *images))
     if place not in PLACES:
         raise NotesError(f"no place {place!r}", f"Choose {' or '.join(PLACES)}")
-    given = tuple(map(SkillPart, skills))
+    given: tuple[Part, ...] = (*map(SkillPart, skills), *map(ErratumPart, noted))
     early: tuple[Part, ...] = () if place == "late" else given
     late: tuple[Part, ...] = given if place == "late" else ()
     last = (*late, *map(SkillPart, images), *map(ErratumPart, errata), TextPart(question))

@@ -78,14 +78,14 @@ def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
     """Pieces follow each other without a gap from position 0, and each says how its rows came about."""
     result = notes("ask", "Why?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", 3, "--json").json
     pieces = result["pieces"]
-    assert [piece["kind"] for piece in pieces] == ["text", "splice", "text", "erratum", "question", "answer"]
-    assert [piece["how"] for piece in pieces] == ["decoded", "spliced", *["decoded"] * 4]
+    assert [piece["kind"] for piece in pieces] == ["text", "splice", "erratum", "question", "answer"]
+    assert [piece["how"] for piece in pieces] == ["decoded", "spliced", *["decoded"] * 3]
     at = 0
     for piece in pieces:
         assert piece["position"] == at
         at += piece["tokens"]
     assert at == result["tokens"]["total"] + result["tokens"]["answer"]
-    assert pieces[3]["tokens"] == result["tokens"]["erratum"] > len("date 2026-07-01")
+    assert pieces[2]["tokens"] == result["tokens"]["erratum"] > len("date 2026-07-01")
 
 
 def test_placed_late_the_skill_stands_before_the_question(notes: Notes, compiled: Path) -> None:
@@ -95,8 +95,7 @@ def test_placed_late_the_skill_stands_before_the_question(notes: Notes, compiled
     assert (early["place"], late["place"]) == ("early", "late")
     assert early["pieces"] == notes(*ask, "--place", "early").json["pieces"]
     kinds = ["text", "splice", "splice", "erratum", "question", "answer"]
-    assert [piece["kind"] for piece in late["pieces"]] == kinds
-    assert [piece["kind"] for piece in early["pieces"]] == [*kinds[:3], "text", *kinds[3:]]
+    assert [piece["kind"] for piece in late["pieces"]] == kinds == [piece["kind"] for piece in early["pieces"]]
     # The end of one message and the opening of the other, 8 tokens, are in the place of an empty line.
     assert late["pieces"][1]["position"] == early["pieces"][1]["position"] + 8 - len("\n\n")
     assert late["tokens"]["spliced"] == early["tokens"]["spliced"]
@@ -191,7 +190,8 @@ def test_several_skills(notes: Notes, compiled: Path, tmp_path: Path) -> None:
 
 
 def test_errata_of_a_field_and_in_free_words(notes: Notes, compiled: Path) -> None:
-    """Each erratum is a sentence before the question, those of fields first; --wording chooses the words of these."""
+    """An erratum of a field is a sentence after the skill, one in free words before the question; --wording chooses the
+    words of the former."""
     one = notes("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "-n", 1, "--json").json
     two = notes(
         *("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--erratum", "All goods count.", "-n", 1),
@@ -199,17 +199,18 @@ def test_errata_of_a_field_and_in_free_words(notes: Notes, compiled: Path) -> No
     ).json
     noted = notes("ask", "Why?", "--splice", "returns", "--erratum", "return limit=5", "-n", 1).err
     assert "no skill has a field 'return limit': 'return limit=5' is added as free text" in noted
-    free = len("\n\nCorrection: All goods count.")
+    free = len("Correction: All goods count.")
     assert two["tokens"]["erratum"] == one["tokens"]["erratum"] + free
     line = notes(
         *("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--wording", "line", "-n", 1, "--json")
     ).json
-    assert line["tokens"]["erratum"] == len("Correction. tier: basic")
+    assert line["tokens"]["erratum"] == len("\n\nCorrection. tier: basic")
 
 
 def test_an_erratum_of_a_field_refreshes_its_entries_too(notes: Notes, compiled: Path) -> None:
-    """As --field does: the value's own KV entries and a sentence before the question; the same prompt decoded in full
-    has the same tokens. --method erratum leaves all entries, --exact too, and free text has none."""
+    """As --field does: the value's own KV entries and a sentence after the skill; the same prompt decoded in full has
+    the same tokens. --method erratum leaves all entries, --exact too, and states it before the question, like free
+    text."""
     ask = ("ask", "Why?", "--splice", "returns", "-n", 1, "--json")
     stated = notes(*ask, "--erratum", "date=2026-07-01").json
     assert stated["method"] == "field+erratum" and stated["tokens"]["rewritten"] > 0 < stated["tokens"]["erratum"]
@@ -222,7 +223,9 @@ def test_an_erratum_of_a_field_refreshes_its_entries_too(notes: Notes, compiled:
     for more in (("--erratum", "date=2026-07-01", "--method", "erratum"), ("--erratum", "date=2026-07-01", "--exact")):
         left = notes(*ask, *more).json
         assert (left["method"], left["tokens"]["rewritten"]) == ("erratum", 0) and left["tokens"]["erratum"] > 0
+        assert [one["kind"] for one in left["pieces"]][-4:] == ["text", "erratum", "question", "answer"]
     free = notes(*ask, "--erratum", "All goods count.").json
+    assert [one["kind"] for one in free["pieces"]][-4:] == ["text", "erratum", "question", "answer"]
     assert (free["method"], free["tokens"]["rewritten"]) == (None, 0)
     both = notes(*ask, "--field", "date=2026-07-02", "--erratum", "date=2026-07-01")
     assert both.code == 2 and "date is given the new value '2026-07-02', and '2026-07-01' by an erratum" in both.err
