@@ -78,8 +78,8 @@ GROUPS = {
     type=FieldValue(),
     multiple=True,
     metavar="FIELD=VALUE",
-    help="A correction, stated before the question; the KV entries of the field are computed again, too. Or free "
-    "text. Repeatable; of a field the last one wins.",
+    help="A correction: the KV entries of the field are computed again, and a sentence after the skills states it. "
+    "Or free text, before the question. Repeatable; of a field the last one wins.",
 )
 @click.option(
     "--field",
@@ -224,8 +224,8 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
     """Ask a question, with skills spliced in and errata appended.
 
     The prompt is the piped text, then that of --file, then QUESTION; - as FILE or QUESTION is the piped text. Skills
-    are placed in the system message of the model's chat template, errata right before the question. Settings that are
-    not given come from the profile that `notes calibrate` wrote for the model, if there is one.
+    are placed in the system message of the model's chat template, corrections of their fields after them. Settings that
+    are not given come from the profile that `notes calibrate` wrote for the model, if there is one.
 
     What is on standard input is part of the question. In a loop that reads lines, give it </dev/null.
 

@@ -36,7 +36,7 @@ class Prompt:
     # Of fields that have others now, brought in by `method`, by a reference to each (text/references.py).
     fields: Mapping[str, str] = field(default_factory=dict)
     method: Method = field(default_factory=Method)
-    place: str = "early"  # skills and errata in the system message, or "late": right before the question
+    place: str = "early"  # of skills: in the system message, or "late": right before the question
     shown: frozenset[str] = frozenset()  # segments that are in the user's message, wherever skills are
     decoded: frozenset[str] = frozenset()  # skills whose tokens are decoded instead: they see what precedes them
     think: bool = False  # the prompt ends where a chain of thought begins (runtime/thinking.py goes on)
