@@ -254,7 +254,7 @@ async def campaign(
 def server(home: str) -> Iterator[tuple[str, int]]:
     """`notes serve` in a process of its own: its address and its number."""
     given = ["--port", "0", "-c", "4096", "--parallel", "16", "--queue", "64", "-ctk", "f32", "-ctv", "f32", "-t", "1"]
-    environment = {**os.environ, "NOTES_HOME": home}
+    environment = {**os.environ, "NOTES_HOME": home, "NOTES_MODEL": "notes-tiny"}
     log = Path(home) / "log"
     with log.open("w") as file:
         process = subprocess.Popen([sys.executable, "-m", "notes_cli", "serve", *given], stderr=file, env=environment)

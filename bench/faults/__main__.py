@@ -71,7 +71,8 @@ def _settle() -> None:
     atexit.register(_remove_scratch, os.getpid())
     for name in [name for name in os.environ if name.startswith("NOTES_") and name != "NOTES_LIBRARY"]:
         del os.environ[name]
-    os.environ.update(NOTES_HOME=str(SCRATCH / "home"), NOTES_THREADS="1", OMP_NUM_THREADS="1", NO_COLOR="1")
+    os.environ.update(NOTES_HOME=str(SCRATCH / "home"), NOTES_MODEL="notes-tiny")
+    os.environ.update(NOTES_THREADS="1", OMP_NUM_THREADS="1", NO_COLOR="1")
 
 
 def _remove_scratch(owner: int) -> None:

@@ -236,8 +236,8 @@ def places(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dic
             prompts = [
                 _placed(ask, skills, context, sentence, place, correction, method) for ask in questions_of(asked)
             ]
-            before = [plain[other]] * len(prompts)
-            rows[context, method, place, wording].add(asked, answers(workspace, prompts), before)
+            uncorrected = [plain[other]] * len(prompts)
+            rows[context, method, place, wording].add(asked, answers(workspace, prompts), uncorrected)
     return [
         {"context": context, "place": place, "wording": wording, **asdict(row)}
         for (context, _, place, wording), row in rows.items()

@@ -86,7 +86,7 @@ def corrections_table(found: dict[str, Any]) -> str:
 
 
 def places_table(rows: Rows) -> str:
-    """New and old values by method, place, wording and what precedes the question; how many other answers stay right."""
+    """New and old values by method, place, wording and context, and how many other answers stay right."""
     lines = [
         "| method | place | wording | | new value | old value | other answers: as right |",
         "| --- | --- | --- | --- | ---: | ---: | ---: |",
