@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from notes_cli.measure.verify import Report
     from notes_cli.sessions.state import Entry
 
+_WIDE = 100  # columns of a terminal that the table of questions takes with those of the control
+
 
 @click.command(cls=Grouped)
 @click.argument("names", type=SkillName(), nargs=-1, metavar="[NAME...]")
@@ -249,11 +251,10 @@ def _print(report: Report, model: str) -> None:
                 _short(case.control_decision),
             )
         )
-    output.table(
-        ("question", "cosine", "KL", "spliced", "recompute", "corrected text", "decision", "control cosine", "control"),
-        rows,
-        right=("cosine", "KL", "control cosine"),
-    )
+    columns: tuple[str, ...] = ("question", "cosine", "KL", "spliced", "recompute", "corrected text", "decision")
+    if output.width(_WIDE) >= _WIDE:  # the lines below are about the control, too
+        columns = (*columns, "control cosine", "control")
+    output.table(columns, [row[: len(columns)] for row in rows], right=("cosine", "KL", "control cosine"))
     if report.composition:
         _print_composition(report.composition)
     for name, kv, size in report.small:

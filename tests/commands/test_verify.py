@@ -11,7 +11,7 @@ from samples import SAMPLES
 from notes_cli.engine.context import Context
 from notes_cli.measure import verify
 
-from .conftest import Notes
+from .conftest import Notes, on_a_terminal
 
 
 def test_the_system_text_that_is_put_before_skills_is_told(notes: Notes, compiled: Path) -> None:
@@ -30,6 +30,14 @@ def test_pass_is_exit_0(notes: Notes, compiled: Path) -> None:
     lines = outcome.out.splitlines()
     assert lines[1].startswith("Why?") and lines[2].startswith("When?")
     assert lines[-1].startswith("pass: 2 of 2 decisions")
+
+
+def test_a_narrow_terminal_has_no_columns_of_the_control(notes: Notes, compiled: Path) -> None:
+    """At 80 columns the decisions have room, without words cut into pieces."""
+    asked = ["verify", "returns", "--choices", "a,b", "--question", "Why?"]
+    narrow, wide = (on_a_terminal(asked, COLUMNS=columns).splitlines() for columns in ("80", "120"))
+    assert "decision" in narrow[0] and "control" not in narrow[0] and "control cosine" in wide[0]
+    assert narrow[1].startswith("Why?") and "without rotation" in "".join(narrow)
 
 
 def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
