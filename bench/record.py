@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "first-ten-minutes.md"
-COLUMNS, ROWS = 120, 34
+COLUMNS, ROWS = 80, 34
 LONG = 1000  # rows of a screen from which nothing scrolls off
 PROMPT = "$ "
 SECONDS = 120  # a command may take
@@ -37,9 +37,10 @@ GROUND = "#1d2129"
 
 
 def commands() -> list[str]:
-    """What the page types, in its order."""
+    """What the page types, in its order; some go on in lines that begin with `>`, as the shell shows them."""
     blocks = re.findall(r"^```console\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
-    return [line[len(PROMPT) :] for block in blocks for line in block.splitlines() if line.startswith(PROMPT)]
+    typed = re.findall(r"^\$ (.*(?:\n>.*)*)", "".join(blocks), re.M)
+    return [re.sub(r"^> ?", "", command, flags=re.M) for command in typed]
 
 
 class Terminal:

@@ -52,11 +52,11 @@ def having(kind: str) -> list[Path]:
 
 
 def steps(body: str) -> list[tuple[str, str]]:
-    """Commands, which may go on in lines with `> `, and what each prints."""
+    """Commands, which may go on in lines that begin with `>`, and what each prints."""
     found = []
     for step in re.split(r"^\$ ", body, flags=re.M)[1:]:
         lines = step.splitlines()
-        length = next((n for n, line in enumerate(lines) if n and not line.startswith("> ")), len(lines))
+        length = next((n for n, line in enumerate(lines) if n and line[:2] not in ("> ", ">")), len(lines))
         command = "\n".join([lines[0], *(line[2:] for line in lines[1:length])])
         found.append((command, "\n".join(lines[length:])))
     return found
@@ -172,7 +172,7 @@ def test_commands_in_passing_are_commands(page: Path) -> None:
 def test_what_is_not_as_it_is_shown() -> None:
     """The control."""
     assert matches("a  b ...\nc", "a     b x\ny\nc\n") and not matches("a  b", "ab") and not matches("a ...", "b a c")
-    assert steps("$ one\n> two\nout\n$ three\n") == [("one\ntwo", "out"), ("three", "")]
+    assert steps("$ one\n> two\n>\nout\n$ three\n") == [("one\ntwo\n", "out"), ("three", "")]
     assert calls("    notes ask 'x | y' # z\n    notes ls -q | xargs notes rm\n") == [
         ["notes", "ask", "x | y"],
         ["notes", "ls", "-q"],
@@ -207,8 +207,10 @@ def test_every_page_is_in_the_index_and_in_the_site() -> None:
 def test_the_recording_is_of_the_page() -> None:
     """What was typed is what the page types now, and it was printed: `make recording` does it again."""
     folder = ROOT / "docs" / "first-ten-minutes"
-    typed = re.findall(r"^\$ (.*)$", (folder / "session.txt").read_text(encoding="utf-8"), re.M)
+    typed = steps((folder / "session.txt").read_text(encoding="utf-8"))
     page = ROOT / "docs" / "first-ten-minutes.md"
-    assert typed == [command for block in blocks(page, "console") for command, _ in steps(block)]
+    assert [command for command, _ in typed] == [
+        command for block in blocks(page, "console") for command, _ in steps(block)
+    ]
     head, *events = (folder / "session.cast").read_text(encoding="utf-8").splitlines()
     assert json.loads(head)["version"] == 2 and all(json.loads(event)[1] == "o" for event in events)
