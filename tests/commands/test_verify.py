@@ -131,13 +131,13 @@ def test_a_line_a_method(notes: Notes, compiled: Path) -> None:
     assert [line.split()[0] for line in lines[1:-2]] == list(METHODS_ALL)
     block = next(line for line in lines if line.startswith("block"))
     assert "refused" in block and "notes compile --from returns" in block and "--blocks 8" in block
-    assert lines[-2].startswith("auto is erratum: this model has not been measured")
+    assert lines[-2] == "auto is field+erratum: the default for a model that calibrate has not measured"
     found = {one["method"]: one for one in notes(*EDIT, "--method", "all", "--json").json["methods"]}
     for name in ("suffix", "recompute"):
         assert found[name]["cosine"] > 0.999 and found[name]["pass"]
     assert found["recompute"]["kl"] == 0 and found["stale"]["cosine"] < found["suffix"]["cosine"]
     assert found["field"]["decoded"] < found["suffix"]["decoded"] < found["recompute"]["decoded"]
-    assert outcome.code == (0 if found["erratum"]["pass"] else 1)
+    assert outcome.code == (0 if found["field+erratum"]["pass"] else 1)
 
 
 METHODS_ALL = (
@@ -150,7 +150,7 @@ def test_methods_that_are_named(notes: Notes, compiled: Path) -> None:
     named = notes(*EDIT, "--method", "suffix", "--method", "recompute", "--json")
     assert [one["method"] for one in named.json["methods"]] == ["suffix", "recompute"]
     assert (named.code, named.json["pass"]) == (0, True)
-    assert [one["method"] for one in notes(*EDIT, "--json").json["methods"]] == ["erratum"]
+    assert [one["method"] for one in notes(*EDIT, "--json").json["methods"]] == ["field+erratum"]
     refused = notes(*EDIT, "--method", "block")
     assert refused.code == 1 and refused.out.splitlines()[-1].startswith("FAIL")
 
