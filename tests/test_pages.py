@@ -31,7 +31,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ELSEWHERE = "serving.md"  # run against a server: tests/serve/test_document.py
 BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 NOT_RUN = 1
-ON_SMOLLM2 = frozenset({"first-ten-minutes.md", "python.md"})  # names of pages; the others are on the tiny model
+ON_SMOLLM2 = frozenset({"first-ten-minutes.md", "python.md", "recipes.md"})  # names of pages; the others are on the tiny model
 MARK = "\x1e"
 
 
