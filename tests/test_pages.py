@@ -31,13 +31,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ELSEWHERE = "serving.md"  # run against a server: tests/serve/test_document.py
 BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 NOT_RUN = 1
-ON_SMOLLM2 = frozenset({"first-ten-minutes.md", "python.md", "recipes.md"})  # names of pages; the others are on the tiny model
+ON_THE_TINY_MODEL = frozenset({"race.md"})  # the others are on SmolLM2
 MARK = "\x1e"
 
 
 def python_path(page: Path) -> str:
     """Where a page's commands and examples find packages first."""
-    return str(ROOT) if page.name in ON_SMOLLM2 else f"{ABSENT}{os.pathsep}{ROOT}"
+    return f"{ABSENT}{os.pathsep}{ROOT}" if page.name in ON_THE_TINY_MODEL else str(ROOT)
 
 
 def blocks(page: Path, *kinds: str) -> list[str]:
