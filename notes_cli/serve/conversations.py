@@ -52,14 +52,18 @@ class Talk:
     heard: int = 0  # standing errata that were there
 
     def without(self, name: str) -> Talk:
-        """The same without a skill, of which nothing is remembered."""
-        return replace(
+        """The same without a skill, of which nothing is remembered. Errata of other skills may be directly after its
+        copies, and leave the prompt with them: then the next turn repeats all errata that still hold, and places them
+        anew."""
+        rest = replace(
             self,
             skills={one: segment for one, segment in self.skills.items() if one != name},
             copies=frozenset(copy for copy in self.copies if copy.name != name),
-            with_copy={copy: said for copy, said in self.with_copy.items() if copy.name != name},
             values={key: value for key, value in self.values.items() if key[0] != name},
         )
+        if any(copy.name == name for copy in self.with_copy):
+            return replace(rest, copies=frozenset(), with_copy={}, before={}, own=())
+        return rest
 
 
 @dataclass(slots=True)
