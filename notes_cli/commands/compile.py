@@ -123,8 +123,8 @@ def command(
     for requests to `notes serve` that have the same tools in any order.
 
     Of several sources, or a folder of such folders or of images, each is compiled; one that fails does not stop the
-    rest, and the exit status is 1 then. Of a folder without a SKILL.md in it or right below it each text in it is
-    compiled (.md, .markdown, .txt).
+    rest, and the exit status is 1 then. Of a folder without images, and without a SKILL.md in it or right below it,
+    each text in it is compiled (.md, .markdown, .txt).
 
     With --together, or a + between them, several texts become one skill: what a later one says was read after the
     earlier ones, as in one prompt. Skills that are spliced one after the other have not seen each other; `notes verify

@@ -256,7 +256,7 @@ def skill_file(source: str | Path) -> Path:
 
 def skill_sources(word: str) -> list[str]:
     """The sources that a word of the user means: itself, or each skill and each image in a folder, sorted by name. A
-    folder without skills has each text in it instead, but none of those in the folders below.
+    folder without skills and images has each text in it instead, but none of those in the folders below.
 
     Raise SkillError for a folder that is no skill and contains none.
     """
@@ -267,8 +267,8 @@ def skill_sources(word: str) -> list[str]:
         entries = list(folder.iterdir())
         files = [path for path in entries if path.is_file() and not path.name.startswith(".")]
         found = sorted(str(inside) for inside in entries if inside.is_dir() and _file_in(inside))
-        found = found or sorted(str(path) for path in files if path.suffix.lower() in TEXTS)
         found += sorted(str(path) for path in files if path.suffix.lower() in SUFFIXES)
+        found = found or sorted(str(path) for path in files if path.suffix.lower() in TEXTS)
     except OSError as error:
         raise SkillError(f"cannot read {folder}: {reason(error)}") from error
     if not found:
