@@ -507,7 +507,8 @@ def test_names_are_completed_without_opening_a_file(compiled: Path, project: Pat
     words = SkillName().shell_complete(None, None, "ret")  # type: ignore[arg-type]
     assert [word.value for word in words] == ["returns"] and time.perf_counter() - started < 1
     words = SkillSource().shell_complete(None, None, "")  # type: ignore[arg-type]
-    assert [word.value for word in words] == ["returns", "mail", "pdf", "delivery", "skill", "support"]
+    samples = ["api-reference", "store-handbook", "style-guide"]
+    assert [word.value for word in words] == ["returns", "mail", "pdf", *samples]
     (project / "deep" / "pdf.txt").touch()
     (word,) = SkillSource().shell_complete(None, None, "pd")  # type: ignore[arg-type]
     assert (word.type, word.value) == ("file", "pd")

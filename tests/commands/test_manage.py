@@ -154,7 +154,12 @@ def test_doctor_says_who_can_write(notes: Notes, compiled: Path) -> None:
     compiled.parent.chmod(0o777)
     outcome = notes("doctor")
     assert outcome.code == 1 and f"chmod 700 {compiled.parent}" in outcome.out.splitlines()[-1]
-    for arguments in (("ls",), ("ask", "x", "--splice", "returns"), ("compile", "-", "--name", "x"), ("rm", "returns")):
+    for arguments in (
+        ("ls",),
+        ("ask", "x", "--splice", "returns", "-q"),
+        ("compile", "-", "--name", "x"),
+        ("rm", "returns"),
+    ):
         refused = notes(*arguments, stdin="x")
         assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1) and "chmod 700" in refused.err
     compiled.parent.chmod(0o700)

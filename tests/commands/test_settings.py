@@ -60,7 +60,7 @@ def test_the_model_that_ships_says_what_it_is(home: Path) -> None:
     """Once a call, on stderr, with how to name another; not for scripts, and not where it was named."""
     asked = run_here(*ASK)
     said = [line for line in asked.err.splitlines() if "demonstration" in line]
-    assert len(said) == 1 and "-m FILE, or NOTES_MODEL=FILE" in said[0]
+    assert len(said) == 1 and said[0].endswith("Yours: -m FILE")
     returns = SAMPLES / "returns"
     assert "demonstration" in run_here("compile", returns).err
     assert run_here("compile", returns, "-q").err == ""
@@ -189,7 +189,7 @@ def test_keys_of_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notes_cli.serve.server.serve", lambda service, *_: found.append(service.options.keys))
     monkeypatch.setenv("NOTES_API_KEY", "correct horse\n\nbattery staple\n")
     assert "NOTES_API_KEY" not in run_here("serve", "--port", 0).err
-    assert "NOTES_API_KEY is no key" in run_here("serve", "--port", 0, "--api-key", "staple").err
+    assert "NOTES_API_KEY is ignored" in run_here("serve", "--port", 0, "--api-key", "staple").err
     assert found == [("correct horse", "battery staple"), ("staple",)]
 
 

@@ -73,14 +73,14 @@ def test_tokens_and_calls_are_counted(make_workspace: MakeWorkspace, monkeypatch
 
 
 def test_long_ones_fill_batches_by_themselves(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call decodes as much as a batch holds, a physical one where progress is told, and the last the rest."""
+    """A call decodes as much as a batch holds; one whose progress is shown a physical batch, the first less."""
     workspace = make_workspace(n_ctx=2048, n_ubatch=128)
     skill = parse_skill("All is well. " * 60, source="long.txt", default="long")
     tokens = len(workspace.tokens_of(skill))
     workspace.measure_rotation()
     with counted(monkeypatch) as calls:
         compile_to_library(workspace, skill, progress=lambda done, total: None)
-    assert calls[1:] == [128] * (tokens // 128) + [tokens % 128]
+    assert calls[1:] == [32, 96] + [128] * (tokens // 128 - 1) + [tokens % 128]
     with counted(monkeypatch) as calls:
         compile_to_library(workspace, skill, force=True)
     assert calls[1:] == [tokens]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from samples import SAMPLES
 
 from .conftest import Served, compile_into, started
 
@@ -30,9 +32,12 @@ def matches(shown: str, found: str) -> bool:
     return re.fullmatch(rf"\s*{pattern}\s*", found, re.S) is not None
 
 
-def test_every_example(own: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_example(
+    own: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In their order, as they build on each other."""
-    monkeypatch.chdir(ROOT)
+    shutil.copytree(SAMPLES, tmp_path / "skills")
+    monkeypatch.chdir(tmp_path)
     seen = 0
     for kind, block in BLOCKS:
         block = block.replace("localhost:8080", own.url.removeprefix("http://"))

@@ -116,7 +116,7 @@ def test_a_session(served: Served) -> None:
     for word in ("one", "two"):
         found = create(served, response_format=held({"const": word}), extra_body=session)
         assert json.loads(found.choices[0].message.content) == word
-    with pytest.raises(openai.BadRequestError, match="a session keeps what was said"):
+    with pytest.raises(openai.BadRequestError, match="a session keeps its messages"):
         create(served, tools=TOOLS, extra_body=session)
 
 

@@ -262,7 +262,7 @@ def test_auto_takes_a_server_that_answers_the_same(server: Running) -> None:
         (["-c", "2048"], "its context has other settings (fixed_size, n_ctx)"),
         (["-ctk", "q8_0"], "its context has other settings (type_k)"),
         (["-ub", "32"], "its context has other settings (n_ubatch)"),
-        (["--splice", "./skills/support"], "./skills/support is no compiled skill"),
+        (["--splice", SAMPLES / "support"], f"{SAMPLES / 'support'} is no compiled skill"),
     ):
         cold = asked(*more)
         assert cold.json["server"] is None and f"no server answers this: {why}" in cold.err, cold.err
@@ -302,7 +302,7 @@ def test_a_server_that_is_named_answers_or_it_is_said_why(server: Running, make_
         ([], "http://127.0.0.1:1", "no server of yours is running there"),
         ([], f"http://192.0.2.1:{port}", "no server of yours is running there"),
         (["-m", make_model("llama")], server.url, "it has another model"),
-        (["-c", "512"], server.url, "its context is made otherwise"),
+        (["-c", "512"], server.url, "its context has other settings (fixed_size, n_ctx)"),
         (["--splice", "none"], server.url, "none is no compiled skill"),
     ):
         found = run_here("ask", QUESTION, *more, "--server", where)
