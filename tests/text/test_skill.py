@@ -222,10 +222,12 @@ def test_a_folder_of_skills_is_each_of_them(tmp_path: Path) -> None:
     assert skill_sources("-") == ["-"] and skill_sources("no-such") == ["no-such"]
     with pytest.raises(SkillError, match=r"has no SKILL\.md, no folder with one, no text \(\.md, "):
         skill_sources(str(tmp_path / "c"))
-    for name in ("c/notes.txt", "c/guide.MD", "c/deep/more.txt", "c/a.png"):
+    for name in ("c/notes.txt", "c/guide.MD", "c/deep/more.txt"):
         write(tmp_path, name, "x")
     found = [Path(source).name for source in skill_sources(str(tmp_path / "c"))]
-    assert found == ["guide.MD", "notes.txt", "a.png"]
+    assert found == ["guide.MD", "notes.txt"]
+    write(tmp_path, "c/a.png", "x")
+    assert skill_sources(str(tmp_path / "c")) == [str(tmp_path / "c" / "a.png")]
 
 
 def test_linked_files_are_said_to_be_left_out(tmp_path: Path) -> None:
