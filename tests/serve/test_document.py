@@ -36,7 +36,7 @@ def test_every_example(
     own: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In their order, as they build on each other."""
-    shutil.copytree(SAMPLES, tmp_path / "skills")
+    shutil.copytree(SAMPLES, tmp_path / "tests" / "skills")
     monkeypatch.chdir(tmp_path)
     seen = 0
     for kind, block in BLOCKS:
