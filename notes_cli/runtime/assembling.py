@@ -132,7 +132,7 @@ def assembling(
             elif not splice or chunk.name in prompt.decoded:
                 text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
                 notebook.append(text[done:], chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
-            elif changed:
+            elif changed and prompt.method.record.edits_rows:
                 amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
                 yield from place.task(notebook, segment, later)

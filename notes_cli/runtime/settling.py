@@ -122,7 +122,7 @@ def settled(
     request = _corrected(workspace, request, segments, listener.notice, before, unheard or {})
     _tell_meant(request, [*before, *segments], listener.notice)
     stated = False
-    if not goes_on and not only_sentences:
+    if had is None and not only_sentences:  # a session keeps the text of its skills as it was compiled
         fields, errata = as_new_values(request.errata, request.fields, segments)
         stated = len(errata) < len(request.errata)
         request = replace(request, fields=fields, errata=errata)

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
+import anyio
+
 from notes_cli.errors import NotesError
 from notes_cli.serve import wire
 from notes_cli.serve.answers import PING, PINGING, EventStream, event
@@ -49,9 +51,10 @@ class OwnEvents(EventStream):
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         while True:
-            try:
-                told = await asyncio.wait_for(self._queue.get(), PING)
-            except asyncio.TimeoutError:  # another one before Python 3.11
+            # Before Python 3.12 asyncio.wait_for ignores a cancellation that comes together with an event.
+            with anyio.move_on_after(PING) as waiting:
+                told = await self._queue.get()
+            if waiting.cancelled_caught:
                 yield PINGING
                 continue
             if told is None:

@@ -206,7 +206,7 @@ def opened(model: Path, home: Path, tmp_path: Path) -> Iterator[notes.Model]:
 
 # Calls of the library: at most so many. `used` and `can_move` look something up; the others compute or move rows.
 SPLICE = {"splice_file": 1, "can_move": 1}
-PROMPT = {"splice": 1, "rewrite": 1, "used": 11}  # what precedes a skill and what follows it, in one pass
+PROMPT = {"splice": 1, "rewrite": 1, "used": 12}  # what precedes a skill and what follows it, in one pass
 LOOKING = {"used": 10, "watch": 4, "layers": 2, "frequencies": 6}  # twice a context, and each of three layers
 
 
@@ -229,7 +229,10 @@ def test_an_answer_decodes_what_is_new(opened: notes.Model, counted: Counted, er
     found = opened.ask("May I?", splice=["skill"], errata=errata, max_tokens=LIMIT, method="erratum")
     counts, segment = found.counts, opened.segment("skill")
     assert counts.spliced == len(segment) - counts.seam > 50
-    assert counts.total == plain.counts.total + counts.erratum and bool(counts.erratum) == bool(errata)
+    between = found.pieces[-2].tokens - plain.pieces[-2].tokens if errata else 0  # the empty line before the question
+    opening = sum(piece.tokens for piece in found.pieces[2:-3])  # of the user's message, before the erratum
+    assert counts.total == plain.counts.total + counts.erratum + between + opening
+    assert bool(counts.erratum) == bool(errata)
     assert counted.decoded + counted.rewritten == counts.total - counts.spliced + LIMIT
     assert counted.passes == 1 + LIMIT, "over the weights: the prompt's, and one for each token"
     row = segment.nbytes // (len(segment) + segment.base - segment.first)

@@ -1,9 +1,10 @@
-"""A first day with notes, step by step: own skills in three languages, an own model, sessions, and much nonsense.
+"""A first day with notes, step by step: own skills in three languages, an own model, sessions, and much nonsense; and a
+first hour on SmolLM2, with real texts.
 
-Each step of newcomer.txt is a command as it is typed, `! ` what comes on stderr, `> ` what comes on stdout, and `[1]`
-the exit status where it is not 0. Of what varies {n} is a number, {id} letters and digits, {*} anything in a line, two
-blanks as many as a table has, and a line `> ...` any lines. Nothing else may appear. NEWCOMER=FILE writes down what
-came instead of holding it to that.
+Each step of newcomer.txt and newcomer-smollm2.txt is a command as it is typed, `! ` what comes on stderr, `> ` what comes
+on stdout, and `[1]` the exit status where it is not 0. Of what varies {n} is a number, {id} letters and digits, {*}
+anything in a line, two blanks as many as a table has, and a line `> ...` any lines. Nothing else may appear.
+NEWCOMER=FOLDER writes down what came instead of holding it to that.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from samples import ABSENT
 
 from .conftest import Outcome, run_here
 
-SCRIPT = Path(__file__).with_name("newcomer.txt")
+FIRST_DAY = Path(__file__).with_name("newcomer.txt")
+FIRST_HOUR = Path(__file__).with_name("newcomer-smollm2.txt")
 PATTERNS = {"n": r"-?[0-9][0-9,.]*(?:e[-+]?[0-9]+)?", "id": r"[0-9a-zA-Z-]+", "*": r".*"}
 FILES = {
     "returns.txt": "# Returns\n\ndate: 2026-06-01\nCustomer tier: gold\n\nReturns before 2026-06-15 are accepted.\n",
@@ -29,6 +33,27 @@ FILES = {
     "evil.txt": "name: \x1b]0;owned\x07\ntier: gold\n\nBe \x1b[31mred\x1b[0m.\n",
     "empty.txt": "\n",
     "question.txt": "May I return this?\n",
+}
+HOUSE = {
+    "boiler.md": """# The boiler
+
+The boiler is in the cellar, behind the blue door. It heats the water and all rooms but the attic.
+
+- Pressure: 1.5 bar
+- Inspector: Ada Brandt
+- Inspection month: March
+
+If the pressure falls, open the valve under the boiler until it is right again. Never open it with gloves.
+""",
+    "garden.md": """# The garden
+
+The garden is watered in the evening. The roses are on the south wall, and the compost is behind the shed.
+
+- Gardener: Tom Ellis
+- Mowing day: Friday
+
+The key of the shed hangs beside the kitchen door.
+""",
 }
 
 
@@ -42,9 +67,9 @@ class Step:
     status: int = 0
 
 
-def steps() -> Iterator[Step]:
+def steps(script: Path) -> Iterator[Step]:
     step: Step | None = None
-    for line in SCRIPT.read_text().splitlines():
+    for line in script.read_text().splitlines():
         if line.startswith("$ "):
             if step:
                 yield step
@@ -92,7 +117,7 @@ def played(line: str) -> Outcome:
             os.rename(*words[1:])
             return Outcome(0, "", "")
         if words[0] == "write":
-            Path(words[1]).write_text(words[2] + "\n")
+            Path(words[1]).write_text(words[2].replace("\\n", "\n") + "\n")
             return Outcome(0, "", "")
         assert words[0] == "notes", line
         return run_here(*words[1:], stdin=stdin)
@@ -101,14 +126,37 @@ def played(line: str) -> Outcome:
             os.environ.pop(name) if old is None else os.environ.update({name: old})
 
 
-def test_a_first_day(
-    make_model: Callable[..., Path], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No step says or does anything that the script does not foresee."""
+def play(script: Path, home: Path) -> list[str]:
+    """Each step and what came of it, which is what the script foresees."""
+    places = {"home": str(home), "here": str(Path.cwd())}
+    told: list[str] = []
+    for step in steps(script):
+        done = played(step.line.replace("{here}", places["here"]))
+        shown = "".join(f"! {line}\n" for line in done.err.splitlines())
+        shown += "".join(f"> {line}\n" for line in done.out.splitlines())
+        shown = shown.replace(places["home"], "{home}").replace(places["here"], "{here}")
+        told.append(f"$ {step.line}\n{shown}" + (f"[{done.code}]\n" if done.code else ""))
+        if "NEWCOMER" not in os.environ:
+            assert done.code == step.status, told[-1]
+            assert re.fullmatch(pattern(step.out, places), done.out), told[-1]
+            assert re.fullmatch(pattern(step.err, places), done.err), told[-1]
+    if "NEWCOMER" in os.environ:
+        (Path(os.environ["NEWCOMER"]) / script.name).write_text("\n".join(told))
+    return told
+
+
+@pytest.fixture
+def folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the newcomer works."""
     folder = tmp_path / "my texts"
     folder.mkdir()
     home.mkdir(mode=0o700)
     monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_first_day(make_model: Callable[..., Path], home: Path, folder: Path) -> None:
+    """No step says or does anything that the script does not foresee."""
     for name, text in FILES.items():
         Path(name).write_text(text)
     Path("my model.gguf").write_bytes(make_model("llama", trained=2048).read_bytes())
@@ -116,18 +164,13 @@ def test_a_first_day(
     Path("pdf/references").mkdir(parents=True)
     Path("pdf/SKILL.md").write_text("---\nname: pdf\ndescription: Reads PDF.\n---\nSee [more](references/more.md).\n")
     Path("pdf/references/more.md").write_text("More.\n")
-    places = {"home": str(home), "here": str(folder)}
-    told: list[str] = []
-    for step in steps():
-        done = played(step.line.replace("{here}", str(folder)))
-        shown = "".join(f"! {line}\n" for line in done.err.splitlines())
-        shown += "".join(f"> {line}\n" for line in done.out.splitlines())
-        shown = shown.replace(str(home), "{home}").replace(str(folder), "{here}")
-        told.append(f"$ {step.line}\n{shown}" + (f"[{done.code}]\n" if done.code else ""))
-        if "NEWCOMER" not in os.environ:
-            assert done.code == step.status, told[-1]
-            assert re.fullmatch(pattern(step.out, places), done.out), told[-1]
-            assert re.fullmatch(pattern(step.err, places), done.err), told[-1]
-    if "NEWCOMER" in os.environ:
-        Path(os.environ["NEWCOMER"]).write_text("\n".join(told))
-    assert sum("notes " in line for line in told) >= 40
+    assert sum("notes " in line for line in play(FIRST_DAY, home)) >= 40
+
+
+def test_a_first_hour_on_a_real_model(smollm2: Path, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2 is the default model; its answers are right where the script has them in full."""
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(ABSENT)])
+    Path("house").mkdir()
+    for name, text in HOUSE.items():
+        Path("house", name).write_text(text)
+    assert len(play(FIRST_HOUR, home)) >= 25

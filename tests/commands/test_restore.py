@@ -39,11 +39,11 @@ def test_ask_restores_at_the_start(notes: Notes, compiled: Path) -> None:
     for errata in ((), ("--erratum", "date=2026-07-01")):
         told = notes(*ASK, *errata, "--explain").out.splitlines()
         assert told[1].split() == ["0", str(LEFT), "text", "spliced", "restored", "with", "returns"]
-        assert told[2].rstrip().endswith("restored at the start of the prompt, where it was compiled")
+        assert "restored at the start of the prompt, where it was compiled" in told[2]
         result = notes(*ASK, *errata, "-n", 4, "--json").json
         tokens = result["tokens"]
         assert tokens["spliced"] == LEFT + SKILL_TOKENS and tokens["seam"] == 0
-        assert tokens["decoded"] == tokens["total"] - tokens["spliced"] < 110
+        assert tokens["decoded"] == tokens["total"] - tokens["spliced"] + tokens["rewritten"] < 130
         assert result["ms"]["splice"] > 0 and tokens["answer"] == 4
         assert (tokens["erratum"] > 0) == bool(errata)
 

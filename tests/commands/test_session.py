@@ -107,17 +107,17 @@ def test_settings_are_for_first_turns(
 def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
     """An erratum waits for the next question, a field is changed at once; undo takes back one after the other."""
     ledger = [snapshot(begun)["0001.gguf"]]
-    assert "erratum before the next question" in notes("edit", "mine", "--field", "date=2026-07-01").out
+    assert "erratum before" in notes("edit", "mine", "--field", "date=2026-07-01", "--method", "erratum").out
     assert "rows recomputed" in notes("edit", "mine", "--field", "tier=basic", "--method", "field").out
     shown = notes("session", "show", "mine")
-    assert "field date = 2026-07-01\nfield tier = basic\n" in shown.out and "to be said before" in shown.out
+    assert "field date = 2026-07-01\nfield tier = basic\n" in shown.out and "errata before the next question" in shown.out
     assert notes(*GO_ON).code == 0
     pieces = notes("session", "show", "mine", "--json").json["pieces"]
     assert ["2026-07-01" in piece["text"] for piece in pieces if piece["kind"] == "erratum"] == [True]
     undone = [notes("session", "undo", "mine").out for _ in range(4)]
     assert undone == [
-        *("undid the turn: And then?\n", "took back the edit: tier=basic\n"),
-        *("undid the edit: date=2026-07-01\n", "took back the turn: Why?\n"),
+        *("undid the turn: And then?\n", "undid the edit: tier=basic\n"),
+        *("undid the edit: date=2026-07-01\n", "undid the turn: Why?\n"),
     ]
     outcome = notes("session", "undo", "mine")
     assert (outcome.code, outcome.err) == (1, "notes: there is nothing to undo in session mine\n")
@@ -226,7 +226,7 @@ def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
 def test_auto_says_why(notes: Notes, begun: Path) -> None:
     """The default: by what is known of the model."""
     out = notes("edit", "mine", "--field", "tier=b").out
-    assert out.startswith("tier=b: an erratum before the next question (erratum: this model has not been measured")
+    assert out.startswith("tier=b: ") and "an erratum before the next question (field+erratum: the default" in out
     assert notes("edit", "mine", "--field", "tier=c", "--method", "erratum").out.endswith(" question (erratum)\n")
 
 

@@ -153,10 +153,13 @@ def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, 
 
 
 def test_field_and_erratum_are_both(workspace: Workspace, segment: Segment) -> None:
-    """The skill's rows are those of `field`, and the words after it those of `erratum`."""
+    """The skill's rows are those of `field`, and after it are the words of the erratum and of the question."""
     both, field, erratum = (decoded(workspace, segment, name, NEW) for name in ("field+erratum", "field", "erratum"))
     assert same_rows(both, field, field.end).all()
-    assert both.book.tokens[field.end :].tolist() == erratum.book.tokens[erratum.end :].tolist()
+    after = [[piece.kind for piece in one.book.pieces[-3:]] for one in (both, erratum)]
+    assert after == [["splice", "erratum", "question"], ["text", "erratum", "question"]]
+    after = [workspace.model.text(one.book.tokens[one.end :]) for one in (both, field)]
+    assert after[0].endswith(after[1]) and "2026-07-01" in after[0]
 
 
 def test_selective_of_all_that_follows(workspace: Workspace, segment: Segment) -> None:

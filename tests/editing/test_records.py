@@ -133,8 +133,10 @@ def test_a_record_of_what_there_is(workspace: Workspace, segment: Segment) -> No
     for name in ("suffix", "erratum", "suffix+erratum"):
         prompt = Prompt("Why?", [segment], fields=NEW, method=Method(name))
         texts[name] = workspace.model.text(assemble(workspace, prompt).tokens)
-    said = texts["erratum"].replace("date: 2026-06-01", "date: 2026-07-01")
-    assert texts["suffix+erratum"] == said != texts["suffix"] and "date: 2026-07-01" in texts["suffix"]
+    sentence = "Correction: the date is now 2026-07-01. This replaces the earlier date."
+    assert "date: 2026-07-01" in texts["suffix"] and sentence not in texts["suffix"]
+    assert texts["suffix+erratum"].replace(f"\n\n{sentence}", "") == texts["suffix"], "after the skill"
+    assert sentence in texts["erratum"] and "date: 2026-06-01" in texts["erratum"]
     prompt = Prompt("Why?", [segment])
     with Sessions(paths().sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)

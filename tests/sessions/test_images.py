@@ -107,7 +107,7 @@ def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> N
             Request("What is the total?", [compile_skill(workspace, skill)], images=asked[0].images, max_tokens=2)
         )
         tokens = session.state.tokens
-        assert session.edit("total", "17").method == "erratum"
+        assert session.edit("total", "17", Method.parse("erratum")).method == "erratum"
         session.undo()
         with pytest.raises(NotesError, match="an image follows the change"):
             session.edit("total", "17", Method.parse("suffix"))

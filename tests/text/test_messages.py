@@ -27,14 +27,16 @@ RESULT = Message("tool", (TextPart("R"),), tool_call_id="1")
 
 
 def test_a_question_is_messages() -> None:
-    """What `asking` takes, as messages: early in the system message, late before the question."""
+    """What `asking` takes, as messages: skills with what is noted after them in the system message, or late, before the
+    question; errata before the question."""
     turns = [("Q1?", " A1")]
-    early = asking("Q?", system="S", skills=["a"], errata=["E."], turns=turns)
-    said = (SkillPart("a"), ErratumPart("E."))
+    given = {"system": "S", "skills": ["a"], "noted": ["N."], "errata": ["E."], "turns": turns}
+    early = asking("Q?", **given)  # type: ignore[arg-type]
+    noted, asked = (SkillPart("a"), ErratumPart("N.")), (ErratumPart("E."), TextPart("Q?"))
     earlier = (user_message("Q1?"), Message("assistant", (TextPart(" A1"),)))
-    assert early.messages == (Message("system", (TextPart("S"), *said)), *earlier, USER)
-    late = asking("Q?", system="S", skills=["a"], errata=["E."], turns=turns, place="late")
-    assert late.messages == (SYSTEM, *earlier, Message("user", (*said, TextPart("Q?"))))
+    assert early.messages == (Message("system", (TextPart("S"), *noted)), *earlier, Message("user", asked))
+    late = asking("Q?", **given, place="late")  # type: ignore[arg-type]
+    assert late.messages == (SYSTEM, *earlier, Message("user", (*noted, *asked)))
     assert asking("Q?", system=" \n").messages == (USER,)
 
 

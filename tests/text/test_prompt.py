@@ -19,7 +19,7 @@ def shown(chunks: list[Chunk]) -> list[tuple[str, str]]:
 
 def test_the_exact_form_for_chatml(chatml: ChatTemplate) -> None:
     """The form that the shipped model is trained on."""
-    chunks = build(chatml, asking("Q?\n", skills=["a", "b"], errata=["Correction: x.", "Correction: y."]))
+    chunks = build(chatml, asking("Q?\n", skills=["a", "b"], noted=["Correction: x.", "Correction: y."]))
     assert shown(chunks) == [
         ("text", "<|im_start|>system\n"),
         ("splice", "a"),
@@ -150,14 +150,14 @@ def test_chunks_make_the_text_that_the_template_renders(templates: SimpleNamespa
     """For every shape of template the chunks, put together, are the model's own format."""
     template = ChatTemplate(getattr(templates, source), bos="<s>", eos="</s>", now=datetime(2026, 6, 1))
     answer = " A1" if source in ("DROPS", "MISTRAL") else "A1"  # there the model says the blank itself
-    chunks = build(template, asking("Q2?", system="S", skills=["a"], errata=["E."], turns=[("Q1?", answer)]))
+    chunks = build(template, asking("Q2?", system="S", skills=["a"], noted=["N."], errata=["E."], turns=[("Q1?", answer)]))
     text = "".join(chunk.text or f"<{chunk.name}>" for chunk in chunks)
     assert text == template.render(
         [
-            {"role": "system", "content": "S\n\n<a>\n\nE."},
+            {"role": "system", "content": "S\n\n<a>\n\nN."},
             {"role": "user", "content": "Q1?"},
             {"role": "assistant", "content": "A1"},
-            {"role": "user", "content": "Q2?"},
+            {"role": "user", "content": "E.\n\nQ2?"},
         ]
     )
 
