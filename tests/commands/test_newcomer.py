@@ -1,9 +1,9 @@
 """A first day with notes, step by step: own skills in three languages, an own model, sessions, and much nonsense; and a
 first hour on SmolLM2, with real texts.
 
-Each step of newcomer.txt and newcomer-smollm2.txt is a command as it is typed, `! ` what comes on stderr, `> ` what comes
-on stdout, and `[1]` the exit status where it is not 0. Of what varies {n} is a number, {id} letters and digits, {*}
-anything in a line, two blanks as many as a table has, and a line `> ...` any lines. Nothing else may appear.
+Each step of newcomer.txt and newcomer-smollm2.txt is a command as it is typed, `! ` what comes on stderr, `> ` what
+comes on stdout, and `[1]` the exit status where it is not 0. Of what varies {n} is a number, {id} letters and digits,
+{*} anything in a line, two blanks as many as a table has, and a line `> ...` any lines. Nothing else may appear.
 NEWCOMER=FOLDER writes down what came instead of holding it to that.
 """
 
