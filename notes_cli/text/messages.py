@@ -134,7 +134,7 @@ def asking(
     `skills` are names: in the system message, or, at the place "late", in the user message of `question`. `images` are
     names, too, of images that come with the question, in its message. `noted` and `errata` are corrections: `noted`
     directly after the skills, of fields whose entries say the same; `errata` directly before the question, where they
-    are followed although the text says otherwise (docs/findings.md has the figures of both places). Raise NotesError for
+    are followed although the text says otherwise (docs/findings.md has figures of both places). Raise NotesError for
     another place, and for a skill that is named twice.
     """
     check_once((*skills, *images))

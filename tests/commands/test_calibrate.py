@@ -106,7 +106,8 @@ def test_what_is_proven_better_is_followed(
     assert notes("profile", "rm", name, "no such").code == 1 and Path(found["path"]).is_file()
     assert notes("profile", "rm", name).out.strip() == found["path"] and not Path(found["path"]).exists()
     assert notes("profile", "ls").err.startswith("no profiles yet in ")
-    assert "method field+erratum: the default for a model that calibrate has not measured" in notes(*ASK, "--explain").out
+    told = "method field+erratum: the default for a model that calibrate has not measured"
+    assert told in notes(*ASK, "--explain").out
 
 
 def test_few_decisions_set_nothing(notes: Notes, compiled: Path, mine: Path, home: Path) -> None:

@@ -1,5 +1,4 @@
-"""A first day with notes, step by step: own skills in three languages, an own model, sessions, and much nonsense; and a
-first hour on SmolLM2, with real texts.
+"""A first day with notes and a first hour on SmolLM2, step by step, with own skills, sessions and much nonsense.
 
 Each step of newcomer.txt and newcomer-smollm2.txt is a command as it is typed, `! ` what comes on stderr, `> ` what
 comes on stdout, and `[1]` the exit status where it is not 0. Of what varies {n} is a number, {id} letters and digits,

@@ -110,7 +110,8 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
     assert "erratum before" in notes("edit", "mine", "--field", "date=2026-07-01", "--method", "erratum").out
     assert "rows recomputed" in notes("edit", "mine", "--field", "tier=basic", "--method", "field").out
     shown = notes("session", "show", "mine")
-    assert "field date = 2026-07-01\nfield tier = basic\n" in shown.out and "errata before the next question" in shown.out
+    assert "field date = 2026-07-01\nfield tier = basic\n" in shown.out
+    assert "errata before the next question" in shown.out
     assert notes(*GO_ON).code == 0
     pieces = notes("session", "show", "mine", "--json").json["pieces"]
     assert ["2026-07-01" in piece["text"] for piece in pieces if piece["kind"] == "erratum"] == [True]

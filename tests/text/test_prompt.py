@@ -150,7 +150,8 @@ def test_chunks_make_the_text_that_the_template_renders(templates: SimpleNamespa
     """For every shape of template the chunks, put together, are the model's own format."""
     template = ChatTemplate(getattr(templates, source), bos="<s>", eos="</s>", now=datetime(2026, 6, 1))
     answer = " A1" if source in ("DROPS", "MISTRAL") else "A1"  # there the model says the blank itself
-    chunks = build(template, asking("Q2?", system="S", skills=["a"], noted=["N."], errata=["E."], turns=[("Q1?", answer)]))
+    given = asking("Q2?", system="S", skills=["a"], noted=["N."], errata=["E."], turns=[("Q1?", answer)])
+    chunks = build(template, given)
     text = "".join(chunk.text or f"<{chunk.name}>" for chunk in chunks)
     assert text == template.render(
         [
