@@ -42,7 +42,7 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def seconds(model: str, runs: int, environment: Mapping[str, str]) -> list[float]:
-    """What each of some runs takes, the whole process."""
+    """Wall-clock seconds of each run, process start included."""
     command = [*NOTES, "ask", QUESTION, "--splice", "store-handbook", "-m", model, "-n", "16", "-q"]
     found = []
     for _ in range(runs):
@@ -57,7 +57,9 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--runs", type=int, default=7)
     given = parser.parse_args()
-    clean = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    clean: dict[str, str] = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    }
     print("| | alone, s | beside two busy processes, s | ratio of medians | slowest |")
     print("| --- | ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory() as home:
@@ -65,9 +67,9 @@ def main() -> None:
         compiled = [*NOTES, "compile", str(SKILLS / "store-handbook"), "-m", given.model, "-q"]
         subprocess.run(compiled, env=clean, check=True, stdout=subprocess.DEVNULL)
         for name, variables in WAYS.items():
-            alone = seconds(given.model, given.runs, clean | variables)
+            alone = seconds(given.model, given.runs, {**clean, **variables})
             with neighbours(2):
-                beside = seconds(given.model, given.runs, clean | variables)
+                beside = seconds(given.model, given.runs, {**clean, **variables})
             usual, busy = statistics.median(alone), statistics.median(beside)
             print(f"| {name} | {usual:.2f} | {busy:.2f} | {busy / usual:.1f} | {max(beside):.1f} |", flush=True)
 

@@ -37,7 +37,7 @@ GROUND = "#1d2129"
 
 
 def commands() -> list[str]:
-    """What the page types, in its order; some go on in lines that begin with `>`, as the shell shows them."""
+    """The commands of the page, in its order; some continue in lines that begin with `>`, as the shell shows them."""
     blocks = re.findall(r"^```console\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     typed = re.findall(r"^\$ (.*(?:\n>.*)*)", "".join(blocks), re.M)
     return [re.sub(r"^> ?", "", command, flags=re.M) for command in typed]

@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 
 class Asking(TypedDict, total=False):
-    """How a question is to be answered: the options of Request (runtime/asking.py), which says what they mean, and
-    those of SamplerOptions (engine/sampler.py) one by one. `ask` has them with their defaults in its signature."""
+    """Types of the options of a question: those of Request (runtime/asking.py) and SamplerOptions (engine/sampler.py),
+    where their meanings and defaults are."""
 
     splice: Sequence[SkillRef]
     errata: Sequence[str] | Mapping[str, str]
@@ -99,8 +99,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def asking(method: F) -> F:
-    """The method, with the options of Asking in its signature; where its text ends with "Options:", with what they
-    mean, too."""
+    """Add the options of Asking to the method's signature, and their meanings to a docstring that ends with
+    "Options:"."""
     own = signature(method)
     first = [one for one in own.parameters.values() if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
     last = [one for one in own.parameters.values() if one.kind is Parameter.KEYWORD_ONLY]
@@ -125,7 +125,7 @@ _SAMPLING = [one.name for one in fields(SamplerOptions) if one.name in Asking.__
 
 
 def _meanings() -> str:
-    """The options, each with its default and what it means, in the order of the signature."""
+    """A line for each option, in the order of the signature: name, default, meaning."""
     texts: dict[str, str] = {}
     for kind in (SamplerOptions, Request):
         name = ""
@@ -208,7 +208,7 @@ class _Streaming(Computing, Protocol):
 
 
 class _Awaited:
-    """What asyncio needs of both."""
+    """The asyncio methods of Model and Session."""
 
     @asking
     async def aask(
@@ -218,9 +218,8 @@ class _Awaited:
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> Answer:
-        """`ask`, to be awaited: it is computed in a thread of the model's, after what was awaited before. A task that
-        is cancelled ends the answer, and in a session the turn is not kept. The listener is called in that thread. The
-        options are those of `Model.ask`."""
+        """`ask` in the model's worker thread; concurrent calls queue. Cancelling the task ends the answer, and a
+        session does not keep the turn. The listener is called in that thread. The options are those of `Model.ask`."""
         from notes_cli.runtime import awaiting
 
         check_keywords(_Awaited.aask, how)
@@ -235,7 +234,7 @@ class _Awaited:
         listener: Listener = SILENT,
         **how: Unpack[Asking],
     ) -> AsyncGenerator[str, None]:
-        """`stream`, for `async for`, likewise. The listener's `answered` gets the answer."""
+        """`stream` for `async for`, in the same thread. The listener's `answered` gets the answer."""
         from notes_cli.runtime import awaiting
 
         check_keywords(_Awaited.astream, how)

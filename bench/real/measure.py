@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from bench.real.run import Outcome, answers
-from bench.real.tasks import SKILLS, Correction, Fact, Question, Tasks
+from bench.real.tasks import SKILLS, Correction, Fact, Question, Tasks, contains
 from notes_cli.api import Model
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.segment import Segment
@@ -100,13 +100,13 @@ class Corrected:
 
 
 def _marks(correction: Correction, answer: str) -> tuple[bool, bool]:
-    """Whether an answer has the new value and not the old one, and whether it has the old one."""
-    old = Question("", correction.old).right(answer)
-    return Question("", correction.new).right(answer) and not old, old
+    """Two flags of an answer: it has the new value and not the old one; it has the old one."""
+    old = contains(answer, correction.old)
+    return contains(answer, correction.new) and not old, old
 
 
 def questions_of(correction: Correction) -> list[str]:
-    """What is asked after a correction."""
+    """The questions after a correction: about the field, about what follows from it, about something else."""
     more = (correction.follows, correction.other)
     return [correction.ask, *(one.ask for one in more if one)]
 

@@ -35,7 +35,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def stored() -> dict[str, Any]:
-    """What was measured so far, by the name of the model."""
+    """The stored figures, by the name of the model."""
     return json.loads(STORE.read_text(encoding="utf-8")) if STORE.exists() else {}
 
 

@@ -62,7 +62,7 @@ class Fact:
 
 
 def contains(answer: str, words: Sequence[str]) -> bool:
-    """Whether one of the words is in the answer as a whole, whatever its case."""
+    """True if the answer contains one of the words as a whole word, case-insensitive."""
     return any(re.search(rf"(?<![\w.]){re.escape(one)}(?!\w|\.\d)", answer, re.I) for one in words)
 
 

@@ -313,7 +313,8 @@ def _times(found: Mapping[str, Any]) -> str:
 
 
 def _gain(found: Mapping[str, Any]) -> str:
-    """What splicing did for the answer, in a line. A chain of thought is no wait for the prompt."""
+    """A line: tokens spliced and decoded, time to the first token (with reasoning, to the end of the prompt), and the
+    prefill time saved."""
     from notes_cli.text.sizes import human_time
 
     tokens, ms = found["tokens"], found["ms"]
@@ -324,7 +325,7 @@ def _gain(found: Mapping[str, Any]) -> str:
 
 
 def _saved(found: Mapping[str, Any]) -> str:
-    """What the spliced tokens would have taken, where that is known."""
+    """The prefill time saved, as the end of a line; empty if it is unknown."""
     from notes_cli.text.sizes import human_time
 
     saved = found["ms"]["saved"]

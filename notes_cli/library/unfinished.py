@@ -1,4 +1,4 @@
-"""What a calibration has measured so far, a line each in `.begun/` of the profiles, so that a stopped one can go on.
+"""The checkpoint of a calibration: a JSON line for each step, in `.begun/` of the profiles, so that it can resume.
 
 It knows what its steps are called, and not what was found. Lost or damaged, it costs the time to measure that again.
 """

@@ -1,4 +1,4 @@
-"""Awaiting answers: each is computed in the one thread of its workspace, and ends when nobody awaits it any more."""
+"""asyncio: compute answers in one worker thread for each model, and stop when the task is cancelled."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _threads: WeakKeyDictionary[Workspace, tuple[int, ThreadPoolExecutor]] = WeakKey
 
 
 def _thread_of(workspace: Workspace) -> ThreadPoolExecutor:
-    """The thread in which a workspace answers what is awaited, in the order of the calls. A forked process has none of
-    its parent's threads."""
+    """The worker thread of a workspace, which answers in the order of the calls. A forked process makes its own."""
     process, thread = _threads.get(workspace, (0, None))
     if thread is None or process != os.getpid():
         thread = ThreadPoolExecutor(1, thread_name_prefix="notes")

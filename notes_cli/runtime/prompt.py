@@ -44,13 +44,13 @@ class Prompt:
     conversation: Conversation | None = None
 
     @property
-    def noted(self) -> list[str]:
-        """The sentences after the skills: the method's errata where it refreshes the entries of fields, too."""
+    def after_skills(self) -> list[str]:
+        """The errata after the skills: those of a method that refreshes the entries of fields, too."""
         return [word(erratum, self.wording) for erratum in (self.said if self.method.record.edits_rows else ())]
 
     @property
-    def sentences(self) -> list[str]:
-        """The sentences before the question: the method's errata otherwise, then those that were given."""
+    def before_question(self) -> list[str]:
+        """The errata before the question: those of a method that leaves all entries, then those in free words."""
         before = () if self.method.record.edits_rows else self.said
         return [word(erratum, self.wording) for erratum in (*before, *self.errata)]
 
@@ -104,8 +104,8 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
         system=prompt.system,
         skills=[segment.name for segment in prompt.segments if segment.name not in prompt.shown],
         images=[segment.name for segment in prompt.segments if segment.name in prompt.shown],
-        noted=prompt.noted,
-        errata=prompt.sentences,
+        after_skills=prompt.after_skills,
+        before_question=prompt.before_question,
         turns=prompt.turns,
         place=prompt.place,
     )
@@ -119,7 +119,7 @@ def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
     if named != given:
         there, here = listed(sorted(named)), listed(sorted(given))
         raise NotesError(f"the messages have the skills {there}, and the segments given are {here}")
-    if prompt.noted or prompt.sentences:
+    if prompt.after_skills or prompt.before_question:
         raise NotesError("the errata of a conversation are parts of its messages")
 
 

@@ -122,8 +122,8 @@ def asking(
     *,
     system: str | None = None,
     skills: Sequence[str] = (),
-    noted: Sequence[str] = (),
-    errata: Sequence[str] = (),
+    after_skills: Sequence[str] = (),
+    before_question: Sequence[str] = (),
     turns: Sequence[tuple[str, str]] = (),
     place: str = "early",
     images: Sequence[str] = (),
@@ -132,18 +132,18 @@ def asking(
     """The usual conversation: a system message, earlier (question, answer) pairs, and a question.
 
     `skills` are names: in the system message, or, at the place "late", in the user message of `question`. `images` are
-    names, too, of images that come with the question, in its message. `noted` and `errata` are corrections: `noted`
-    directly after the skills, of fields whose entries say the same; `errata` directly before the question, where they
-    are followed although the text says otherwise (docs/findings.md has figures of both places). Raise NotesError for
-    another place, and for a skill that is named twice.
+    names, too, of images that come with the question, in its message. `after_skills` and `before_question` are errata:
+    the former of fields whose KV entries have the new value, the latter where the text still has the old one
+    (docs/findings.md has figures of both places). Raise NotesError for another place, and for a skill that is named
+    twice.
     """
     check_once((*skills, *images))
     if place not in PLACES:
         raise NotesError(f"no place {place!r}", f"Choose {' or '.join(PLACES)}")
-    given: tuple[Part, ...] = (*map(SkillPart, skills), *map(ErratumPart, noted))
+    given: tuple[Part, ...] = (*map(SkillPart, skills), *map(ErratumPart, after_skills))
     early: tuple[Part, ...] = () if place == "late" else given
     late: tuple[Part, ...] = given if place == "late" else ()
-    last = (*late, *map(SkillPart, images), *map(ErratumPart, errata), TextPart(question))
+    last = (*late, *map(SkillPart, images), *map(ErratumPart, before_question), TextPart(question))
     words = [TextPart(system)] if system and system.strip() else []
     head = Message("system", (*words, *early))
     earlier = [

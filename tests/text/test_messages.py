@@ -27,16 +27,16 @@ RESULT = Message("tool", (TextPart("R"),), tool_call_id="1")
 
 
 def test_a_question_is_messages() -> None:
-    """What `asking` takes, as messages: skills with what is noted after them in the system message, or late, before the
-    question; errata before the question."""
+    """What `asking` takes, as messages: skills with the errata after them in the system message, or late, before the
+    question."""
     turns = [("Q1?", " A1")]
-    given = {"system": "S", "skills": ["a"], "noted": ["N."], "errata": ["E."], "turns": turns}
+    given = {"system": "S", "skills": ["a"], "after_skills": ["N."], "before_question": ["E."], "turns": turns}
     early = asking("Q?", **given)  # type: ignore[arg-type]
-    noted, asked = (SkillPart("a"), ErratumPart("N.")), (ErratumPart("E."), TextPart("Q?"))
+    skills, asked = (SkillPart("a"), ErratumPart("N.")), (ErratumPart("E."), TextPart("Q?"))
     earlier = (user_message("Q1?"), Message("assistant", (TextPart(" A1"),)))
-    assert early.messages == (Message("system", (TextPart("S"), *noted)), *earlier, Message("user", asked))
+    assert early.messages == (Message("system", (TextPart("S"), *skills)), *earlier, Message("user", asked))
     late = asking("Q?", **given, place="late")  # type: ignore[arg-type]
-    assert late.messages == (SYSTEM, *earlier, Message("user", (*noted, *asked)))
+    assert late.messages == (SYSTEM, *earlier, Message("user", (*skills, *asked)))
     assert asking("Q?", system=" \n").messages == (USER,)
 
 
