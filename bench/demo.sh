@@ -21,7 +21,7 @@ carrier="Which carrier delivers the parcels?"
 show compile skills/store-handbook
 show ask "$carrier" --splice store-handbook --gain
 
-printf '\n# One value changes. By default its KV entries are computed again, and a correction precedes the question:\n'
+printf '\n# One value changes. By default its KV entries are computed again, and a sentence after the text states it:\n'
 show ask "$carrier" --splice store-handbook --erratum "Carrier=Kestrel Freight" --gain
 
 printf '\n# The same with the value in place alone, and with a full prefill of the corrected text:\n'
