@@ -60,12 +60,14 @@ def speed_table(rows: Rows) -> str:
 def fidelity_table(rows: Rows) -> str:
     """A row for each way, beside a prefill of the same tokens."""
     lines = [
-        "| | right | a full prefill | same verdict | same text | cosine | KL |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| | right | a full prefill | right where the prefill is | same verdict | same text | cosine | KL |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
-        n = row["asked"]
-        cells = [_share(row[key], n) for key in ("right", "reference_right", "same_verdict", "same_text")]
+        n, prefill = row["asked"], row["reference_right"]
+        both = (row["right"] + prefill + row["same_verdict"] - n) // 2  # same verdict: both right, or neither
+        cells = [_share(row["right"], n), _share(prefill, n), _share(both, prefill)]
+        cells += [_share(row[key], n) for key in ("same_verdict", "same_text")]
         cells += [f"{row['cosine']:.4f}", f"{row['kl']:.3f}"]
         lines.append(f"| {WAYS[row['way']]} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -113,9 +115,9 @@ def _share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({low:.2f} to {high:.2f})"
 
 
-def marked(text: str, name: str, table: str) -> str:
+def marked(text: str, name: str, table: str, bench: str = "real") -> str:
     """The page with the table between its markers `<!-- real: name -->` and `<!-- end -->`."""
-    pattern = rf"(<!-- real: {name} -->\n).*?(\n?<!-- end -->)"
+    pattern = rf"(<!-- {bench}: {name} -->\n).*?(\n?<!-- end -->)"
     return re.sub(pattern, lambda match: f"{match[1]}{table}\n<!-- end -->", text, flags=re.S)
 
 
