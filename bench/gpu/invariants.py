@@ -1,0 +1,149 @@
+"""What must hold on any device: rows are the same bits as on the CPU, and splices compute what decoding computes.
+
+Keys are rotated on the host, so a spliced row that is read back from the device must have the bits that it has in a
+cache in the host's memory. Logits depend on the device's kernels: they are compared with those of decoding the same
+tokens at the same place on the same device, by bench/zoo_model.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import numpy as np
+
+from bench.zoo_model import TARGET as POSITION
+from bench.zoo_model import Case, Errors, decode, judge
+from notes_cli.engine import native
+from notes_cli.engine.context import Context
+from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.segment import LayerRows
+from notes_cli.errors import NotesError
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+import tiny  # type: ignore[import-not-found]  # noqa: E402
+
+KINDS = ("llama", "qwen2", "qwen3", "smollm3", "gemma", "gemma3", "mistral3", "lfm2", "mamba")
+TINY = ROOT / "notes_cli" / "models" / "notes-tiny-q8_0.gguf"
+Line = dict[str, Any]
+Flash = Literal["on", "off"]
+CACHES: list[tuple[str, Flash]] = [
+    ("f16", "on"),
+    ("f16", "off"),
+    ("f32", "on"),
+    ("f32", "off"),
+    ("bf16", "on"),
+    ("q8_0", "on"),
+    ("q4_0", "on"),
+]
+COLUMNS = [
+    *((kv, "plain", flash, streams) for kv, flash in CACHES for streams in ("one", "unified")),
+    ("f16", "yarn", "on", "one"),
+    ("f16", "yarn", "off", "streams"),
+]
+TOKENS, BASE, TARGET = 300, 5, 77
+
+
+def models(folder: Path, more: list[Path]) -> Iterator[Path]:
+    """Tiny random models of several architectures, the demo model, and those that are given."""
+    for kind in KINDS:
+        yield tiny.write_model(folder / f"{kind}.gguf", kind)
+    yield TINY
+    yield from more
+
+
+def rows(more: list[Path]) -> list[Line]:
+    """For each model and cache: whether rows read back from the device equal those of the host's cache, bit for bit,
+    and how many calls copied them."""
+    return _each(_all_rows, more)
+
+
+def logits(more: list[Path]) -> list[Line]:
+    """Verdicts of bench/zoo_model.py, with the device's own rounding: the same tokens decoded in two batches."""
+    return _each(_all_logits, more)
+
+
+def _each(work: Callable[[Path], list[Line]], more: list[Path]) -> list[Line]:
+    """The lines of all models, several processes at a time."""
+    processes = min(8, os.cpu_count() or 1)
+    with TemporaryDirectory() as folder, ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return [line for lines in pool.map(work, models(Path(folder), more)) for line in lines]
+
+
+def _all_rows(path: Path) -> list[Line]:
+    return [_line(path, f"{kv} {flash}", partial(_rows, path, kv, flash)) for kv, flash in CACHES]
+
+
+def _all_logits(path: Path) -> list[Line]:
+    with Model(path) as model:
+
+        def measured(column: tuple[str, str, str, str]) -> Line:
+            found = asdict(judge(model, column))
+            if found["splice"] == found["carry"] == "refused":
+                return found
+            return found | {"noise": noise(Case(model, column))._asdict()}
+
+        return [_line(path, " ".join(column), partial(measured, column)) for column in COLUMNS]
+
+
+def _line(path: Path, column: str, work: Callable[[], Line]) -> Line:
+    try:
+        return {"model": path.stem, "column": column} | work()
+    except NotesError as error:
+        return {"model": path.stem, "column": column, "refused": str(error)}
+
+
+def _rows(path: Path, kv: str, flash: Flash) -> Line:
+    options = ContextOptions(n_ctx=1024, type_k=kv, type_v=kv, flash_attention=flash, n_sequences=2, unified=True)
+    tokens = np.random.default_rng(3).integers(0, 256, TOKENS).astype(np.int32)
+    with Model(path, gpu_layers=0) as model:
+        on_host = replace(options, offload_kv=False)
+        with Context(model, replace(on_host, type_k=options.compiled[0], type_v=options.compiled[1])) as context:
+            if why := context.supports("splice"):
+                return {"refused": why}
+            context.decode_at(0, BASE, tokens)
+            segment = context.read(0, BASE, TOKENS, base=BASE, dtype=options.compiled[0])
+        with Context(model, on_host) as context:
+            before = native.traffic().copies
+            wanted = _spliced(context, tokens, segment)
+            assert native.traffic().copies == before
+    with Model(path) as model, Context(model, options) as context:
+        before = native.traffic().copies
+        got = _spliced(context, tokens, segment)
+        copies = native.traffic().copies - before
+    different = sum(int((a != b).sum()) for a, b in zip(got, wanted, strict=True))
+    return {"elements": sum(one.size for one in wanted), "different": different, "copies": copies}
+
+
+def _spliced(context: Context, tokens: np.ndarray, segment: tuple[LayerRows, ...]) -> list[np.ndarray]:
+    """Rows as they are read after splices into two sequences whose cells alternate with each other's."""
+    for position in range(0, 40, 5):
+        for sequence in (0, 1):
+            context.append({sequence: tokens[position : position + 5]}, "none")
+    read = []
+    for sequence, position in ((0, 40), (1, TARGET)):
+        if position > 40:
+            context.append({sequence: tokens[40:position]}, "none")
+        context.splice(sequence, position, tokens, segment, BASE)
+        read += list(context.read(sequence, position, TOKENS, base=position, dtype="f32"))
+    return [part.view(np.uint32) for layer in read for part in (layer.k, layer.v)]
+
+
+def noise(case: Case) -> Errors:
+    """How far decoding a text in two batches is from decoding it in one."""
+    wanted = case.decoded(POSITION)
+    with case.context() as context:
+        half = len(case.skill) // 2
+        decode(context, case.skill[:half], POSITION, case.sequence)
+        decode(context, case.skill[half:], POSITION + half, case.sequence)
+        return Errors.between(case.outcome(context, POSITION), wanted)

@@ -1,0 +1,70 @@
+"""Pack a GPU build for a machine that has the GPU and nothing else: libraries, llama-server, wheels, SmolLM2.
+
+    python -m bench.gpu.pack [--build build/cuda] [--out build/gpu/parts]
+
+writes an archive in parts of at most 36 MiB; bench/gpu/unpack.sh puts it together there and runs the check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from notes_cli import config
+from notes_cli.engine import native
+from notes_cli.library.smollm2 import FILE, find_file
+
+PART = 36 << 20  # bytes
+WHEELS = ("gguf", "platformdirs", "starlette", "uvicorn", "prometheus-client", "xxhash", "anyio", "httpx", "httpcore")
+PYTHON = ("--python-version", "3.12", "--only-binary", ":all:", "--platform", "manylinux2014_x86_64")
+
+
+def pack(build: Path, out: Path) -> list[Path]:
+    """Write the parts. Raise CalledProcessError if a wheel cannot be had, FileNotFoundError without a build."""
+    folder = out.parent / "pack"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    (folder / "lib").mkdir(parents=True)
+    for library in sorted((build / "bin").glob("*.so*")):
+        shutil.copy2(library, folder / "lib" / library.name, follow_symlinks=True)
+    shutil.copy2(build / "bin" / "llama-server", folder / "lib")
+    binding = Path(native.llama.__file__).parent
+    for module in binding.glob("*.py"):
+        shutil.copy2(module, folder / "lib")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *PYTHON, "-d", str(folder / "wheels"), *WHEELS],
+        check=True,
+    )
+    model = find_file(config.paths().models)
+    if model is None:
+        raise FileNotFoundError(FILE)
+    shutil.copy2(model, folder / FILE)
+    archive = out.parent / "pack.tar.xz"
+    with lzma.open(archive, "wb", preset=6) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(folder, arcname=".")
+    parts = []
+    with archive.open("rb") as whole:
+        while piece := whole.read(PART):
+            parts.append(out / f"part-{len(parts):02}")
+            parts[-1].write_bytes(piece)
+    archive.unlink()
+    return parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.pack", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--build", type=Path, default=Path("build/cuda"), help="CMake's folder")
+    parser.add_argument("--out", type=Path, default=Path("build/gpu/parts"))
+    given = parser.parse_args()
+    for part in pack(given.build, given.out):
+        print(f"{part}  {part.stat().st_size / (1 << 20):.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()

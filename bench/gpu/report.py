@@ -1,0 +1,149 @@
+"""The GPU check for people: a line for each part, the invariants that do not hold, and the tables of docs/devices.md.
+
+python -m bench.gpu.report build/gpu/gpu.json      stores it as docs/results/gpu.json, and writes the tables
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.real.report import fidelity_table, marked
+from bench.zoo_model import AMPLIFIED
+
+ROOT = Path(__file__).resolve().parents[2]
+STORE = ROOT / "docs" / "results" / "gpu.json"
+PAGE = ROOT / "docs" / "devices.md"
+OPERATIONS = ("splice", "restore", "rewrite", "carry")
+
+
+def line(part: str, found: dict[str, Any]) -> str:
+    """One line while the check runs."""
+    if "failed" in found:
+        return f"{part}: FAILED after {found['seconds']} s: {found['failed']}"
+    return f"{part}: {found['seconds']} s {SUMMARIES[part](found['result'])}"
+
+
+def broken(found: dict[str, Any]) -> list[str]:
+    """What failed and what does not hold, a line each."""
+    lines = [f"{part}: {one['failed']}" for part, one in found.items() if "failed" in one]
+    for one in _result(found, "rows"):
+        if one.get("different") or ("different" in one and not one["copies"] and _gpu(found)):
+            lines.append(f"rows: {one}")
+    lines += [
+        f"logits: {one['model']} {one['column']}: {_wrong(one)}" for one in _result(found, "logits") if _wrong(one)
+    ]
+    return lines
+
+
+def _result(found: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    result: list[dict[str, Any]] = found.get(part, {}).get("result", [])
+    return result
+
+
+def _gpu(found: dict[str, Any]) -> bool:
+    return "CUDA" in json.dumps(found.get("device", {}))
+
+
+def _wrong(one: dict[str, Any]) -> str:
+    """The operations whose error is above the bound of the CPU and above the device's own noise."""
+    noise = one.get("noise")
+    names = [name for name in OPERATIONS if one.get(name) in ("wrong", "crash")]
+    if noise:
+        names = [
+            name
+            for name in names
+            if any(one["errors"][name][key] > max(AMPLIFIED * noise[key], 1e-12) for key in ("first", "rows", "logits"))
+        ]
+    return ", ".join(f"{name} {one['errors'].get(name)} (noise {noise})" for name in names)
+
+
+def _rows_summary(rows: list[dict[str, Any]]) -> str:
+    compared = [one for one in rows if "different" in one]
+    same = sum(not one["different"] for one in compared)
+    return f"{same} of {len(compared)} caches hold the same bits as the host's, {len(rows) - len(compared)} refused"
+
+
+def _logits_summary(lines: list[dict[str, Any]]) -> str:
+    words = [one[name] for one in lines for name in OPERATIONS if one.get(name)]
+    within = sum("wrong" in [one.get(name) for name in OPERATIONS] and not _wrong(one) for one in lines)
+    missed = sum(bool(one.get("missed")) for one in lines)
+    counts = ", ".join(f"{words.count(word)} {word}" for word in ("exact", "refused", "wrong", "crash"))
+    return f"{counts}; of the wrong {within} within the device's noise; {missed} controls missed"
+
+
+def _splices_summary(lines: list[dict[str, Any]]) -> str:
+    return "; ".join(
+        f"{one['tokens']} tokens: prefill {one['prefill']:.3f} s, splice {one['memory'] * 1e3:.1f} ms" for one in lines
+    )
+
+
+def _first_summary(lines: list[dict[str, Any]]) -> str:
+    return json.dumps(lines)
+
+
+SUMMARIES: dict[str, Any] = {
+    "device": json.dumps,
+    "rows": _rows_summary,
+    "logits": _logits_summary,
+    "splices": _splices_summary,
+    "first": _first_summary,
+    "fidelity": json.dumps,
+    "corrections": json.dumps,
+}
+
+
+def splices_table(lines: list[dict[str, Any]]) -> str:
+    """A row for each length and attention kernel."""
+    text = [
+        "| tokens | flash attention | K/V | prefill | splice, memory | splice, file | cudaMemcpy, pinned | pageable |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for one in lines:
+        times = [one.get(key) for key in ("prefill", "memory", "file", "memcpy_pinned", "memcpy_pageable")]
+        cells = [f"{time * 1e3:.1f} ms" if time is not None else "" for time in times]
+        text.append(f"| {one['tokens']:,} | {one['flash']} | {one['bytes'] / 1e6:.0f} MB | {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
+def first_table(lines: list[dict[str, Any]]) -> str:
+    """A row for each model and case."""
+    text = ["| model | request | llama-server | notes serve |", "| --- | --- | ---: | ---: |"]
+    names = {
+        "new": "the first question (notes has compiled the text)",
+        "again": "another question about the same text",
+        "moved": "another line before the text",
+    }
+    for one in lines:
+        for case, name in names.items():
+            cells = [f"{one[server][case] * 1e3:.0f} ms" for server in ("llama-server", "notes serve")]
+            text.append(f"| {one['model']} | {name} | {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
+def invariants_table(found: dict[str, Any]) -> str:
+    """What was compared, and how it came out."""
+    rows = f"| rows read back from the device | {_rows_summary(_result(found, 'rows'))} |"
+    logits = f"| splice, restore, rewrite, carry beside decoding | {_logits_summary(_result(found, 'logits'))} |"
+    return "\n".join(["| | |", "| --- | --- |", rows, logits])
+
+
+def write(found: dict[str, Any]) -> None:
+    """Store the figures, and write the tables between the page's markers."""
+    STORE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    tables = {
+        "invariants": invariants_table(found),
+        "splices": splices_table(_result(found, "splices")),
+        "first": first_table(_result(found, "first")),
+        "fidelity": fidelity_table(_result(found, "fidelity")),
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        page = marked(page, name, table, "gpu")
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
