@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import notes_cli as notes
-from bench.experiments.frame import grid
-from bench.marked import put_between
+from bench.marked import grid, put_between
 from bench.race.cells import MODELS
 from bench.race.workloads import ANSWER, TITLES, Work, texts, works
 from bench.random_model import ROOT

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def load(path: Path = KEPT) -> Kept:
     """What was measured with the settings of now."""
     known, kept = {cell.name: cell for cell in cells([])}, _read(path)
     return {
-        name: [Run(**run) for run in one["runs"]]
+        name: [Run(*run) for run in one["runs"]]
         for name, one in kept.items()
         if name in known and one["settings"] == known[name].settings
     }
@@ -128,9 +128,13 @@ def load(path: Path = KEPT) -> Kept:
 
 def keep(cell: Cell, runs: Sequence[Run], path: Path = KEPT) -> None:
     """Put a cell into the file, which is in the order of the table. Others stay, whatever their settings."""
-    found = {cell.name: {"settings": cell.settings, "runs": [_rounded(asdict(run)) for run in runs]}}
+    found = {cell.name: {"settings": cell.settings, "runs": [_rounded(run) for run in runs]}}
     found = {**_read(path), **found}
-    lines = [f" {json.dumps(one.name)}: {json.dumps(found[one.name])}" for one in cells([]) if one.name in found]
+    lines = [
+        f'{json.dumps(one.name)}:{json.dumps(found[one.name], separators=(",", ":"))}'
+        for one in cells([])
+        if one.name in found
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
@@ -139,5 +143,6 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def _rounded(run: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in run.items()}
+def _rounded(run: Run) -> list[Any]:
+    """The fields of a run in their order."""
+    return [round(value, 4) if isinstance(value, float) else value for value in astuple(run)]

@@ -1,19 +1,15 @@
-"""docs/race.md: its tables and pictures are between two marks, all else is written by hand."""
+"""docs/race.md: its tables are between two marks, all else is written by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.marked import put_between
 from bench.race.cells import GRID, MODELS, Cell, Kept, cells
-from bench.race.peers import PEERS, Peer, Run
+from bench.race.peers import PEERS, Run
 from bench.race.workloads import TITLES
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BEGIN, END = "<!-- make race: begin -->", "<!-- make race: end -->"
 LEAST = 5  # runs that a median is of; fewer are marked
@@ -29,19 +25,16 @@ def sentence(runs: Sequence[Run]) -> str:
 
 
 def write(folder: Path, found: Kept) -> None:
-    """The page and its pictures."""
-    parts = [part for model in GRID for part in _model(model, found, folder)]
+    """Put the tables into the page."""
+    parts = [part for model in GRID for part in _model(model, found)]
     put_between(folder / "race.md", BEGIN, END, "\n\n".join(["", *parts, ""]))
 
 
-def _model(model: str, found: Kept, folder: Path) -> Iterator[str]:
+def _model(model: str, found: Kept) -> Iterator[str]:
     mine = [cell for cell in cells([model]) if cell.name in found]
     if not mine:
         return
     yield f"## {MODELS[model][0]}"
-    picture = folder / "results" / f"race-{model}.svg"
-    draw(picture, mine, found)
-    yield f"![Processor time of each peer by workload](results/{picture.name})"
     for work, sizes in GRID[model].items():
         for size in sizes:
             those = [cell for cell in mine if (cell.work, cell.size) == (work, size)]
@@ -103,38 +96,3 @@ def _processor(runs: Sequence[Run]) -> float:
 
 def _spread(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
-def draw(path: Path, those: Sequence[Cell], found: Kept) -> None:
-    """A line a peer, a mark a workload of the smallest size: seconds of the processor, in powers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    from bench.experiments.figures import COLORS, MARKS, plain, save
-
-    smallest = [cell for cell in those if cell.size == GRID[cell.model][cell.work][0]]
-    peers: list[Peer] = [peer for peer in PEERS.values() if any(cell.peer == peer for cell in smallest)]
-    works = [work for work in GRID[those[0].model] if any(cell.work == work for cell in smallest)]
-
-    def fill(figure: Figure) -> None:
-        axes = figure.subplots()
-        for number, work in enumerate(works):
-            of = [(cell.peer, _processor(found[cell.name])) for cell in smallest if cell.work == work]
-            axes.scatter(
-                [seconds for _, seconds in of],
-                [peers.index(peer) for peer, _ in of],
-                color=COLORS[number],
-                marker=MARKS[number],
-                s=36,
-                label=f"{work}-{GRID[those[0].model][work][0]}",
-            )
-        titles = [peer.title.replace("`", "") + (" (running)" if peer.running else "") for peer in peers]
-        axes.set_yticks(range(len(peers)), titles, fontsize=8)
-        axes.invert_yaxis()
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        plain(axes, x="seconds of the processor, a question")
-
-    save(path, fill)
