@@ -1,0 +1,390 @@
+"""The rows of a segment, compared with a recompute: K and V of every layer and every token.
+
+Checksums find damage. Whether rows are those that this model computes only a prefill of the same tokens after the same
+left context can tell, so that is what they are compared with, each row with its own bar:
+
+    bar = TOLERANCE + rounding of the type that the row is kept as + SPREAD * scale * noise
+
+A row that was computed on this machine differs by what the order of a batch changes, which is far below TOLERANCE. With
+flash attention the other way, or on another device, deep layers of a quantized model differ by more. So where a row
+exceeds its bar, a second prefill is made in another way (flash attention, size of the micro-batches). `noise` is how
+far the two prefills of this machine are apart in that layer and tensor, and `scale` how many times that the segment is
+away from the nearer one, in the tensors that are nearest: it is 0 for a segment that one of the two explains. One
+broken tensor, or half of them, do not raise it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notes_cli.classes import dataclass
+from notes_cli.engine import interrupts
+from notes_cli.engine.context import Context
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.rotation import FLOATS
+from notes_cli.engine.segment import BLOCK, Q8_0, LayerRows, RowArray, Segment, Tokens, Transition, floats
+from notes_cli.errors import EngineError, Progress
+from notes_cli.runtime.workspace import Workspace
+
+TOLERANCE = 0.03  # of a row's length: ten times what the order of a batch changes (docs/reliability.md)
+SPREAD = 3.0  # a row may be as many times as far away as half of the rows of its tensor are
+FARTHEST = 1.5  # the greatest `scale`: two prefills in different ways are 1 apart
+NEAREST = 0.25  # the part of the tensors that `scale` goes by
+FAINT = 0.002  # noise below it says nothing about how a segment was computed
+SHORT = 0.1  # a row shorter than this part of the others is compared with them: little of it is left to be exact
+OTHER_BATCH = 61  # tokens of a micro-batch of the second prefill
+TRANSITION = "transition"
+NAMES = {  # of K and V
+    "attention": ("K", "V"),
+    "indexer": ("K of the indexer", "V of the indexer"),
+    "state": ("state of the convolution", "state of the recurrence"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WrongRows:
+    """Rows of one tensor of one layer that are not what this model computes.
+
+    `tensor` is one of NAMES, or TRANSITION for how a recurrent state goes on through the segment. `first`, `last`: from
+    which token to which they are, the last one excluded; those of the left context are negative. `count`: how many between them are wrong. `error`: the
+    farthest one's distance, relative to its length, and `bar`: how far rounding can move it. `position`: where the
+    segment was placed; None for its rows as the file has them.
+    """
+
+    layer: int
+    tensor: str
+    first: int
+    last: int
+    count: int
+    error: float
+    bar: float
+    position: int | None = None
+
+    def __str__(self) -> str:
+        tokens = f", token {self.first}" if self.count == 1 else f", tokens {self.first} to {self.last - 1}"
+        if self.tensor in (TRANSITION, *NAMES["state"]):
+            tokens = ""  # those of the last token, or of all
+        some = "" if self.count == self.last - self.first else f" ({self.count} of them)"
+        place = "" if self.position is None else f", placed at position {self.position:,}"
+        far = f"off by {self.error:.2g}, where rounding explains {self.bar:.2g}"
+        return f"layer {self.layer}, {self.tensor}{tokens}{some}{place}: {far}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowCheck:
+    """What a comparison of a segment's rows has found. `tokens` have been compared in `layers` layers; `farthest`:
+    the largest relative distance of a row in the file. `unchecked`: what could not be compared, and why, in words."""
+
+    tokens: int
+    layers: int
+    farthest: float
+    wrong: tuple[WrongRows, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> bool:
+        return not self.wrong
+
+
+def check_rows(
+    workspace: Workspace, segment: Segment, places: Sequence[int] = (), progress: Progress | None = None
+) -> RowCheck:
+    """Compare all rows of a segment with a prefill of its tokens, and its rows spliced at other positions with tokens
+    decoded there.
+
+    The segment fits the workspace (`Workspace.check`). `places`: positions of its first token. `progress` counts tokens
+    of each prefill: one, a second one where a row exceeds its bar, and one for each place. Raise SegmentError for rows
+    that are damaged, EngineError where the tokens do not fit the context, UnsupportedError where rows cannot be read.
+    """
+    workspace.make_room(segment.base + len(segment))
+    unchecked = []
+    with workspace.scratch(segment.base + len(segment)) as notebook:
+        computed = _computed(workspace, notebook, segment, progress)
+    if segment.carry and not computed.transitions:
+        unchecked.append("how the recurrent state goes on through it cannot be computed in this context")
+    found = _Found(segment)
+    wrong = found.beyond(found.tensors(computed))
+    if wrong:
+        with _another_way(workspace, segment) as notebook:
+            other = _computed(workspace, notebook, segment, progress)
+        wrong = found.unexplained(computed, other)
+    for position in dict.fromkeys(places):
+        reason = _unplaceable(workspace, segment, position)
+        if reason:
+            unchecked.append(f"position {position:,}: {reason}")
+        else:
+            wrong += _check_place(workspace, segment, computed, position, progress)
+    return RowCheck(len(segment), len(segment.layers), found.farthest, tuple(wrong), tuple(unchecked))
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What a prefill has computed: the rows that the segment should have, and its transitions if it has some."""
+
+    layers: Sequence[LayerRows]
+    transitions: Sequence[Transition] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """How far the rows of one tensor are from those computed, relative to their length, and what of it the type of the
+    file explains: [rows] each."""
+
+    layer: int
+    name: str
+    errors: NDArray[np.float64]
+    rounding: NDArray[np.float64]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.errors))
+
+    def wrong(self, bars: NDArray[np.float64], offset: int, position: int | None = None) -> WrongRows | None:
+        """The rows beyond their bars, the first row being token -offset."""
+        beyond = np.flatnonzero(~(self.errors <= bars))  # NaN is not
+        if not len(beyond):
+            return None
+        worst = beyond[np.argmax(np.nan_to_num(self.errors[beyond], nan=np.inf))]
+        tokens = int(beyond[0]) - offset, int(beyond[-1]) + 1 - offset, len(beyond)
+        return WrongRows(self.layer, self.name, *tokens, float(self.errors[worst]), float(bars[worst]), position)
+
+
+class _Found:
+    """The rows of a segment, as its file has them."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._transitions = segment.carry.load() if segment.carry else ()
+        self.farthest = 0.0
+
+    def tensors(self, computed: _Computed) -> list[_Tensor]:
+        """Their distances from what was computed."""
+        found = compared(self._segment.layers, computed.layers)
+        return [*found, *_compared_transitions(self._transitions, computed.transitions)]
+
+    def beyond(self, tensors: Sequence[_Tensor], noise: Sequence[float] = (), scale: float = 0.0) -> list[WrongRows]:
+        """The rows of these that exceed their bars."""
+        self.farthest = float(np.max([one.errors.max() for one in tensors], initial=0.0))
+        found = []
+        for one, far in zip(tensors, noise or [0.0] * len(tensors), strict=True):
+            wrong = one.wrong(TOLERANCE + one.rounding + SPREAD * scale * far, self._offset(one))
+            found += [wrong] if wrong else []
+        return found
+
+    def unexplained(self, computed: _Computed, other: _Computed) -> list[WrongRows]:
+        """The rows that neither of two prefills explains, nor what is between them."""
+        apart = compared(computed.layers, other.layers)
+        apart += _compared_transitions(computed.transitions, other.transitions)
+        noise = [one.median for one in apart]
+        ways = []
+        for far, near in ((computed, other), (other, computed)):
+            tensors, others = self.tensors(near), self.tensors(far)
+            # An expert that is chosen by a hair: a row may be that of either prefill.
+            either = [
+                replace(one, errors=np.where(second.errors <= TOLERANCE + second.rounding, 0.0, one.errors))
+                for one, second in zip(tensors, others, strict=True)
+            ]
+            scale = _scale(tensors, noise)
+            ways.append((scale, self.beyond(either, noise, scale), self.farthest))
+        _, wrong, self.farthest = min(ways, key=lambda way: (way[0], sum(one.count for one in way[1])))
+        return wrong
+
+    def _offset(self, tensor: _Tensor) -> int:
+        return len(tensor.errors) - len(self._segment) if len(tensor.errors) >= len(self._segment) else 0
+
+
+def _scale(tensors: Sequence[_Tensor], noise: Sequence[float]) -> float:
+    """How many times the noise the nearest of the tensors are away."""
+    times = [one.median / far for one, far in zip(tensors, noise, strict=True) if far > FAINT]
+    return min(FARTHEST, float(np.nan_to_num(np.quantile(times, NEAREST), nan=0.0))) if times else 0.0
+
+
+def compared(found: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[_Tensor]:
+    """The distance of each row of each tensor from the one computed. Raise EngineError for rows of other shapes."""
+    if [(one.layer, one.part) for one in found] != [(one.layer, one.part) for one in computed]:
+        raise EngineError("the segment has rows of other layers than this model")
+    tensors = []
+    for mine, right in zip(found, computed, strict=True):
+        for name, rows, wanted in zip(NAMES[mine.part], (mine.k, mine.v), (right.k, right.v), strict=True):
+            a, b = floats(rows), floats(wanted)
+            if a.shape != b.shape:
+                raise EngineError(f"the segment has {name} of shape {a.shape} in layer {mine.layer}, not {b.shape}")
+            if a.size:
+                length = _lengths(b)
+                distance = np.linalg.norm((a - b).astype(np.float64), axis=1) / length
+                tensors.append(_Tensor(mine.layer, name, distance, _rounding(rows) / length))
+    return tensors
+
+
+def _lengths(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The length of each row, at least a part of what they have in the mean."""
+    length: NDArray[np.float64] = np.linalg.norm(rows.astype(np.float64), axis=1)
+    length[:] = np.maximum(length, max(SHORT * float(np.sqrt((length**2).mean())), 1e-9))
+    return length
+
+
+def _rounding(rows: RowArray) -> NDArray[np.float64]:
+    """How far quantizing has moved each row, and half as much again; f16 is within TOLERANCE."""
+    if rows.dtype != Q8_0:
+        return np.zeros(len(rows))
+    blocks: Any = rows
+    moved: NDArray[np.float64] = np.sqrt(BLOCK / 12 * (blocks["scale"].astype(np.float64) ** 2).sum(axis=1))
+    return 1.5 * moved
+
+
+def _compared_transitions(found: Sequence[Transition], computed: Sequence[Transition]) -> list[_Tensor]:
+    """How far transitions are apart, each as one row; nothing where there are none to compare them with."""
+    pairs = zip(found, computed, strict=True) if found and computed else ()
+    tensors = []
+    for mine, right in pairs:
+        for a, b in ((mine.a, right.a), (mine.b, right.b), (mine.r, right.r)):
+            if a.shape != b.shape or mine.layer != right.layer:
+                raise EngineError(f"the segment has a transition of another shape in layer {mine.layer}")
+            if a.size:
+                distance = np.linalg.norm((a - b)[None].astype(np.float64), axis=1) / _lengths(b[None])
+                tensors.append(_Tensor(mine.layer, TRANSITION, distance, np.zeros(1)))
+    return tensors
+
+
+def _computed(workspace: Workspace, notebook: Notebook, segment: Segment, progress: Progress | None) -> _Computed:
+    """A prefill of the segment's tokens in an empty notebook, as it is compiled."""
+    context, dtype = notebook.context, segment.row_type
+    if segment.blocks:
+        parts = []
+        for first, last in segment.spans:  # each has seen the left context alone
+            tokens = segment.tokens[first:last]
+            parts.append(_decoded_at(context, notebook.sequence, segment.context, tokens, first, dtype, progress))
+        return _Computed(_joined(parts))
+    notebook.append(segment.context)
+    notebook.flush()
+    transitions: Sequence[Transition] = ()
+    if segment.pictures:
+        notebook.show(workspace.look(segment))
+    elif segment.carry and context.supports("carry") is None:
+        seam, end = segment.carry.seam, len(segment) - segment.carry.tail
+        notebook.append(segment.tokens[:seam])
+        notebook.flush()
+        with context.capturing(notebook.sequence) as captured:
+            notebook.append(segment.tokens[seam:end])
+            notebook.flush(progress)
+            transitions = captured()
+        notebook.append(segment.tokens[end:])
+    else:
+        notebook.append(segment.tokens)
+    notebook.flush(progress)
+    count = len(notebook) - segment.first
+    if segment.axes is not None:
+        rows, _ = context.read_axes(notebook.sequence, segment.first, count, base=segment.first, dtype=dtype)
+    else:
+        rows = context.read(notebook.sequence, segment.first, count, base=segment.first, dtype=dtype)
+    return _Computed(rows, transitions)
+
+
+def _decoded_at(
+    context: Context,
+    sequence: int,
+    left: Tokens,
+    tokens: Tokens,
+    start: int,
+    dtype: str,
+    progress: Progress | None = None,
+) -> tuple[LayerRows, ...]:
+    """Rows of the tokens after the left context, whose first token is at position `start`, in an empty sequence."""
+    both, step = np.concatenate([left, tokens]), min(context.n_ubatch, context.n_batch)
+    try:
+        for first in range(0, len(both), step):
+            interrupts.check_stop()
+            context.decode_at(sequence, start + first, both[first : first + step])
+            if progress:
+                progress(min(first + step, len(both)), len(both))
+        at = start + len(left)
+        return context.read(sequence, at, len(tokens), base=at, dtype=dtype)
+    finally:
+        context.truncate(sequence, 0)
+
+
+def _joined(parts: Sequence[Sequence[LayerRows]]) -> list[LayerRows]:
+    return [
+        replace(layers[0], k=np.concatenate([one.k for one in layers]), v=np.concatenate([one.v for one in layers]))
+        for layers in zip(*parts, strict=True)
+    ]
+
+
+@contextmanager
+def _another_way(workspace: Workspace, segment: Segment) -> Iterator[Notebook]:
+    """An empty notebook in a context that computes the same in another order."""
+    own = workspace.context.compile_options
+    options = replace(own, n_sequences=1, unified=False)
+    if not segment.media:  # whose rows may have to be in one micro-batch
+        options = replace(options, n_ubatch=OTHER_BATCH)
+    flash = replace(options, flash_attention="auto" if own.flash_attention == "off" else "off")
+    try:
+        context = Context(workspace.model, flash)
+    except EngineError:  # flash attention cannot be left out, or there is none
+        context = Context(workspace.model, options)
+    with context:
+        context.carries = workspace.context.carries
+        yield Notebook(context)
+
+
+def _unplaceable(workspace: Workspace, segment: Segment, position: int) -> str | None:
+    """Why a splice at this position cannot be compared, in words."""
+    context, base = workspace.context, segment.base
+    if segment.pinned or segment.axes is not None or segment.media:
+        return "its rows are compared where they were compiled only"
+    if position < base:
+        return "the left context does not fit before it"
+    if position + len(segment) > context.n_ctx:
+        return f"it does not fit the context of {context.n_ctx:,} tokens"
+    return context.can_move(base, position, len(segment))
+
+
+def _check_place(
+    workspace: Workspace, segment: Segment, computed: _Computed, position: int, progress: Progress | None
+) -> list[WrongRows]:
+    """The wrong rows of a splice at a position: keys against tokens decoded there, V against the file's.
+
+    The rows are read from the cache, so that its type rounds them: by as much as it rounds the computed ones. What the
+    prefill there differs by from the one at the segment's own position shows in V, which is not rotated.
+    """
+    there = []
+    with workspace.scratch(segment.base + len(segment)) as notebook:
+        for first, last in segment.spans:
+            start, tokens = position - segment.base + first, segment.tokens[first:last]
+            where = notebook.context, notebook.sequence, segment.context, tokens
+            there.append(_decoded_at(*where, start, segment.row_type, progress))
+    right = _joined(there)
+    spliced = _placed(workspace, segment.tokens, segment.layers, segment.base, position)
+    rounded = _placed(workspace, segment.tokens, right, position, position)
+    angles = FLOATS * (position + len(segment))
+    v_noise = {
+        one.layer: np.maximum(one.errors, one.median) for one in compared(right, computed.layers) if one.name == "V"
+    }
+    wrong = []
+    rounding = compared(rounded, right)
+    own = {(one.layer, one.name): one for one in compared(spliced, segment.layers)}
+    for one, type_ in zip(compared(spliced, right), rounding, strict=True):
+        bars = TOLERANCE + 1.5 * type_.errors + angles
+        if one.name.startswith("K"):
+            bars = bars + 2 * SPREAD * v_noise.get(one.layer, FAINT)
+        else:
+            one = own[one.layer, one.name]
+        found = one.wrong(bars, 0, position)
+        wrong += [found] if found else []
+    return wrong
+
+
+def _placed(
+    workspace: Workspace, tokens: Tokens, layers: Sequence[LayerRows], base: int, position: int
+) -> tuple[LayerRows, ...]:
+    """Rows as the cache has them at a position."""
+    context = workspace.context
+    with context.lease() as lease:
+        context.splice(lease.id, position, tokens, layers, base)
+        return context.read(lease.id, position, len(tokens), base=position, dtype="f32")
