@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.random_model import with_words_of
-from bench.reversed_model import reversed_model
 from bench.selecting import chosen
 from bench.serving.figures import Figures, figures
 from bench.serving.load import Seen, arrivals, offer
 from bench.serving.servers import FOLDER, PARALLEL, SYSTEMS, Setting, System, server
 from bench.serving.texts import body, questions
+from notes_cli.config import shipped_model
 
 RATES = (2, 4, 8, 16, None)  # of TENTHS of the capacity, a second; None: all at once
 TENTHS = 10
@@ -44,14 +44,14 @@ class Race:
 
 
 def _qwen3() -> Path:
-    return with_words_of(reversed_model())
+    return with_words_of(shipped_model())
 
 
 RACES = {
     one.name: one
     for one in (
         Race("random", "Random weights in the shape of Qwen3-0.6B", _qwen3, 12, 55, 8),
-        Race("shipped", "The reversed model", reversed_model, 20, 30, 32, flash=("edited", "reuse")),
+        Race("shipped", "The model that ships", shipped_model, 20, 30, 32, flash=("edited", "reuse")),
     )
 }
 

@@ -13,7 +13,7 @@ from training import world
 Json = dict[str, Any]
 SKILL, SYSTEM = "returns", "You work for Harbor Books."
 FIRST = date(2026, 5, 1)  # the date that the policy has when it is compiled, or prefilled
-SECTIONS = 9  # of the policy: 3,900 tokens with the tokenizer of the reversed model
+SECTIONS = 9  # of the policy: 3,964 tokens with the tokenizer of the model that ships
 ROWS = 4  # values that a rule has outcomes for
 CUE = world.REASON_CUE
 WAYS = ("erratum", "edited", "said")  # by `notes`; in the policy; after the policy, as an erratum would be
