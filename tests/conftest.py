@@ -58,14 +58,6 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 
 
 @pytest.fixture(scope="session")
-def reversed_model() -> Path:
-    """A model that looks a field up when it is asked; the one that ships takes notes while it reads."""
-    from bench.reversed_model import REVERSED
-
-    return REVERSED
-
-
-@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The file of SmolLM2, which `make test` installs."""
     from importlib.metadata import PackageNotFoundError, distribution

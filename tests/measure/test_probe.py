@@ -126,16 +126,6 @@ def test_where_the_shipped_model_decides(report: Probe, returns: Segment) -> Non
     assert report.windows[0].prefix == report.windows[0].alone == pytest.approx(report.field_only)
 
 
-def test_where_the_reversed_model_decides(reversed_model: Path) -> None:
-    """On the field's own rows, which are looked up when it is asked; the rows after them alone change nothing."""
-    with Workspace(reversed_model, ContextOptions(n_ctx=512, n_threads=1)) as workspace:
-        skill = compile_skill(workspace, load_skill(SAMPLES / "returns"))
-        found = probe(Mixes(workspace, skill, "date", "2026-07-01", question=QUESTION, choices=CHOICES), window=8)
-    assert found.field_only > 0.9 and abs(found.after_only) < 0.1
-    assert found.reach(0.5) == found.reach(0.9) == found.field_tokens == 5
-    assert found.best is not None and abs(found.best.alone) < 0.1
-
-
 def test_windows_tile_the_text_from_the_field_on(report: Probe, returns: Segment) -> None:
     """Windows follow each other in tokens and characters up to the end, and none holds both field and other tokens."""
     first, *_, last = report.windows
