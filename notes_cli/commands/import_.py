@@ -1,4 +1,4 @@
-"""`notes import`: segments that others compiled into the library, checked by computing some of their rows again."""
+"""`notes import`: segments that others compiled into the library, checked by computing their rows again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command("import")
 @click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|FOLDER...")
 @click.option("--name", metavar="NAME", help="Name in the library.  [default: the segment's own]")
-@click.option("--trust", is_flag=True, help="Import the rows without computing any of them again to compare.")
+@click.option("--trust", is_flag=True, help="Import the rows without computing them again to compare.")
 @click.option("-f", "--force", is_flag=True, help="Replace a skill of that name that came from elsewhere.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the paths alone, and no progress.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
@@ -31,10 +31,9 @@ def command(
 ) -> int:
     """Take compiled skills that others exported into the library: segment files, or all in a FOLDER.
 
-    Checksums find damage, not forgery. So up to 64 tokens of each, drawn by chance, are decoded again with your model,
-    each after the file's own rows before it, and compared; what is not what your model computes is refused. --trust
-    leaves that out. A segment of another model, or one that cannot be checked on yours, is compiled from its text
-    instead, and a line says so.
+    Checksums find damage, not forgery. So the rows of each are computed again with your model and compared, K and V of
+    all tokens in all layers; what is not what your model computes is refused. That takes as long as a compile: --trust
+    leaves it out. A segment of another model is compiled from its text instead, and a line says so.
 
     \b
     Examples:
@@ -117,6 +116,6 @@ def _told(found: Imported, trust: bool) -> str:
         return what + f"compiled from its text: {'; '.join(found.reasons)}"
     checked = "imported without a check"
     if not trust:
-        checked = f"imported; the rows of {found.checked}, computed again, differ by {found.farthest:.1%} at most"
+        checked = f"imported; its rows, computed again, differ by {found.farthest:.1%} at most"
     more = "; the influence of its fields was measured elsewhere, and is left out" if found.dropped else ""
     return what + checked + more

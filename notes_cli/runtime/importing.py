@@ -1,38 +1,30 @@
-"""Taking over segments that others compiled: what checksums cannot tell is computed again, in samples.
+"""Taking over segments that others compiled: what checksums cannot tell is computed again, and compared.
 
-A checksum finds damage, not forgery. So the rows of the file are placed where they were compiled, some tokens, drawn by
-chance, are decoded again in their places, and their new rows are compared with those of the file: a row is checked
-against all those before it. Where the model is another one, the text is compiled instead.
+A checksum finds damage, not forgery. A row follows from all tokens before it, in every layer, so whether a single one
+is wrong only a prefill of the whole text can tell (rows.py): an import takes as long as a compile. A sample would be
+quicker, but of 64 tokens in 1,500 it finds a wrong row one time in 23. Who trusts where a file came from can leave the
+check out. Where the model is another one, the text is compiled instead.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 import notes_cli
 from notes_cli.editing.change import field_spans
-from notes_cli.engine.segment import LayerRows, Segment, floats
+from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, Help, Progress, Say, SegmentError, TakenError
 from notes_cli.images import read_picture
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.runtime.compiling import pinned
 from notes_cli.runtime.keeping import compile_to_library, taken
+from notes_cli.runtime.rows import RowCheck, check_rows
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Field, Skill
-
-SAMPLES = 64  # tokens that are computed again
-# A row's distance from the one computed here, relative to its length, of the layer where that is largest. What another
-# build or device computes differs by rounding (with flash attention and without, 0.012 on average on the model that
-# ships: tests/runtime/test_importing.py); an expert that is chosen by a hair's breadth may be another one.
-FARTHEST = 0.5  # of any row
-MEAN = 0.1  # over the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +37,7 @@ class Imported:
     how: str  # "rows", "text", "kept": it was there already
     reasons: tuple[str, ...] = ()  # why the text was compiled
     checked: int = 0  # tokens that were computed again
-    farthest: float = 0.0  # the largest relative distance of their rows
+    farthest: float = 0.0  # the largest distance of their rows, relative to the length of a row
     dropped: bool = False  # the influence of its fields was measured elsewhere, and is not believed
 
 
@@ -61,9 +53,9 @@ def import_segment(
 ) -> Imported:
     """Take a segment file into the library.
 
-    `trust`: its rows are taken over without computing any of them again. `force`: in place of a text that came from
-    elsewhere. Raise SegmentError for one that is damaged or not what this model computes, TakenError for a name that
-    another text has.
+    `trust`: its rows are taken over without computing them again. `force`: in place of a text that came from elsewhere.
+    Raise SegmentError for one that is damaged or not what this model computes, TakenError for a name that another text
+    has.
     """
     segment = open_segment(source)
     if segment.tools:
@@ -75,37 +67,28 @@ def import_segment(
         workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     why = differences(workspace, segment)
     if not why and not trust:
-        why = ["rows of an image cannot be checked one by one"] if segment.media else _uncheckable(workspace)
+        why = ["its images are looked at again"] if segment.media else []
     if why:
         made = compile_to_library(
             workspace, skill, force=force, progress=progress, blocks=len(segment.blocks) or 1, kv=segment.kv, say=say
         )
         return Imported(skill.name, made.path, made.tokens, "text" if made.reasons else "kept", tuple(why))
     workspace.measure_rotation()
-    drawn = [] if trust else draw(len(segment))
-    try:
-        errors = recomputed(workspace, segment, drawn) if drawn else np.zeros(1, np.float32)
-    except EngineError as error:  # rows that are no numbers, or of other shapes
-        raise SegmentError(f"{source} cannot be used: {error.what}", error.remedy) from error
-    farthest = float(errors.max())
-    if not (farthest <= FARTHEST and float(errors.mean()) <= MEAN):  # NaN is not
-        raise SegmentError(
-            f"{source} does not hold what this model computes: of {len(drawn)} tokens computed again the rows are off "
-            f"by {errors.mean():.2g} on average, {farthest:.2g} at most. Somebody forged it, or computed it otherwise",
-            Help.COMPILE_SEGMENT(path=source),
-        )
     with workspace.library.compiling(skill.name, workspace.identity, say=say) as path:
         taken_by = None if force else taken(workspace, skill)
         if taken_by:
             raise TakenError(taken_by, Help.OTHER_NAME_OR_FORCE())
         if not force and _there(path, segment):
             return Imported(skill.name, path, len(segment), "kept")
+        found = RowCheck(0, 0, 0.0) if trust else _checked(workspace, source, segment, progress)
         spans = segment.fields if segment.media else field_spans(workspace.model, skill, segment.tokens)
         influence = segment.influence if trust else {}
         own = replace(segment, name=skill.name, fields=spans, influence=influence, source="", stamp=(), prefill=None)
+        if found.unchecked:  # how a recurrent state goes on through it
+            own = replace(own, carry=None)
         write_segment(path, own, writer=f"notes {notes_cli.__version__}")
     dropped = bool(segment.influence) and not trust
-    return Imported(skill.name, path, len(segment), "rows", (), len(drawn), farthest, dropped)
+    return Imported(skill.name, path, len(segment), "rows", (), found.tokens, found.farthest, dropped)
 
 
 def differences(workspace: Workspace, segment: Segment) -> list[str]:
@@ -122,53 +105,19 @@ def differences(workspace: Workspace, segment: Segment) -> list[str]:
     return found
 
 
-def draw(tokens: int) -> list[int]:
-    """Tokens to compute again, ascending: nobody can know beforehand which."""
-    count = min(SAMPLES, tokens)
-    return sorted(secrets.SystemRandom().sample(range(tokens), count))
-
-
-def recomputed(workspace: Workspace, segment: Segment, drawn: Sequence[int]) -> NDArray[np.float32]:
-    """Of each of these tokens: how far its rows in the file are from those computed now, the largest over the layers,
-    relative to their length, [len(drawn)]."""
-    errors: list[float] = []
-    left = len(segment.context)
-    for first, last in segment.spans:  # of one that was compiled in blocks each has seen the left context alone
-        here = [token for token in drawn if first <= token < last]
-        if not here:
-            continue
-        part = segment.slice(first, last)
-        with workspace.scratch(left + len(part)) as notebook:
-            notebook.append(segment.context)
-            notebook.flush()
-            notebook.splice(part)
-            notebook.rewrite([left + token - first for token in here], segment.tokens[here])
-            rows = notebook.context.read(notebook.sequence, left, len(part), base=part.base, dtype=segment.row_type)
-        places = [token - first for token in here]
-        errors += _farthest(part.layers, rows, places).tolist()
-    return np.array(errors, np.float32)
-
-
-def _farthest(there: Sequence[LayerRows], here: Sequence[LayerRows], places: Sequence[int]) -> NDArray[np.float32]:
-    worst = np.zeros(len(places), np.float32)
-    for old, new in zip(there, here, strict=True):
-        for before, now in ((old.k, new.k), (old.v, new.v)):
-            a, b = floats(before[places]), floats(now[places])
-            if not a.size:
-                continue
-            length = np.maximum(np.linalg.norm(b, axis=1), 1e-6)
-            # NaN, of rows that are no numbers, stays
-            worst = np.maximum(worst, np.linalg.norm(a - b, axis=1) / length)
-    return worst
-
-
-def _uncheckable(workspace: Workspace) -> list[str]:
-    """Why no rows of this model can be computed again in place, in words."""
-    for operation in ("splice", "rewrite"):
-        why = workspace.context.supports(operation)
-        if why:
-            return [f"its rows cannot be checked on this model: {why}"]
-    return []
+def _checked(workspace: Workspace, source: Path, segment: Segment, progress: Progress | None) -> RowCheck:
+    """The rows of a file compared with a prefill. Raise SegmentError for what this model does not compute."""
+    try:
+        found = check_rows(workspace, segment, progress=progress)
+    except EngineError as error:  # rows that are no numbers, or of other shapes
+        raise SegmentError(f"{source} cannot be used: {error.what}", error.remedy) from error
+    if not found.right:
+        raise SegmentError(
+            f"{source} does not hold what this model computes: {found.reason}. Somebody forged it, or computed it "
+            "otherwise",
+            Help.COMPILE_SEGMENT(path=source),
+        )
+    return found
 
 
 def _there(path: Path, segment: Segment) -> bool:

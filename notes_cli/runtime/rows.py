@@ -16,7 +16,7 @@ broken tensor, or half of them, do not raise it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -52,9 +52,9 @@ class WrongRows:
     """Rows of one tensor of one layer that are not what this model computes.
 
     `tensor` is one of NAMES, or TRANSITION for how a recurrent state goes on through the segment. `first`, `last`: from
-    which token to which they are, the last one excluded; those of the left context are negative. `count`: how many between them are wrong. `error`: the
-    farthest one's distance, relative to its length, and `bar`: how far rounding can move it. `position`: where the
-    segment was placed; None for its rows as the file has them.
+    which token to which they are, the last one excluded; those of the left context are negative. `count`: how many of
+    these are wrong. `error`: the farthest one's distance, relative to its length, and `bar`: how far rounding can move
+    it. `position`: where the segment was placed; None for its rows as the file has them.
     """
 
     layer: int
@@ -73,6 +73,8 @@ class WrongRows:
         some = "" if self.count == self.last - self.first else f" ({self.count} of them)"
         place = "" if self.position is None else f", placed at position {self.position:,}"
         far = f"off by {self.error:.2g}, where rounding explains {self.bar:.2g}"
+        if not np.isfinite(self.error):
+            far = "no numbers, or infinite"
         return f"layer {self.layer}, {self.tensor}{tokens}{some}{place}: {far}"
 
 
@@ -90,6 +92,12 @@ class RowCheck:
     @property
     def right(self) -> bool:
         return not self.wrong
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, in one line; empty where nothing is."""
+        more = f", and {len(self.wrong) - 1} more" if len(self.wrong) > 1 else ""
+        return f"{self.wrong[0]}{more}" if self.wrong else ""
 
 
 def check_rows(
@@ -273,7 +281,8 @@ def _computed(workspace: Workspace, notebook: Notebook, segment: Segment, progre
         with context.capturing(notebook.sequence) as captured:
             notebook.append(segment.tokens[seam:end])
             notebook.flush(progress)
-            transitions = captured()
+            with suppress(EngineError):  # then they stay unchecked
+                transitions = captured()
         notebook.append(segment.tokens[end:])
     else:
         notebook.append(segment.tokens)
