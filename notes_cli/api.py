@@ -375,13 +375,14 @@ class Model(_Awaited):
         force: bool = False,
         listener: Listener = SILENT,
     ) -> Imported:
-        """Take a segment file that somebody else compiled into the library: a sample of its rows is computed again and
-        compared, unless you `trust` it; where it is another model's, its text is compiled. Raise SegmentError for one
-        that is damaged, or not what this model computes, TakenError for a name that another text has, unless `force`d.
+        """Take a segment file that somebody else compiled into the library: all of its rows are computed again and
+        compared, which takes as long as a compile, unless you `trust` it; where it is another model's, its text is
+        compiled. Raise SegmentError for one that is damaged, or not what this model computes, TakenError for a name
+        that another text has, unless `force`d.
         """
         from notes_cli.runtime.importing import import_segment
 
-        with listener.watch(f"compiling {Path(source).name}", later=True) as update:
+        with listener.watch(f"computing {Path(source).name}", later=True) as update:
             return import_segment(
                 *(self.workspace, Path(source)),
                 name=name,
