@@ -100,7 +100,7 @@ def entry_why(entry: Entry) -> str:
 
     if entry.kind == TRACE:
         return "what comes after it may carry notes of it"
-    return entry.origin.sentence or (edited(entry.origin) if entry.kind == "edit" else why(entry.origin))
+    return edited(entry.origin) if entry.kind == "edit" else why(entry.origin)
 
 
 def expected(cause: Cause, where: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.faults import containers
 from bench.faults.frame import ACCEPTED, FOUND, REFUSED, Budget, Row, Verdict, chance, tried
-from bench.faults.ledgers import begun, contradicted, ground, lied
+from bench.faults.ledgers import begun, contradicted, ground, lied, vouching
 from bench.faults.mutate import bytes_changed
 from bench.faults.parts import UnreadableError, apart, vouched
 from bench.faults.stage import Stage
@@ -23,7 +23,7 @@ from notes_cli.errors import SessionError
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.ledger import read_ledger
-from notes_cli.sessions.listing import LEDGER
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 TITLE = (
     "Exports of sessions, mutated: bytes; members with absolute paths, `..`, links, devices, pipes, folders, "
@@ -73,6 +73,8 @@ class Archives:
         for _ in range(rng.choice((1, 1, 2))):
             trick = rng.choice(TRICKS)
             trick(rng, members, self.members)
+        if rng.random() < 0.7:
+            _vouch(members)
         return rng.choice((*[put_together] * 8, *WRAPPED))(members)
 
     def _judged(self, data: bytes) -> Verdict:
@@ -107,7 +109,7 @@ class Archives:
             return why
         for path in self._written():
             mode = path.lstat().st_mode
-            if path.parent != stored.folder or path.name not in (LEDGER, *ledger.kept):
+            if path.parent != stored.folder or path.name not in (LEDGER, HEAD, *ledger.kept):
                 return f"{path} was written"
             if not stat.S_ISREG(mode) or stat.S_IMODE(mode) != 0o600 or path.stat().st_nlink != 1:
                 return f"{path.name} has the mode {oct(mode)}"
@@ -288,6 +290,15 @@ def _hostile_rows(rng: random.Random, members: Members, others: list[Members]) -
         data = bytes_changed(rng, data, [data])
     members[at] = (members[at][0], data)
     members[at][0].size = len(data)
+
+
+def _vouch(members: Members) -> None:
+    """Have the ledger name the files as they are now."""
+    for at, (info, data) in enumerate(members):
+        if info.name == LEDGER and info.size == len(data):
+            data = vouching(data, {info.name: rows for info, rows in members})
+            members[at] = (info, data)
+            info.size = len(data)
 
 
 Trick = Callable[[random.Random, Members, list[Members]], None]

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
 from bench.faults.mutate import bytes_changed, text_changed, twisted
-from bench.faults.parts import apart
+from bench.faults.parts import UnreadableError, apart
 from bench.faults.stage import ANSWER, TEXT, Stage
 from notes_cli.engine.pieces import Reason
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.ledger import Ledger, LedgerError, read_ledger
+from notes_cli.sessions.ledger import Ledger, LedgerError, chained, read_ledger
 from notes_cli.sessions.lines import ROWS
-from notes_cli.sessions.listing import LEDGER
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 TITLE = (
     "Ledgers of sessions, mutated in their bytes, in the JSON of a line (other types, numbers out of range, parts left "
-    "out or doubled), in the order of their lines, and with other token ids in the ledger and its rows alike; each is "
-    "read, every twentieth is shown, taken back, forked, exported and asked on."
+    "out or doubled), in the order of their lines, and with other token ids in the ledger and its rows alike, most "
+    "with right checksums; each is read, every twentieth is shown, taken back, forked, exported and asked on."
 )
 FAILS = (
     "a traceback, a signal, more than 10 s, an answer other than one clear line, or a wrong accept: a ledger is taken "
@@ -65,6 +66,7 @@ class Ledgers:
         home = self.stage.copied(self.home, "home")
         folder = home / "sessions" / "mine"
         (folder / LEDGER).write_bytes(data)
+        (folder / HEAD).unlink()
         if number % 2:
             agree(folder)
         commands: Sequence[list[str]] = (
@@ -157,7 +159,7 @@ def contradicted(ledger: Ledger) -> str:
         return "the first line"
     for entry in state.entries:
         origin = entry.origin
-        words = (entry.kind, entry.name, entry.text, entry.how, origin.detail, origin.selected, origin.sentence)
+        words = (entry.kind, entry.name, entry.text, entry.how, origin.detail, origin.selected)
         numbers = (origin.moved, origin.rewritten, origin.blocks, origin.passed)
         if (
             not all(isinstance(word, str) for word in words)
@@ -186,10 +188,7 @@ def lied(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
     way = rng.randrange(10)
     if way < 2:
         return bytes_changed(rng, data, others)
-    try:
-        lines = [json.loads(line) for line in data.splitlines()]
-    except (ValueError, RecursionError):  # a mutant already
-        lines = []
+    lines = opened(data)
     if not lines:
         return bytes_changed(rng, data, others)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -199,14 +198,37 @@ def lied(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
         elif way == 6:
             _retold(rng, lines)
         elif way == 7:
-            lines = _reordered(rng, lines, [json.loads(line) for line in rng.choice(others).splitlines()])
+            lines = _reordered(rng, lines, opened(rng.choice(others)) or lines)
         elif way == 8:
             lines[at] = _renumbered(rng, lines[at])
         else:
             lines[at] = _reworded(rng, lines[at])
-    return b"".join(
-        json.dumps(line, ensure_ascii=rng.random() < 0.5).encode(errors="replace") + b"\n" for line in lines
-    )
+    return chained(json.dumps(line, ensure_ascii=rng.random() < 0.5).encode(errors="replace") for line in lines)
+
+
+def opened(data: bytes) -> list[Any]:
+    """The lines of a ledger without their checksums, right or wrong; none of what is a mutant already."""
+    try:
+        lines = [json.loads(line) for line in data.splitlines()]
+    except (ValueError, RecursionError):
+        return []
+    for line in lines:
+        if isinstance(line, dict):
+            line.pop("checksum", None)
+    return lines
+
+
+def vouching(data: bytes, rows: Mapping[str, bytes]) -> bytes:
+    """The ledger with the checksums of these files of rows, as a forger would have it; a mutant as it is."""
+    lines = opened(data)
+    if not all(isinstance(line, dict) for line in lines):
+        return data
+    for line in lines:
+        name = line.get("rows")
+        if isinstance(name, str) and name in rows:
+            with suppress(UnreadableError):
+                line["rows_checksum"] = apart(rows[name]).text("notes.checksum.head")
+    return chained(json.dumps(line, ensure_ascii=False).encode(errors="replace") for line in lines) if lines else data
 
 
 def _reordered(rng: random.Random, lines: list[Any], others: list[Any]) -> list[Any]:
@@ -269,3 +291,5 @@ def agree(folder: Path) -> None:
                 ids[row] = token.to_bytes(4, "little")
         tensor.data = b"".join(ids)
         path.write_bytes(parts.seal())
+    files = {path.name: path.read_bytes() for path in folder.glob("*.gguf")}
+    (folder / LEDGER).write_bytes(vouching((folder / LEDGER).read_bytes(), files))

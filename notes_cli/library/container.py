@@ -58,7 +58,7 @@ from notes_cli.library.info import (
 )
 from notes_cli.library.metadata import MAGIC, Cursor, FormatError, ShortError, begin, read_metadata
 
-__all__ = ["SegmentInfo", "open_segment", "open_stored", "peek", "write_segment"]
+__all__ = ["SegmentInfo", "checksum_of", "open_segment", "open_stored", "peek", "write_segment"]
 
 NO_DIGEST = "0" * 32
 HEAD_SUM = "notes.checksum.head"
@@ -72,8 +72,11 @@ ROWS_NAME = expression(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[r
 NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
 
 
-def write_segment(path: Path, segment: Segment, *, writer: str = "notes", created: str | None = None) -> None:
-    """Write the segment to `path`, all or nothing, mode 0600. Raise UnwritableError if the disk refuses."""
+def write_segment(path: Path, segment: Segment, *, writer: str = "notes", created: str | None = None) -> str:
+    """Write the segment to `path`, all or nothing, mode 0600. Return the checksum of its head (`checksum_of`).
+
+    Raise UnwritableError if the disk refuses.
+    """
     tensors = _tensors(small(segment))
     values: dict[str, str | int] = {"general.architecture": "notes"}
     values |= {f"notes.{key}": value for key, value in metadata(segment, writer, created).items()}
@@ -86,7 +89,7 @@ def write_segment(path: Path, segment: Segment, *, writer: str = "notes", create
                 for tensor in tensors.values():
                     file.write(tensor.reshape(-1).view(np.uint8).data)
                     file.write(bytes(padded(tensor.nbytes) - tensor.nbytes))
-            _seal(temporary)
+            return _seal(temporary)
     except OSError as error:
         raise UnwritableError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
 
@@ -165,6 +168,12 @@ def peek(path: Path) -> SegmentInfo:
     with _saying(path), path.open("rb", buffering=0) as file:
         info = _card(path, *_read(file))
         return replace(info, tokens=info.tokens.copy(), context=info.context.copy())  # all else can be freed
+
+
+def checksum_of(path: Path) -> str:
+    """The checksum of the file's head, which holds those of all that follows. Errors as in open_segment."""
+    with _saying(path), path.open("rb", buffering=0) as file:
+        return str(_read(file)[1].metadata[HEAD_SUM])
 
 
 class _FileRows(Stored):
@@ -290,14 +299,15 @@ def _tensor_sum(tensor: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def _seal(path: Path) -> None:
-    """Put the checksum of the head in its place. It is last, so that it covers all the others."""
+def _seal(path: Path) -> str:
+    """Put the checksum of the head in its place, and return it. It is last, so that it covers all the others."""
     with path.open("rb+") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             head = read_head(view)
             digest = _head_sum(view, head)
         file.seek(head.value_offset[HEAD_SUM])
         file.write(digest.encode())
+    return digest
 
 
 # ---- reading

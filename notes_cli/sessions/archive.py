@@ -7,7 +7,6 @@ the session appears only after all of it has been checked.
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -18,9 +17,9 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, Help, SegmentError, SessionError, reason
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing, sync_folder
-from notes_cli.library.container import open_segment
+from notes_cli.library.container import checksum_of, open_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions, clear
-from notes_cli.sessions.ledger import FORMAT, Ledger, LedgerError, NewerError, line_bytes, read_ledger
+from notes_cli.sessions.ledger import FORMAT, FormatError, Ledger, LedgerError, read_ledger, sealed
 from notes_cli.sessions.listing import LEDGER
 from notes_cli.text import names
 
@@ -99,6 +98,7 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
                 clear(there.folder)
             folder.rename(there.folder)
             sync_folder(sessions.folder)
+            sessions.find(name).write_head()
         except ArchiveError as error:
             raise SessionError(f"{title} is not an export of a session: {error}. Nothing was changed") from error
         except SegmentError as error:
@@ -112,9 +112,8 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
 
 def _portable(stored: SessionFolder) -> bytes:
     """The ledger without the folder of its model, which is nobody else's business."""
-    first, _, rest = stored.ledger.read_bytes()[: stored.end].partition(b"\n")
-    header = json.loads(first)
-    return line_bytes({**header, "model": Path(header["model"]).name}) + rest
+    first, *lines = read_ledger(stored.ledger.read_bytes()[: stored.end]).lines
+    return sealed([{**first, "model": Path(first["model"]).name}, *lines])
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
@@ -150,10 +149,10 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
 def _ledger(data: bytes) -> Ledger:
     try:
         return read_ledger(data)
-    except NewerError as error:
+    except FormatError as error:
         raise ArchiveError(f"it has format {error}, this version of notes reads {FORMAT}") from error
     except LedgerError as error:
-        raise ArchiveError("its ledger is damaged") from error
+        raise ArchiveError(f"its ledger is damaged: {error}") from error
 
 
 def _next(source: BinaryIO) -> tarfile.TarInfo | None:
@@ -200,9 +199,11 @@ def _check_complete(ledger: Ledger, there: set[str]) -> None:
 def _check_rows(path: Path, ledger: Ledger) -> None:
     """Raise SegmentError or ArchiveError unless the file is sound and holds rows of the tokens that the ledger says."""
     try:
-        segment = open_segment(path)
+        segment, checksum = open_segment(path), checksum_of(path)
     except DamagedError as error:
         raise ArchiveError(f"{path.name} in it is damaged") from error
+    if checksum != ledger.state.checksums.get(path.name):
+        raise ArchiveError(f"{path.name} in it is not the file that the ledger names")
     if segment.pinned != ledger.header.pinned or segment.identity.differences(ledger.header.identity):
         raise ArchiveError(f"{path.name} in it is of another model")
     if not ledger.header.pinned and not _fits(segment, path.name, ledger):

@@ -12,11 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from notes_cli.errors import HeldSessionError, Help, NotesError, SessionError
-from notes_cli.library import private
 from notes_cli.library.check import Finding, Told, modes
 from notes_cli.sessions.archive import faults
 from notes_cli.sessions.folder import SessionFolder, Sessions, clear
-from notes_cli.sessions.listing import LEDGER
+from notes_cli.sessions.listing import HEAD
 from notes_cli.text import names
 
 IMPORT = re.compile(r"\.(?P<name>.+)\.import")
@@ -40,7 +39,7 @@ def check_sessions(sessions: Sessions, told: Told = lambda size: None) -> Iterat
 
 def _session(sessions: Sessions, stored: SessionFolder) -> Iterator[Finding]:
     """One that this process holds. It is let go before anything is mended."""
-    for path in (stored.ledger, *(stored.folder / name for name in stored.kept())):
+    for path in (stored.ledger, stored.folder / HEAD, *(stored.folder / name for name in stored.kept())):
         yield from modes(path)
     for path, why in faults(stored):
         yield Finding("damaged", path, f"session {stored.name}: {why}", Help.UNDO(name=stored.name))
@@ -50,18 +49,26 @@ def _session(sessions: Sessions, stored: SessionFolder) -> Iterator[Finding]:
             held.sweep()
         return "removed it"
 
+    def trim() -> str:
+        with sessions.locked(stored.name) as held:
+            held.trim()
+        return "cut it off"
+
     for path in stored.unneeded():
         yield Finding("leftover", path, f"session {stored.name} does not need it", mend=sweep)
+    if stored.torn:
+        what = f"its last {stored.torn} bytes are of a line that was not written to its end"
+        yield Finding("leftover", stored.ledger, what, mend=trim)
 
 
 def _unfinished(sessions: Sessions) -> Iterator[Finding]:
     """Folders of imports and forks that were killed: without a ledger there is no session."""
-    private.check(sessions.folder)
+    known = sessions.names()
     with suppress(FileNotFoundError):
         for path in sorted(path for path in sessions.folder.iterdir() if path.is_dir()):
             match = IMPORT.fullmatch(path.name)
             name = match["name"] if match else path.name
-            if not names.is_name(names.typed(name)) or ((path / LEDGER).exists() and not match):
+            if not names.is_name(names.typed(name)) or (names.typed(name) in known and not match):
                 continue
 
             def remove(path: Path = path, name: str = name, whole: bool = bool(match)) -> str:

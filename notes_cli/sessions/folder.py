@@ -1,8 +1,9 @@
 """Sessions on disk, a folder each: the ledger, and files of rows beside it. Described in docs/format.md.
 
 `ledger.jsonl` says what happened (ledger.py); what it comes to is a State (state.py). Lines are appended to it,
-and it is replaced where something is forgotten. The K/V rows that a line added are in a file of their own, which is
-never changed. Only names of files are known here.
+and it is replaced where something is forgotten. `ledger.head` is written after each line: a ledger that lacks lines
+which it names was damaged, half a line after them is of a write that was interrupted. The K/V rows that a line added
+are in a file of their own, which is never changed. Only names of files are known here.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from itertools import count
@@ -22,23 +23,26 @@ from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.library.lock import HeldError, locked
 from notes_cli.sessions.ledger import (
-    FORGOTTEN,
     FORMAT,
-    IMAGES,
+    CutError,
+    FormatError,
+    Head,
     Header,
     Ledger,
     LedgerError,
-    NewerError,
-    as_bytes,
-    line_bytes,
+    dated,
+    opening,
     read_ledger,
+    sealed,
 )
 from notes_cli.sessions.lines import ROWS, Line
-from notes_cli.sessions.listing import LEDGER, session_names
+from notes_cli.sessions.listing import HEAD, LEDGER, session_names
 from notes_cli.sessions.state import State
 from notes_cli.text import names
 
-OWN = re.compile(rf"{re.escape(LEDGER)}|{ROWS.pattern}|\.({re.escape(LEDGER)}|{ROWS.pattern})\..+\.tmp")
+_NAMES = f"{re.escape(LEDGER)}|{re.escape(HEAD)}|{ROWS.pattern}"
+OWN = re.compile(rf"{_NAMES}|\.({_NAMES})\..+\.tmp")
+READS = 3  # of a ledger and its head that do not agree: another process may have written between the two
 
 
 class SessionFolder:
@@ -51,6 +55,8 @@ class SessionFolder:
         self.lines: list[Line] = []
         self.state = State()
         self.end = 0  # bytes of the ledger that are whole lines
+        self.torn = 0  # bytes after them, of a write that was interrupted
+        self.head = Head(0, "")
         self.closed = False  # its lock was given back
         self._process = os.getpid()  # that may hold it: one that is forked has no lock
         self._read()
@@ -89,31 +95,38 @@ class SessionFolder:
     def commit(self, line: Line, header: Header | None = None) -> None:
         """Append a line: with it, and not before, it has happened. `header` begins the session."""
         self.check_held()
-        data = as_bytes(line, header)
         try:
             if header is not None:
                 with replacing(self.ledger) as temporary:
-                    temporary.write_bytes(data)
+                    temporary.write_bytes(sealed([dated(opening(header)), dated(line)]))
             else:
-                self._append(data)
+                self._append(sealed([dated(line)], self.head.checksum))
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
-        self._read()
-        self.sweep()
+        self._wrote()
 
-    def rewrite(self, lines: Sequence[Line]) -> None:
-        """Replace all lines after the first by these, the last of which is new: all of it, or nothing."""
-        assert lines
+    def rewrite(self, line: Line) -> None:
+        """Replace all lines after the first by this one, or nothing."""
         self.check_held()
-        images = self.lines[0]["format"] >= IMAGES or any(line.get("images") for line in lines)
-        kept = [{**self.lines[0], "format": IMAGES if images else FORGOTTEN}, *lines[:-1]]
+        first = {**self.lines[0], "replaces": self.head.checksum}
         try:
             with replacing(self.ledger) as temporary:
-                temporary.write_bytes(b"".join(map(line_bytes, kept)) + as_bytes(lines[-1]))
+                temporary.write_bytes(sealed([first, dated(line)]))
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
+        self._wrote()
+
+    def _wrote(self) -> None:
+        """A line was written, and has happened whatever becomes of the head: with the next line, that follows."""
         self._read()
+        with suppress(OSError):
+            self.write_head()
         self.sweep()
+
+    def write_head(self) -> None:
+        """Write down how far the ledger reaches. Raise OSError."""
+        with replacing(self.folder / HEAD) as temporary:
+            temporary.write_text(str(self.head), encoding="ascii")
 
     def _append(self, data: bytes) -> None:
         """All of it or nothing: what fails half-way, or cannot be synced, is cut off again."""
@@ -130,6 +143,14 @@ class SessionFolder:
                     file.truncate(self.end)
                 raise
 
+    def trim(self) -> None:
+        """Cut off what a write that was interrupted has left at the end of the ledger."""
+        self.check_held()
+        try:
+            os.truncate(self.ledger, self.end)
+        except OSError as error:
+            raise SessionError(f"cannot write {self.ledger}: {reason(error)}") from error
+
     def undo(self) -> Line:
         """Take back the last line that holds and return it. Raise SessionError if there is none."""
         if not self.state.live:
@@ -145,11 +166,11 @@ class SessionFolder:
 
     def kept(self) -> list[str]:
         """The files of rows that are still needed (Ledger.kept)."""
-        return Ledger(self.header, self.lines, self.state, self.end).kept if self.header else []
+        return Ledger(self.header, self.lines, self.state, self.end, self.head).kept if self.header else []
 
     def unneeded(self) -> list[Path]:
         """The files of ours that no line needs: rows that were undone, files of a process that was killed."""
-        wanted = {LEDGER, *self.kept()}
+        wanted = {LEDGER, HEAD, *self.kept()}
         return [path for path in _own(self.folder) if path.name not in wanted]
 
     def sweep(self) -> None:
@@ -160,23 +181,52 @@ class SessionFolder:
 
     def _read(self) -> None:
         private.check(self.folder)
+        for left in reversed(range(READS)):
+            try:
+                data, head = self._bytes()
+                if data is None:
+                    return
+                self.header, self.lines, self.state, self.end, self.head = read_ledger(data, head)
+                self.torn = len(data) - self.end
+                return
+            except FormatError as error:
+                found = int(str(error))
+                raise SessionError(
+                    f"{self.ledger} has format {found}, this version of notes reads {FORMAT}",
+                    "Update notes" if found > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name),
+                ) from error
+            except CutError as error:
+                if not left:
+                    remedy = Help.PUT_BACK_OR_GO_ON(path=self.folder / HEAD)
+                    raise SessionError(f"the ledger of session {self.name} is damaged: {error}", remedy) from error
+            except LedgerError as error:
+                remedy = Help.PUT_BACK_OR_REMOVE(name=self.name)
+                raise SessionError(f"the ledger of session {self.name} is damaged: {error}", remedy) from error
+
+    def _bytes(self) -> tuple[bytes | None, Head | None]:
+        """What is in the ledger, None where there is no session yet, and in the head, None without one. The head is
+        read first, so that what another process writes meanwhile is not taken for damage.
+
+        Raise SessionError for what cannot be read, and where one of the two is lost or no such file.
+        """
+        path, head = self.folder / HEAD, None
         try:
-            for path in _own(self.folder):
-                private.check_file(path)
-            data = self.ledger.read_bytes()
+            for own in _own(self.folder):
+                private.check_file(own)
+            with suppress(FileNotFoundError):
+                head = Head.read(path.read_text(encoding="ascii", errors="replace"))
+                if head is None:
+                    what = f"{path} is damaged: it must be a number of lines and a checksum"
+                    raise SessionError(what, Help.REMOVE_FILE(path=path))
+            path = self.ledger
+            return path.read_bytes(), head
         except FileNotFoundError:
-            return
+            if head is None:
+                return None, None
+            what = f"the ledger of session {self.name} is missing: {self.ledger}"
+            raise SessionError(what, Help.PUT_BACK_OR_REMOVE(name=self.name)) from None
         except OSError as error:
-            raise SessionError(f"cannot read {self.ledger}: {reason(error)}") from error
-        try:
-            self.header, self.lines, self.state, self.end = read_ledger(data)
-        except NewerError as error:
-            raise SessionError(
-                f"{self.ledger} has format {error}, this version of notes reads {FORMAT}", "Update notes"
-            ) from error
-        except LedgerError as error:
-            remedy = Help.REMOVE_SESSION(path=self.ledger, name=self.name)
-            raise SessionError(f"the ledger of session {self.name} is damaged", remedy) from error
+            raise SessionError(f"cannot read {path}: {reason(error)}") from error
 
 
 class Sessions:
@@ -262,11 +312,12 @@ class Sessions:
                         _link(stored.folder / rows, fork.folder / rows)
                 with replacing(fork.ledger) as temporary:  # last: with it, there is a session
                     temporary.write_bytes(stored.ledger.read_bytes()[: stored.end])
+                fork._read()
+                fork.write_head()
             except OSError as error:
                 with suppress(OSError):
                     clear(fork.folder)
                 raise SessionError(f"cannot write {fork.folder}: {reason(error)}. Nothing was changed") from error
-            fork._read()
             yield fork
 
     def known(self, *wanted: str) -> list[str]:
@@ -297,8 +348,9 @@ class Sessions:
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of a session, the ledger first: without it, there is no session. Then the folder, unless it
-    holds something else. Raise OSError."""
+    """Remove the files of a session, head and ledger first: without them, there is no session. Then the folder, unless
+    it holds something else. Raise OSError."""
+    (folder / HEAD).unlink(missing_ok=True)
     (folder / LEDGER).unlink(missing_ok=True)
     for path in _own(folder):
         path.unlink(missing_ok=True)

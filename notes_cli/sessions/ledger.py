@@ -1,24 +1,31 @@
 """A ledger's bytes: its first line, the lines after it, and reading them back. Described in docs/format.md.
 
 A line for each turn, edit, compaction, forgetting and undo. Lines are appended, but for a forgetting, after which a
-ledger may begin with what was left. It knows neither llama.cpp nor files.
+ledger may begin with what was left. Each line ends with a checksum over itself and the checksum of the line before it,
+so that a line that was changed, moved, left out or taken from another ledger is found. What was cut off at the end is
+found by the head: the number of lines and the last checksum, kept beside the ledger and written after it. It knows
+neither llama.cpp nor files.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import datetime, timezone
+from hashlib import sha256
 from typing import NamedTuple
 
 from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
+from notes_cli.expressions import expression
 from notes_cli.sessions.lines import Line, text_of
 from notes_cli.sessions.state import State, fold
 
-FORMAT = 4  # changes when an older version would read a newer ledger wrongly
-BEGUN = 2  # the format until something is forgotten, which older versions do not know
-FORGOTTEN, IMAGES = 3, 4  # the formats from then on, and with an image
+FORMAT = 5  # changes when an older version would read a newer ledger wrongly
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
+DIGITS = 16  # of a checksum
+SEAL = len(', "checksum": ""}') + DIGITS  # bytes that end a line
+HEAD_LINE = expression(r"([1-9][0-9]{0,8}) ([0-9a-f]{16})\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +38,31 @@ class Header:
     model: str  # path of the model's file, for people
 
 
+class Head(NamedTuple):
+    """How far a ledger reaches: the number of its lines, and the checksum of the last one."""
+
+    lines: int
+    checksum: str
+
+    def __str__(self) -> str:
+        return f"{self.lines} {self.checksum}\n"
+
+    @classmethod
+    def read(cls, text: str) -> Head | None:
+        """What `str` of one has written; None for anything else."""
+        match = HEAD_LINE.fullmatch(text)
+        return cls(int(match[1]), match[2]) if match else None
+
+
 class Ledger(NamedTuple):
-    """What a ledger's file holds: the first line, all lines, what they come to, and how many bytes are whole lines."""
+    """What a ledger's file holds: the first line, all lines, what they come to, how many bytes are whole lines, and
+    its head."""
 
     header: Header
     lines: list[Line]
     state: State
     end: int
+    head: Head
 
     @property
     def kept(self) -> list[str]:
@@ -47,47 +72,109 @@ class Ledger(NamedTuple):
 
 
 class LedgerError(ValueError):
-    """Bytes that are not a ledger."""
+    """Bytes that are not a ledger, and why."""
 
 
-class NewerError(LedgerError):
-    """A ledger in a format that this version does not know."""
+class CutError(LedgerError):
+    """A ledger whose lines are sound, and not those that its head names: some are missing, or it is another one."""
 
 
-def read_ledger(data: bytes) -> Ledger:
-    """Raise LedgerError where it is damaged."""
+class FormatError(LedgerError):
+    """A ledger in a format that this version does not read; the message is that format."""
+
+
+def read_ledger(data: bytes, head: Head | None = None) -> Ledger:
+    """What a ledger says. Bytes after its last whole line are of a write that did not end, and not read.
+
+    `head` is what is known of it; without one, lines that are missing at the end are not found.
+    Raise LedgerError where it is damaged, CutError where all lines are sound and not those that `head` names.
+    """
     end = data.rfind(b"\n") + 1
+    whole = data[:end].split(b"\n")[:-1]
+    _check_format(data.partition(b"\n")[0])
+    lines: list[Line] = []
+    checksums: list[str] = []
+    for number, written in enumerate(whole, 1):
+        content, checksum = _opened(written, checksums[-1] if checksums else "", number)
+        lines.append(content)
+        checksums.append(checksum)
+    if len(lines) < 2:  # a session begins with two
+        raise LedgerError(_missing(len(lines), end < len(data)) if data else "it is empty")
     try:
-        lines = [json.loads(line) for line in data[:end].split(b"\n")[:-1]]
-        first = lines[0]
-        if first["format"] > FORMAT:
-            raise NewerError(str(first["format"]))
         for line in lines:
             datetime.strptime(text_of(line, "time"), TIME)
+        first = lines[0]
         identity = Identity.from_dict({key: text_of(first["identity"], key) for key in first["identity"]})
         header = Header(identity, text_of(first, "cache"), first["whole"] is True, text_of(first, "model"))
-        return Ledger(header, lines, fold(lines[1:]), end)
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
-        raise LedgerError from error
-    except LedgerError:
-        raise
-    except ValueError as error:
-        raise LedgerError from error
+        replaced = text_of(first, "replaces") if "replaces" in first else ""
+        ledger = Ledger(header, lines, fold(lines[1:]), end, Head(len(lines), checksums[-1]))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise LedgerError("its lines contradict each other") from error
+    if head and head.checksum != replaced and head.checksum not in checksums:
+        if len(lines) < head.lines:
+            raise CutError(f"{_missing(len(lines), end < len(data))} of {head.lines}")
+        raise CutError("its lines are not those that were written last")
+    return ledger
 
 
-def as_bytes(line: Line, header: Header | None = None) -> bytes:
-    """A line as it is appended now; `header` begins the ledger."""
-    now = datetime.now(timezone.utc).strftime(TIME)
-    lines: list[Line] = [{**line, "time": now}]
-    if header is not None:
-        lines.insert(
-            0, {"op": "open", "format": IMAGES if line.get("images") else BEGUN, **_as_line(header), "time": now}
-        )
-    return b"".join(map(line_bytes, lines))
+def _check_format(line: bytes) -> None:
+    """Raise FormatError where the first line says another one."""
+    try:
+        found = json.loads(line)["format"]
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+        return  # refused with the reason when it is read
+    if type(found) is int and found != FORMAT:
+        raise FormatError(str(found))
 
 
-def _as_line(header: Header) -> Line:
+def _missing(lines: int, torn: bool) -> str:
+    """Which line a ledger ends before, or in."""
+    return f"it ends within line {lines + 1}" if torn else f"it ends after line {lines}"
+
+
+def _opened(line: bytes, before: str, number: int) -> tuple[Line, str]:
+    """A line without its checksum, and that. Raise LedgerError if it is not the right one, or this is no line."""
+    body = line[:-SEAL] + b"}"
+    checksum = _checksum(before, body)
+    if not line.endswith(_seal(checksum)):
+        raise LedgerError(f"line {number} is not as it was written")
+    try:
+        found = json.loads(body)
+    except (ArithmeticError, RecursionError, ValueError) as error:
+        raise LedgerError(f"line {number} is not JSON") from error
+    if not isinstance(found, dict):
+        raise LedgerError(f"line {number} is not a JSON object")
+    return found, checksum
+
+
+def _checksum(before: str, line: bytes) -> str:
+    return sha256(before.encode() + line).hexdigest()[:DIGITS]
+
+
+def _seal(checksum: str) -> bytes:
+    """How a line ends."""
+    return f', "checksum": "{checksum}"}}'.encode()
+
+
+def sealed(lines: Iterable[Line], before: str = "") -> bytes:
+    """Lines as a ledger has them, after one with the checksum `before`."""
+    return chained((json.dumps(line, ensure_ascii=False).encode() for line in lines), before)
+
+
+def chained(objects: Iterable[bytes], before: str = "") -> bytes:
+    """The same of lines that are JSON already."""
+    written = []
+    for body in objects:
+        before = _checksum(before, body)
+        written.append(body[:-1] + _seal(before) + b"\n")
+    return b"".join(written)
+
+
+def opening(header: Header) -> Line:
+    """The first line of a ledger."""
     return {
+        "op": "open",
+        "format": FORMAT,
         "identity": header.identity.as_dict(),
         "cache": header.cache,
         "whole": header.pinned,
@@ -95,6 +182,6 @@ def _as_line(header: Header) -> Line:
     }
 
 
-def line_bytes(line: Line) -> bytes:
-    """A line as it is."""
-    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+def dated(line: Line) -> Line:
+    """A line that is written now."""
+    return {**line, "time": datetime.now(timezone.utc).strftime(TIME)}

@@ -36,9 +36,9 @@ def heard_of(line: Line) -> str:
 
 
 def rows_of(line: Line) -> str:
-    """The name of the file of its rows; empty if it has none."""
+    """The name of the file of its rows; empty if it has none. The checksum of that file is with it."""
     found = text_of(line, "rows")
-    if found and not ROWS.fullmatch(found):
+    if found and not (ROWS.fullmatch(found) and text_of(line, "rows_checksum")):
         raise ValueError("rows")
     return found
 

@@ -9,6 +9,7 @@ from notes_cli.library import private
 from notes_cli.text import names
 
 LEDGER = "ledger.jsonl"
+HEAD = "ledger.head"  # the number of lines of the ledger, and the checksum of the last
 
 
 def session_names(folder: Path) -> list[str]:
@@ -17,7 +18,11 @@ def session_names(folder: Path) -> list[str]:
     private.check(folder)
     try:
         found = [(names.typed(path.name), path) for path in folder.iterdir()]
-        return sorted(name for name, path in found if names.is_name(name) and (path / LEDGER).is_file())
+        return sorted(
+            name
+            for name, path in found
+            if names.is_name(name) and any((path / one).is_file() for one in (LEDGER, HEAD))  # one may be lost
+        )
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -17,10 +17,10 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.places import axes_of, position
 from notes_cli.engine.segment import LayerRows, Media, Segment, Tokens
 from notes_cli.errors import DamagedError, EngineError, Help, SegmentError, SessionError
-from notes_cli.library.container import open_segment, write_segment
+from notes_cli.library.container import checksum_of, open_segment, write_segment
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
-from notes_cli.sessions.ledger import BEGUN, FORGOTTEN, IMAGES, Header
+from notes_cli.sessions.ledger import Header
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.state import MARKS
 
@@ -155,13 +155,16 @@ class RowFiles:
         return SessionError(f"the rows in {self._stored.folder} are not those of its ledger")
 
     def _open(self, name: str) -> Segment:
+        """The rows of a file, which must be the one that its line has named."""
+        path = self._stored.folder / name
         try:
-            return open_segment(self._stored.folder / name)
+            if checksum_of(path) != self._stored.state.checksums.get(name):
+                what = f"{path} is not the file that the ledger of session {self._stored.name} names"
+                raise SessionError(what, Help.UNDO(name=self._stored.name))
+            return open_segment(path)
         except SegmentError as error:
-            if not isinstance(error, DamagedError) and (self._stored.folder / name).exists():
-                raise SessionError(
-                    error.what, error.remedy
-                ) from error  # it cannot be read now, and may be as good as ever
+            if not isinstance(error, DamagedError) and path.exists():
+                raise SessionError(error.what, error.remedy) from error  # it cannot be read now, and may be sound
             raise SessionError(error.what, Help.UNDO(name=self._stored.name)) from error
 
     def commit(self, line: Line, places: Sequence[Range], notebook: Notebook | None) -> None:
@@ -169,27 +172,23 @@ class RowFiles:
 
         Rows first, then the line that names them: if the process is killed in between, it has not happened.
         """
-        line = self._written(line, places, notebook)
-        results = any(piece["kind"] == "result" for piece in line.get("pieces", ()))
-        needed = IMAGES if line.get("images") else FORGOTTEN if line["op"] == "forget" or results else BEGUN
-        if self._stored.header and self._stored.lines[0]["format"] < needed:
-            self._stored.rewrite([*self._stored.lines[1:], line])  # with a format that keeps older versions out
-        else:
-            self._stored.commit(line, None if self._stored.header else self._header)
+        written = self._written(line, places, notebook)
+        self._stored.commit(written, None if self._stored.header else self._header)
 
     def rewrite(self, line: Line, notebook: Notebook) -> None:
         """Write down all rows of the notebook, and a line that takes the place of all others: no file of theirs is
         needed any more."""
         places = [(0, len(notebook))]
-        self._stored.rewrite([self._written(line, places, notebook)])
+        self._stored.rewrite(self._written(line, places, notebook))
 
     def _written(self, line: Line, places: Sequence[Range], notebook: Notebook | None) -> Line:
         """The line, with the file in which these rows now are."""
+        if not places:
+            return {**line, "changed": places, "rows": ""}
+        assert notebook is not None
         path = self._stored.next_rows
-        if places:
-            assert notebook is not None
-            write_segment(path, self._read(notebook, places), writer=f"notes {notes_cli.__version__}")
-        return {**line, "changed": places, "rows": path.name if places else ""}
+        checksum = write_segment(path, self._read(notebook, places), writer=f"notes {notes_cli.__version__}")
+        return {**line, "changed": places, "rows": path.name, "rows_checksum": checksum}
 
     def _read(self, notebook: Notebook, places: Sequence[Range]) -> Segment:
         """The rows of these positions, one after the other, each rotated as it is."""

@@ -132,6 +132,11 @@ class State:
         return bool(self.live) and self.live[0]["op"] == "forget"
 
     @property
+    def checksums(self) -> dict[str, str]:
+        """Of each file of rows that a line names, the checksum that it must have."""
+        return {str(line["rows"]): str(line["rows_checksum"]) for line in self.live if line["rows"]}
+
+    @property
     def traces(self) -> list[Entry]:
         """What was cut out, where what comes after it may still carry notes of it."""
         return [entry for entry in self.entries if entry.kind == TRACE]
@@ -328,7 +333,7 @@ def entry_line(entry: Entry) -> Line:
     """An entry as a ledger keeps what was left."""
     keys = ("kind", "name", "text", "position", "tokens", "how", "turn")
     said = {"erratum": True} if entry.origin.erratum else {}
-    return {**{key: getattr(entry, key) for key in keys}, **as_line(entry.origin), "why": entry.origin.sentence, **said}
+    return {**{key: getattr(entry, key) for key in keys}, **as_line(entry.origin), **said}
 
 
 def fold(lines: Sequence[Line]) -> State:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -38,6 +37,7 @@ from bench.faults.stage import Stage
 from notes_cli.library import container, private
 from notes_cli.library import profiles as kept
 from notes_cli.sessions import archive, state
+from notes_cli.sessions.ledger import FORMAT, sealed
 from notes_cli.text import skill, template
 
 FAILED = frame.BAD
@@ -144,7 +144,7 @@ def test_splices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges that nobody checks."""
-    piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": [1, 2, 3]}
+    piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "tokens": [1, 2, 3]}
     turn = {
         "op": "turn",
         "question": "?",
@@ -152,16 +152,18 @@ def test_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
         "skills": [],
         "said": {},
         "rows": "0001.gguf",
+        "rows_checksum": "0" * 32,
         "changed": [],
     }
-    edit = {"op": "edit", "field": "a", "value": "b", "method": "field", "why": "", "says": "", "skills": []}
+    edit = {"op": "edit", "field": "a", "value": "b", "method": "field", "says": "", "skills": []}
     edit |= {"patches": [{"first": 1, "last": 2, "tokens": [4]}], "changed": [[1, 2]], "rows": "0002.gguf"}
+    edit |= {"rows_checksum": "0" * 32}
     identity = dict.fromkeys(
         ("model", "architecture", "quantization", "weights", "rope", "rope_text", "kv_type", "adapters"), ""
     )
-    first = {"op": "open", "format": 2, "identity": identity, "cache": "f16/f16", "whole": False, "model": "m"}
+    first = {"op": "open", "format": FORMAT, "identity": identity, "cache": "f16/f16", "whole": False, "model": "m"}
     lines = [{**line, "time": "2026-06-01T12:00:00Z"} for line in (first, turn, edit)]
-    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    data = sealed(lines)
 
     def judge(number: int) -> Verdict:
         return ledgers.judged(ledgers.lied(random.Random(number), data, [data]))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from notes_cli.config import paths
 from notes_cli.sessions.folder import Sessions
 
 from ..limits import small_files
+from ..sessions.ledgers import forge
 from .conftest import Notes, command_line, snapshot
 
 BEGIN = ("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 3)
@@ -196,11 +197,11 @@ def test_a_ledger_of_tokens_that_the_model_does_not_have(
     notes: Notes, begun: Path, arguments: tuple[str, ...], bad: int
 ) -> None:
     """A ledger may be anybody's: 259 tokens are known, and over another one llama.cpp ends the process."""
-    ledger = begun / "ledger.jsonl"
-    head, turn = ledger.read_text().splitlines()
-    line = json.loads(turn)
-    line["pieces"][0]["tokens"][0] = bad
-    ledger.write_text(f"{head}\n{json.dumps(line)}\n")
+
+    def change(lines: list[Any]) -> None:
+        lines[1]["pieces"][0]["tokens"][0] = bad
+
+    forge(begun, change)
     outcome = notes(*arguments)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert f"session mine holds token {bad}, and tiny llama has a vocabulary of 259" in outcome.err
@@ -294,9 +295,13 @@ def test_a_closed_standard_input_is_said(
 
 def test_nothing_that_was_imported_moves_the_cursor(notes: Notes, begun: Path) -> None:
     """What a ledger says is shown without control characters."""
-    ledger = (begun / "ledger.jsonl").read_text()
-    ledger = ledger.replace('"kind": "question", "name": ""', '"kind": "question", "name": "\\u001b[2J\\u009b"')
-    (begun / "ledger.jsonl").write_text(ledger.replace('"model": "tiny llama"', '"model": "\\u001b]0;x"'))
+
+    def change(lines: list[Any]) -> None:
+        lines[0]["identity"]["model"] = "\u001b]0;x"
+        for piece in lines[1]["pieces"]:
+            piece["text"] = piece["text"] and f"\u001b[2J\u009b{piece['text']}"
+
+    forge(begun, change)
     for command in (("session", "show", "mine"), ("session", "ls")):
         out = notes(*command).out
         assert "\\x1b" in out and "\x1b" not in out and "\x9b" not in out

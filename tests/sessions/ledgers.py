@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from notes_cli.engine.identity import Identity
-from notes_cli.sessions.ledger import Header
+from notes_cli.sessions.ledger import Header, read_ledger, sealed
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
 HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")
 
 
 def turn(*tokens: int, rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
-    piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": tokens}
+    piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "tokens": tokens}
     changed = [[0, len(tokens)]]
     line = {"op": "turn", "question": "Why?", "pieces": [piece], "skills": [], "said": {}, "rows": rows}
-    return {**line, "changed": changed, **more}
+    return {**line, "rows_checksum": "?", "changed": changed, **more}
 
 
 def edit(value: str, patches: list[tuple[int, int, list[int]]], changed: list[list[int]], says: str = "") -> Any:
     parts = [{"first": first, "last": last, "tokens": tokens} for first, last, tokens in patches]
-    line = {"op": "edit", "field": "date", "value": value, "method": "field", "why": "", "says": says, "skills": []}
-    return {**line, "patches": parts, "changed": changed, "rows": "0002.gguf" if changed else ""}
+    line = {"op": "edit", "field": "date", "value": value, "method": "field", "says": says, "skills": []}
+    return {**line, "patches": parts, "changed": changed, "rows": "0002.gguf" if changed else "", "rows_checksum": "?"}
 
 
 def said(*pieces: tuple[str, str, list[int]], rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
     """A turn of (kind, name, tokens)."""
     parts = [
-        {"kind": kind, "name": name, "text": "x", "position": 0, "how": "decoded", "why": "", "tokens": tokens}
+        {"kind": kind, "name": name, "text": "x", "position": 0, "how": "decoded", "tokens": tokens}
         for kind, name, tokens in pieces
     ]
     return turn(rows=rows, pieces=parts, **more)
@@ -40,3 +43,11 @@ def toggles() -> list[Any]:
         said(("erratum", "date", [4]), ("erratum", "", [5]), ("question", "", [6]), said={"date": "b"}),
         said(("erratum", "date", [7, 8]), ("question", "", [9]), said={"date": "c"}),
     ]
+
+
+def forge(folder: Path, change: Callable[[list[Any]], object]) -> None:
+    """Change the lines of a session's ledger as somebody would who knows how checksums are made."""
+    lines: list[Any] = read_ledger((folder / LEDGER).read_bytes()).lines
+    change(lines)
+    (folder / LEDGER).write_bytes(sealed(lines))
+    (folder / HEAD).unlink(missing_ok=True)

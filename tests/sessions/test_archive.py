@@ -17,7 +17,8 @@ from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
 from notes_cli.sessions.archive import load, name_of, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.listing import LEDGER
+from notes_cli.sessions.ledger import read_ledger, sealed
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 from .ledgers import HEADER, turn
 
@@ -38,8 +39,8 @@ def begun(sessions: Sessions, make_segment: MakeSegment) -> SessionFolder:
         for number, count in ((1, 3), (2, 2)):
             segment = make_segment(count)
             segment = replace(segment, identity=HEADER.identity, text="", fields=())
-            write_segment(stored.next_rows, segment)
-            line = turn(*segment.tokens.tolist(), rows=f"000{number}.gguf")
+            checksum = write_segment(stored.next_rows, segment)
+            line = turn(*segment.tokens.tolist(), rows=f"000{number}.gguf", rows_checksum=checksum)
             stored.commit(line, None if stored.header else HEADER)
     return stored
 
@@ -76,7 +77,7 @@ def test_there_and_back(begun: SessionFolder, sessions: Sessions) -> None:
     assert b"/models" not in data and b"/models" in begun.ledger.read_bytes()
     for name in ("0001.gguf", "0002.gguf"):
         assert (there.folder / name).read_bytes() == parts[name] == (begun.folder / name).read_bytes()
-    assert archived(there) == data
+    assert archived(there) == data and (there.folder / HEAD).is_file()
     assert {path.stat().st_mode & 0o777 for path in there.folder.iterdir()} == {0o600}
     assert there.folder.stat().st_mode & 0o777 == 0o700
 
@@ -109,6 +110,17 @@ def flip(data: bytes, at: int) -> bytes:
 
 def renamed(old: str, new: str) -> Change:
     return lambda parts: packed({new if name == old else name: data for name, data in parts.items()})
+
+
+def forged(change: Callable[[list[Any]], object]) -> Change:
+    """The archive with other lines in its ledger, under right checksums."""
+
+    def changed(parts: dict[str, bytes]) -> bytes:
+        lines: list[Any] = read_ledger(parts[LEDGER]).lines
+        change(lines)
+        return packed({**parts, LEDGER: sealed(lines)})
+
+    return changed
 
 
 def with_info(name: str, **settings: Any) -> Change:
@@ -145,17 +157,16 @@ def with_info(name: str, **settings: Any) -> Change:
         (lambda parts: packed({LEDGER: parts[LEDGER]}), "the rows 0001.gguf are missing"),
         (lambda parts: packed({**parts, LEDGER: parts[LEDGER] + b"{}\n"}), "its ledger is damaged"),
         (lambda parts: packed({**parts, LEDGER: b""}), "its ledger is damaged"),
+        (lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b"Why?", b"Who?")}), "line 2 is not as it was"),
         (
-            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b'"format": 2', b'"format": 5')}),
-            "it has format 5, this version of notes reads 4",
+            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b'"format": 5', b'"format": 6')}),
+            "it has format 6, this version of notes reads 5",
         ),
         (lambda parts: packed({**parts, "0001.gguf": flip(parts["0001.gguf"], -9)}), "0001.gguf in it is damaged"),
         (lambda parts: packed({**parts, "0001.gguf": b"GGUF"}), "0001.gguf in it is damaged"),
-        (lambda parts: packed({**parts, "0001.gguf": parts["0002.gguf"]}), "holds the rows of other tokens"),
-        (
-            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b"0" * 64, b"1" * 64)}),
-            "0001.gguf in it is of another model",
-        ),
+        (lambda parts: packed({**parts, "0001.gguf": parts["0002.gguf"]}), "0001.gguf in it is not the file"),
+        (forged(lambda lines: lines[1]["pieces"][0].update(tokens=[9, 9, 9])), "holds the rows of other tokens"),
+        (forged(lambda lines: lines[0]["identity"].update(weights="1" * 64)), "0001.gguf in it is of another model"),
         (lambda parts: packed(dict(reversed(parts.items()))), "does not begin with ledger.jsonl"),
         (renamed("0002.gguf", "../0002.gguf"), r"'\.\./0002\.gguf' does not belong in it"),
         (renamed("0002.gguf", "/tmp/0002.gguf"), "does not belong in it"),
@@ -221,8 +232,8 @@ def test_whole_sessions_bring_what_they_have(sessions: Sessions, make_segment: M
         for number in (1, 2):
             segment = replace(make_segment(2), identity=identity, text="", fields=(), pinned=True, base=0)
             segment = replace(segment, context=segment.tokens[:0])
-            write_segment(stored.next_rows, segment)
-            line = turn(5, rows=f"000{number}.gguf")
+            checksum = write_segment(stored.next_rows, segment)
+            line = turn(5, rows=f"000{number}.gguf", rows_checksum=checksum)
             stored.commit(line, None if stored.header else replace(HEADER, pinned=True))
         (stored.folder / "0001.gguf").unlink()
     assert list(members(archived(stored))) == [LEDGER, "0002.gguf"]

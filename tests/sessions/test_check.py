@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from notes_cli.errors import SessionError
 from notes_cli.library.check import Finding
+from notes_cli.library.container import open_segment, write_segment
 from notes_cli.runtime.asking import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.check import check_sessions
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.listing import LEDGER
 from notes_cli.sessions.session import Session
+
+from ..refused import refused
 
 
 @pytest.fixture
@@ -51,10 +56,46 @@ def test_rows_that_are_damaged_or_missing(sessions: Sessions) -> None:
     assert "0002.gguf are missing" in second.what and second.mend is None
 
 
-def test_a_ledger_that_is_damaged(sessions: Sessions) -> None:
-    (sessions.folder / "mine" / LEDGER).write_text("{}\n")
+@pytest.mark.parametrize("way", ["letter", "cut", "empty", "gone"])
+def test_a_ledger_that_is_damaged(sessions: Sessions, way: str) -> None:
+    """What is wrong with it is told, and nothing is mended, nor taken for what no session needs."""
+    ledger = sessions.folder / "mine" / LEDGER
+    data = ledger.read_bytes()
+    ledger.write_bytes({"letter": data.replace(b"Why?", b"Who?"), "cut": data[:-20]}.get(way, b""))
+    if way == "gone":
+        ledger.unlink()
+    before = snapshot(ledger.parent)
     (finding,) = found(sessions)
-    assert finding.kind == "damaged" and finding.mend is None and "ledger" in finding.what
+    why = {"letter": "line 2 is not as it was written", "cut": "it ends within line 3 of 3", "empty": "it is empty"}
+    assert finding.kind == "damaged" and finding.mend is None and why.get(way, "is missing") in finding.what
+    assert snapshot(ledger.parent) == before
+
+
+def test_rows_of_another_file(workspace: Workspace, sessions: Sessions) -> None:
+    """With the same tokens and sound: they are not those that the ledger names, and nobody goes on with them."""
+    path = sessions.folder / "mine" / "0001.gguf"
+    segment = open_segment(path)
+    layers = tuple(replace(rows, k=-rows.k) for rows in segment.layers)
+    write_segment(path, replace(segment, layers=layers))
+    (finding,) = found(sessions)
+    assert finding.kind == "damaged" and "0001.gguf in it is not the file that the ledger names" in finding.what
+    with sessions.locked("mine") as stored, Session(workspace, stored) as session:
+        with refused(SessionError, "0001.gguf is not the file that the ledger of session mine names"):
+            session.ask(Request("Last?", max_tokens=2))
+        assert stored.state.turns == 2
+
+
+def test_half_a_line_is_cut_off(sessions: Sessions) -> None:
+    """What an interrupted write has left after the last line."""
+    folder = sessions.folder / "mine"
+    before = snapshot(folder)
+    with (folder / LEDGER).open("ab") as file:
+        file.write(b'{"op": "tu')
+    (finding,) = found(sessions)
+    assert (finding.kind, finding.path.name) == ("leftover", LEDGER) and "its last 10 bytes" in finding.what
+    assert finding.mend
+    finding.mend()
+    assert snapshot(folder) == before and found(sessions) == []
 
 
 def test_what_no_line_needs_goes(sessions: Sessions) -> None:

@@ -15,10 +15,17 @@ import pytest
 
 from notes_cli.errors import HeldSessionError, NotesError, SessionError
 from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 from ..limits import small_files
 from ..refused import refused
-from .ledgers import HEADER, edit, toggles, turn
+from .ledgers import HEADER, edit, forge, turn
+
+TIME = "2026-06-01T12:00:00Z"
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
@@ -39,47 +46,140 @@ def begun(sessions: Sessions) -> SessionFolder:
 @pytest.mark.parametrize("change", [{"model": 3}, {"model": None}, {"cache": []}, {"identity": {"rope": 1}}], ids=str)
 def test_nothing_of_a_first_line_is_believed(begun: SessionFolder, sessions: Sessions, change: dict[str, Any]) -> None:
     """Texts are texts: an export takes the folder from the model's path."""
-    first, _, rest = begun.ledger.read_text().partition("\n")
-    header = json.loads(first)
-    header |= {"identity": header["identity"] | change.pop("identity", {})} | change
-    begun.ledger.write_text(json.dumps(header) + "\n" + rest)
+    identity = change.pop("identity", {})
+
+    def change_it(lines: list[Any]) -> None:
+        lines[0] = {**lines[0], "identity": lines[0]["identity"] | identity, **change}
+
+    forge(begun.folder, change_it)
     with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
         sessions.find("mine")
 
 
 def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
-    """Wherever the last line ends early, the session is as before it, and the next line takes its place."""
-    before = begun.ledger.read_bytes()
+    """Where a write was interrupted, before the head was: the session is as before it, and the next line takes its
+    place."""
+    before, head = begun.ledger.read_bytes(), (begun.folder / HEAD).read_bytes()
     begun.commit(turn(4, 5, rows="0002.gguf"))
     line = begun.ledger.read_bytes()[len(before) :]
     for end in (1, len(line) // 2, len(line) - 1):
         begun.ledger.write_bytes(before + line[:end])
+        (begun.folder / HEAD).write_bytes(head)
         stored = SessionFolder(begun.folder)
-        assert stored.state.tokens == [1, 2, 3] and stored.next_rows.name == "0002.gguf"
+        assert stored.state.tokens == [1, 2, 3] and stored.next_rows.name == "0002.gguf" and stored.torn == end
         stored.commit(turn(6, rows="0002.gguf"))
         assert SessionFolder(begun.folder).state.tokens == [1, 2, 3, 6]
         assert all(json.loads(part) for part in begun.ledger.read_text().splitlines())
 
 
 @pytest.mark.parametrize(
-    "text",
+    "line",
     [
-        *("", "{", "[]", "null", '{"op": "open"}', '{"op": "jump"}', '{"op": "turn"}', '{"op": "undo"}', "[" * 100_000),
-        json.dumps(turn(9, rows="../../x.gguf")),
-        json.dumps(edit("b", [(0, "x", [])], [])),  # type: ignore[list-item]
+        *({}, {"op": "open"}, {"op": "jump"}, {"op": "turn"}),
+        {**turn(9, rows="../../x.gguf"), "time": TIME},
+        {**turn(9), "rows_checksum": 3, "time": TIME},
+        {**edit("b", [(0, "x", [])], []), "time": TIME},  # type: ignore[list-item]
     ],
 )
-def test_a_damaged_ledger_is_refused_in_one_line(begun: SessionFolder, sessions: Sessions, text: str) -> None:
-    """A line that is none: named with the file; the session can still be listed and removed."""
-    if text == '{"op": "undo"}':
-        text += "\n" + text
-    with begun.ledger.open("a") as file:
-        file.write(text + "\n")
-    with pytest.raises(SessionError, match=r"the ledger of session mine is damaged\. Mend /") as found:
+def test_lines_that_contradict_each_other(begun: SessionFolder, sessions: Sessions, line: dict[str, Any]) -> None:
+    """With right checksums: named with the session, which can still be listed and removed."""
+    forge(begun.folder, lambda lines: lines.append(line))
+    with refused(SessionError, "the ledger of session mine is damaged: its lines contradict each other"):
         sessions.find("mine")
-    assert "\n" not in str(found.value) and sessions.names() == ["mine"]
     sessions.remove("mine")
     assert sessions.names() == [] and not begun.folder.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"op": "undo"}', "[" * 100_000, '{"op": "undo"}\n' * 2])
+def test_lines_that_are_none(begun: SessionFolder, sessions: Sessions, text: str) -> None:
+    """Appended by somebody else: the line is named, and nothing is written."""
+    with begun.ledger.open("a") as file:
+        file.write(text + "\n")
+    before = snapshot(begun.folder)
+    with refused(SessionError, "the ledger of session mine is damaged: line 3 is not as it was written"):
+        sessions.find("mine")
+    assert snapshot(begun.folder) == before
+
+
+def test_a_letter_that_was_changed(begun: SessionFolder, sessions: Sessions) -> None:
+    """Anywhere in a ledger, it is found, and the line is named."""
+    data = begun.ledger.read_bytes()
+    for at in range(0, len(data), 7):
+        begun.ledger.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(SessionError, match=r"session mine is damaged|has format 4"):
+            sessions.find("mine")
+    begun.ledger.write_bytes(data.replace(b"Why?", b"Who?"))
+    with refused(SessionError, "the ledger of session mine is damaged: line 2 is not as it was written"):
+        sessions.find("mine")
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_ledger_that_was_cut(begun: SessionFolder, sessions: Sessions, turns: int) -> None:
+    """By any number of bytes, to nothing, or gone: one line, and whoever goes on with it overwrites nothing. With its
+    head removed, what is left is gone on with."""
+    if turns == 2:
+        begun.next_rows.write_bytes(b"second")
+        begun.commit(turn(4, rows="0002.gguf"))
+    data = begun.ledger.read_bytes()
+    last = data[:-1].rfind(b"\n") + 1
+    for size in {*range(0, len(data), 11), last, last + 1, len(data) - 20, len(data) - 1}:
+        begun.ledger.write_bytes(data[:size])
+        before = snapshot(begun.folder)
+        with pytest.raises(SessionError, match="the ledger of session mine is damaged: it "):
+            sessions.find("mine")
+        with pytest.raises(SessionError), sessions.locked("mine", new=True):
+            pass
+        assert snapshot(begun.folder) == before and sessions.names() == ["mine"]
+    begun.ledger.unlink()
+    for new in (False, True):
+        with refused(SessionError, "the ledger of session mine is missing"), sessions.locked("mine", new=new):
+            pass
+    if turns == 2:
+        begun.ledger.write_bytes(data[:-20])
+        with refused(SessionError, "it ends within line 3 of 3. Put a copy of it back, or "):
+            sessions.find("mine")
+        (begun.folder / HEAD).unlink()
+        assert sessions.find("mine").state.tokens == [1, 2, 3]
+
+
+def test_lines_of_another_ledger(begun: SessionFolder, sessions: Sessions) -> None:
+    """An older copy, that of a fork that went on, lines left out or doubled: none is taken for the ledger."""
+    older = begun.ledger.read_bytes()
+    sessions.fork("mine", "other")
+    with sessions.locked("other") as fork:
+        fork.commit(turn(7, rows=""))
+        fork.commit(turn(8, rows=""))
+    with sessions.locked("mine") as stored:
+        stored.commit(turn(4, rows=""))
+    data = begun.ledger.read_bytes()
+    lines = fork.ledger.read_bytes().splitlines(keepends=True)
+    for wrong in (older, fork.ledger.read_bytes(), b"".join([*lines[:2], lines[3]]), b"".join([*lines, lines[-1]])):
+        begun.ledger.write_bytes(wrong)
+        with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
+            sessions.find("mine")
+    begun.ledger.write_bytes(data)
+    (begun.folder / HEAD).write_text("2 lines\n")
+    with refused(SessionError, "ledger.head is damaged"):
+        sessions.find("mine")
+
+
+def test_a_head_that_is_behind(begun: SessionFolder, sessions: Sessions) -> None:
+    """A crash came between a line and its head, at the first line, a later one, or where all are replaced: the line
+    counts, and the next one mends it."""
+    head = begun.folder / HEAD
+    head.unlink()
+    with sessions.locked("mine") as stored:
+        stored.commit(turn(4, rows=""))
+    before = head.read_text()
+    for change in (lambda: stored.commit(turn(5, rows="")), lambda: stored.rewrite(turn(6, rows=""))):
+        with sessions.locked("mine") as stored:
+            change()
+        now = head.read_text()
+        head.write_text(before)
+        sessions.find("mine")
+        head.write_text(now)
+        before = now
+    assert sessions.find("mine").state.tokens == [6]
 
 
 def test_a_line_that_cannot_be_synced_has_not_happened(
@@ -103,8 +203,8 @@ def test_a_line_that_cannot_be_synced_has_not_happened(
 
 def test_a_newer_ledger_is_refused(begun: SessionFolder, sessions: Sessions) -> None:
     """It may mean something else by the same words."""
-    begun.ledger.write_text(begun.ledger.read_text().replace('"format": 2', '"format": 5'))
-    with pytest.raises(SessionError, match=r"has format 5, this version of notes reads 4\. Update notes"):
+    begun.ledger.write_text(begun.ledger.read_text().replace('"format": 5', '"format": 6'))
+    with pytest.raises(SessionError, match=r"has format 6, this version of notes reads 5\. Update notes"):
         sessions.find("mine")
 
 
@@ -113,9 +213,9 @@ def test_files_that_no_line_names_go(begun: SessionFolder) -> None:
     begun.next_rows.write_bytes(b"second")
     (begun.folder / ".0002.gguf.abc.tmp").write_bytes(b"")
     begun.commit(turn(4, rows="0002.gguf"))
-    assert {path.name for path in begun.folder.iterdir()} == {"ledger.jsonl", "0001.gguf", "0002.gguf"}
+    assert {path.name for path in begun.folder.iterdir()} == {LEDGER, HEAD, "0001.gguf", "0002.gguf"}
     assert begun.undo()["pieces"][0]["tokens"] == [4]
-    assert {path.name for path in begun.folder.iterdir()} == {"ledger.jsonl", "0001.gguf"}
+    assert {path.name for path in begun.folder.iterdir()} == {LEDGER, HEAD, "0001.gguf"}
     begun.undo()
     with pytest.raises(SessionError, match="nothing to undo in session mine"):
         begun.undo()
@@ -278,20 +378,6 @@ def test_names(begun: SessionFolder, sessions: Sessions) -> None:
 def test_files_are_for_their_owner_alone(begun: SessionFolder) -> None:
     """They hold what was said."""
     assert begun.ledger.stat().st_mode & 0o777 == 0o600
-
-
-def test_ledgers_of_the_first_format_open(begun: SessionFolder, sessions: Sessions) -> None:
-    """They did not name the fields of errata: there is nothing to compact in them, and they go on."""
-    lines = [{**line, "time": "2026-06-01T12:00:00Z"} for line in toggles()]
-    for line in lines:
-        for piece in line["pieces"]:
-            piece["name"] = "" if piece["kind"] == "erratum" else piece["name"]
-    header = begun.ledger.read_text().splitlines()[0].replace('"format": 2', '"format": 1')
-    begun.ledger.write_text("\n".join([header, *map(json.dumps, lines), ""]))
-    stored = sessions.find("mine")
-    assert len(stored.state.tokens) == 9 and not stored.state.superseded
-    stored.commit(turn(9, rows="0001.gguf"))
-    assert sessions.find("mine").state.turns == 4
 
 
 @pytest.mark.parametrize(

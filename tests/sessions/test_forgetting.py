@@ -505,6 +505,7 @@ def test_a_failure_changes_nothing(make: Open, monkeypatch: pytest.MonkeyPatch) 
 
             with monkeypatch.context() as patch:
                 patch.setattr("notes_cli.sessions.folder.replacing", full)
+                patch.setattr("notes_cli.sessions.folder.SessionFolder._append", full)
                 with pytest.raises(SessionError, match="Nothing was changed"):
                     session.forget(["2"], method)
             assert session.state == state and np.array_equal(rows(session.notebook), before)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import rows
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.ledger import LedgerError, read_ledger
+from notes_cli.sessions.ledger import LedgerError, read_ledger, sealed
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import parse_skill
 
@@ -245,20 +245,6 @@ def test_results_of_tools_come_without_images(asked: list[Request]) -> None:
         assert session.state.tokens == tokens
 
 
-def test_older_versions_do_not_read_it(asked: list[Request]) -> None:
-    """From the first image on the ledger has format 4, and grows as before; one of texts has what it had."""
-    with seeing() as workspace, held(workspace) as session:
-        session.ask(Request("What is the total?", max_tokens=2))
-        ledger = session.stored.ledger
-        assert json.loads(ledger.read_text().splitlines()[0])["format"] == 2
-        session.ask(asked[2])
-        assert json.loads(ledger.read_text().splitlines()[0])["format"] == 4
-        file = ledger.stat().st_ino
-        session.ask(asked[2])
-        assert ledger.stat().st_ino == file
-        session.undo()
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -275,8 +261,8 @@ def test_a_ledger_whose_images_do_not_fit_is_damaged(asked: list[Request], wrong
     """Numbers of another image, or none at all: never rows in another place than they were."""
     with seeing() as workspace, held(workspace) as session:
         session.ask(asked[0])
-        lines = [json.loads(line) for line in session.stored.ledger.read_text().splitlines()]
-    assert read_ledger(b"".join(json.dumps(line).encode() + b"\n" for line in lines)).state.images
+        lines: list[Any] = session.stored.lines
+    assert read_ledger(sealed(lines)).state.images
     lines[1]["images"][0] |= wrong
-    with pytest.raises(LedgerError):
-        read_ledger(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    with pytest.raises(LedgerError, match="contradict"):
+        read_ledger(sealed(lines))

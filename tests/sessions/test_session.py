@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..limits import few_descriptors
+from .ledgers import forge
 
 WHOLE = ["lfm2", "mamba", "gpt2"]
 Open = Callable[..., Workspace]
@@ -319,9 +321,7 @@ def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> 
     with held(make()) as session:
         turn(session, skill, "Why?")
         at = session.state.skills[0].position
-        ledger, here = session.stored.ledger.read_text(), f'"position": {at}, "text": "date'
-        assert here in ledger
-        session.stored.ledger.write_text(ledger.replace(here, here.replace(str(at), str(at + 1))))
+    forge(session.stored.folder, lambda lines: lines[1]["skills"][0].update(position=at + 1))
     with held(make()) as session, pytest.raises(SessionError, match="returns is not where it says"):
         session.edit("date", "2026-07-01", Method("field"))
 
@@ -824,8 +824,13 @@ def test_a_ledger_from_before_fields_were_told_apart(make: Open, skill: Skill) -
         session.begin(prompt, assemble(session.workspace, prompt))
         session.keep("yes")
         session.edit("returns.date", "9 May", Method("erratum"))
-        ledger = session.stored.ledger.read_text()
-        session.stored.ledger.write_text(ledger.replace('"field": "returns.date"', '"field": "date"'))
+
+    def rename(lines: list[Any]) -> None:
+        for line in lines:
+            if line.get("field") == "returns.date":
+                line["field"] = "date"
+
+    forge(session.stored.folder, rename)
     with held(make()) as session:
         assert session.state.fields == {"returns.date": "9 May", "fees.date": "9 May", "tier": "gold"}
         session.follow("And?", room=8)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from notes_cli.engine.pieces import Reason
-from notes_cli.sessions.ledger import read_ledger
 from notes_cli.sessions.state import fold
 
 from .ledgers import edit, toggles, turn
@@ -75,7 +72,14 @@ def test_what_is_superseded() -> None:
 def test_a_compaction_is_folded_in() -> None:
     """Taken out tokens and pieces are gone, what comes after them moves and has new rows; an undo brings all back."""
     patches = [{"first": 3, "last": 4, "tokens": []}, {"first": 4, "last": 5, "tokens": []}]
-    line = {"op": "compact", "fields": ["date"], "patches": patches, "changed": [[3, 7]], "rows": "0004.gguf"}
+    line = {
+        "op": "compact",
+        "fields": ["date"],
+        "patches": patches,
+        "changed": [[3, 7]],
+        "rows": "0004.gguf",
+        "rows_checksum": "?",
+    }
     before, state = fold(toggles()), fold([*toggles(), line])
     assert state.tokens == [1, 2, 3, 6, 7, 8, 9] and state.rows[3:] == [("0004.gguf", row) for row in range(4)]
     assert [(entry.kind, entry.position, entry.tokens) for entry in state.entries] == [
@@ -87,21 +91,6 @@ def test_a_compaction_is_folded_in() -> None:
     assert undone == before and [line["op"] for line in state.live].count("compact") == 1
     every = {**line, "patches": [*patches, {"first": 6, "last": 8, "tokens": []}], "changed": [[3, 5]]}
     assert not fold([*toggles(), every]).stated
-
-
-def test_a_ledger_of_an_earlier_version() -> None:
-    """Written before pieces had reasons: a skill in blocks, edits by three methods, an erratum that one supersedes."""
-    state = read_ledger(Path(__file__).with_name("earlier.jsonl").read_bytes()).state
-    assert (len(state.tokens), state.turns, state.edits) == (183, 3, 3)
-    assert state.fields == {"date": "2026-07-03", "tier": "gold", "amount": "120"} and state.stated == {"date"}
-    assert [(entry.kind, entry.position) for entry in state.superseded] == [("erratum", 153)]
-    seam, spliced = (entry for entry in state.entries if entry.kind == "splice")
-    assert (seam.how, seam.origin.reason) == ("seam", Reason.OTHER_CONTEXT)
-    assert (spliced.origin.reason, spliced.origin.moved, spliced.origin.blocks) == (Reason.MOVED, 5, 4)
-    edits = [(entry.how, entry.origin) for entry in state.entries if entry.kind == "edit"]
-    assert [(how, one.rewritten, one.erratum, one.contradicted) for how, one in edits] == [
-        *(("field", 5, False, False), ("erratum", 0, True, False), ("suffix", 162, False, True)),
-    ]
 
 
 def test_it_needs_no_llama_cpp() -> None:
