@@ -201,7 +201,7 @@ def _hoist(body: str, declared: Mapping[str, str], hoisted: Collection[str]) -> 
     code = fences(body)
     kept: list[str] = []  # what is kept of the text, its end first
     end = len(body)
-    for line in reversed(key_lines(body)):
+    for line in reversed(key_lines(body, declared)):
         if (
             line.name not in hoisted
             or within(code, line.first)
@@ -224,7 +224,7 @@ def _marked(body: str, declared: Mapping[str, str], hoisted: Collection[str]) ->
     """The body with a placeholder in the place of each hoisted value, if neither a line nor a placeholder shows where
     that is. The value need not be in the text."""
     named = {field_name(match[2]) for match in PLACEHOLDER.finditer(body) if not match[1]}
-    named |= {line.name for line in key_lines(body)}
+    named |= {line.name for line in key_lines(body, declared)}
     taken, holes = _mark_spans(body), []
     for name in hoisted:
         if name not in named and _places(body, taken, declared[name]):
@@ -242,7 +242,7 @@ def _gives(text: str, name: str, value: str) -> bool:
 
 def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list[Hole]], list[str]]:
     """Values of `key: value` lines, by name, and warnings. A name with several values is not a field."""
-    code, lines = fences(body), key_lines(body)
+    code, lines = fences(body), key_lines(body, declared)
     names = {line.name for line in lines} | declared.keys()
     found: dict[str, list[Hole]] = {}
     for line in lines:

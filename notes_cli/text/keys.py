@@ -1,20 +1,21 @@
 """Keys: which lines of a text give a field a value.
 
-The plain form is FIELD_LINE: one word of ASCII letters, a colon, a value. A key may also be written in natural words of
-any script: `Delivery time: 3 days`, `Rückgabefrist: 30 Tage`, also with the Chinese colon. Many lines of prose look
-like that, so such a line counts only if the key reads like a name, the value does not read like a sentence, and the
-line is set apart: next to other such lines, between empty lines, under a heading, or as an item of a list. A key of
-several words, or in a script without capitals, needs one thing more: a digit in the value, or another such line next
-to it.
+Such a line is `key: value`, perhaps as an item of a list, perhaps with the key in bold or all of it in a code span; the
+colon may be the Chinese one. The key reads like a name (a few words of any script, none that leads into a sentence),
+and the value like data (`is_value`): an amount, a date, an address, code without blanks, or a short name. A key of
+several words also has to be set apart: next to other such lines, between empty lines, under a heading, or as an item of
+a list; and if the value is a plain word, next to another such line, or in bold. A line whose key is declared in the
+front matter needs none of this.
 
-It finds lines; fields.py makes fields of them.
+It finds lines; fields.py makes fields of them. tests/text/field_lines.yaml has labelled lines like those of public
+skills.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -26,26 +27,38 @@ BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 
 FIELD_NAME = expression(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
-# A key of one word or slug, a colon with a space after it (so no URL and no time of day), and a value of at
-# most 80 characters on the same line that does not end like a sentence ("Note: ask first." is not a
-# field). The line may be a list item; indented by four or more spaces it is Markdown code.
-FIELD_LINE = expression(
-    r"^ {0,3}(?:[-*+] )?(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63}):[ \t]+"
-    rf"(?P<value>\S(?:[^{BREAKS}]{{0,78}}[^\s.!?:;,])?)[ \t]*$",
+# A key, a colon with a space after it (so no URL and no time of day) or that of Chinese and Japanese (FF1A), and a
+# value of at most 80 characters. Indented by four or more spaces it is Markdown code.
+KEY_LINE = expression(
+    r"^ {0,3}(?:[-*+] )?(?P<bold>\*\*)?(?P<key>[^\s:\uff1a=*][^" + BREAKS + r":\uff1a=*]{0,63})"
+    r"(?(bold)(?:\*\*[ \t]?(?::[ \t]|\uff1a)|(?::|\uff1a)\*\*(?:[ \t]|(?<=\uff1a\*\*)))|(?::[ \t]|\uff1a))[ \t]*"
+    rf"(?P<value>[^\s:\uff1a](?:[^{BREAKS}]{{0,78}}[^\s.!?:;,])?)[ \t]*$",
     re.M,
 )
-# The same with any key, and with the punctuation of Chinese and Japanese: its colon (FF1A) needs no space after it.
-STOPS = r"\u3002\uff01\uff1f\uff1b\uff0c\u3001"  # punctuation of sentences
-KEY_LINE = expression(
-    rf"^ {{0,3}}(?:[-*+] )?(?P<key>[^\s:\uff1a=][^{BREAKS}:\uff1a=]{{0,63}})(?::[ \t]+|\uff1a[ \t]*)"
-    rf"(?P<value>[^\s:\uff1a](?:[^{BREAKS}]{{0,78}}[^\s.!?:;,\uff1a{STOPS}\u2026{{[(\\])?)[ \t]*$",
+# A setting in a code span of its own: `timeout = 30`, `region: north`.
+SETTING_LINE = expression(
+    r"^ {0,3}(?:[-*+] )?`(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63})(?:[ \t]?=|:[ \t])[ \t]?"
+    rf"(?P<value>[^\s`=](?:[^`{BREAKS}]{{0,78}}[^\s`.!?:;,])?)`[ \t]*$",
     re.M,
 )
 APART = expression(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule
 ITEM = expression(r" {0,3}[-*+] ")
-SENTENCE = expression(rf"[{STOPS}]|[.!?;]\s+\S*[A-Z]|//")  # what such a value never has
 MAX_WORDS = 4
 MAX_UNCASED = 10  # characters of a word in a script without capitals, which may also have no spaces
+
+COMMENT = expression(r"[ \t]*[(\uff08][^()\uff08\uff09]*[)\uff09]$")  # after a value: `30 seconds (default)`
+ASIDE = expression(r"\([^()]*\)")
+WORD = expression(r"[\w.@&'\u2019/+~#%-]*\w[\w.@&'\u2019/+~#%-]*")
+WRAPPED = expression(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P<link>[^<>\s]+)>")
+CONSTANT = r"(?:`[^`\s\"]+`|<?https?://[^<>\s\uff08\uff09]+>?)"
+CONSTANTS = expression(rf"{CONSTANT}(?:[ \t]*(?:[,;/\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")
+NUMBER = expression(r"[-+~<>=\u2264\u2265\u2248\u00b1]{0,2}[ \t]?\d")
+# What a value that is no constant never has: the punctuation of sentences, of code, of templates and of arrows.
+PROSE = expression(
+    r"[|\[\]{}\"\u201c\u201d\u2192\u3002\uff01\uff1f\uff1b\uff0c\u3001`*]|->|(?<![<>])=|[<>](?![=\s]*\d)|[.!?;:]\s|,\s(?!\d)|//"
+)
+ARROW = expression(r"\u2192|->")
+SMALL = frozenset(["to", "of", "and", "&", "the", "for", "de", "la", "von", "van", "und", "bis"])  # between two words
 
 
 class KeyLine(NamedTuple):
@@ -70,40 +83,82 @@ def is_name(text: str) -> bool:
         0 < len(text) <= 64
         and text == field_name(text)
         and unicodedata.category(text[0])[0] == "L"
-        and all(unicodedata.category(char)[0] in "LMN" or char in " _-'\u2019&/()%" for char in text)
+        and all(unicodedata.category(char)[0] in "LMN" or char in " _-'\u2019&/()\uff08\uff09%" for char in text)
     )
 
 
-def key_lines(text: str) -> list[KeyLine]:
-    """The lines of a text that give a field a value, in order. Fenced code is not left out."""
-    plain = {match.start(): _line(match) for match in FIELD_LINE.finditer(text)}
-    others = {
-        match.start(): match
-        for match in KEY_LINE.finditer(text)
-        if match.start() not in plain
-        and _reads_as_name(field_name(match["key"]))
-        and not SENTENCE.search(match["value"])
+def key_lines(text: str, declared: Mapping[str, str]) -> list[KeyLine]:
+    """The lines of a text that give a field a value, in order, and every line whose key is declared with some value.
+    Fenced code is not left out."""
+    shaped = {match.start(): match for lines in (SETTING_LINE, KEY_LINE) for match in lines.finditer(text)}
+    given = {
+        first: match
+        for first, match in shaped.items()
+        if field_name(match["key"]) in declared
+        or (_reads_as_name(field_name(match["key"])) and is_value(match["value"]))
     }
-    if not others:
-        return list(plain.values())
-    found, lines = dict(plain), list(_lines(text))
+    if not given:
+        return []
+    found, lines = list[KeyLine](), list(_lines(text))
     for number, (first, line) in enumerate(lines):
-        if first not in others:
+        if first not in given:
             continue
+        match = given[first]
         neighbours = [lines[near] for near in (number - 1, number + 1) if 0 <= near < len(lines)]
-        among = any(near in plain or near in others for near, _ in neighbours)
-        apart = all(
-            near in plain or near in others or APART.fullmatch(other) or (ITEM.match(other) and ITEM.match(line))
-            for near, other in neighbours
-        )
-        match = others[first]
-        if apart and (among or _is_word(match["key"]) or any(char.isdigit() for char in match["value"])):
-            found[first] = _line(match)
-    return [found[first] for first in sorted(found)]
+        if (
+            field_name(match["key"]) in declared
+            or FIELD_NAME.fullmatch(match["key"])
+            or (
+                all(
+                    near in shaped or APART.fullmatch(other) or (ITEM.match(other) and ITEM.match(line))
+                    for near, other in neighbours
+                )
+                and (any(near in given for near, _ in neighbours) or _is_evident(match))
+            )
+        ):
+            found.append(_line(match, declared))
+    return found
 
 
-def _line(match: re.Match[str]) -> KeyLine:
-    return KeyLine(field_name(match["key"]), match["value"], *match.span("value"), *match.span())
+def is_value(text: str) -> bool:
+    """Whether a text is data, and no words about something: an amount or a date (it begins with a number, after two
+    words at most, and is short), an address, code without blanks, a word, or a name of up to three words."""
+    core = COMMENT.sub("", text)
+    if CONSTANTS.fullmatch(core):
+        return True
+    core = _inner(core)
+    if ARROW.search(text):
+        return False
+    if PROSE.search(core) or _words("prose").intersection(core.casefold().split()):
+        return False
+    number = NUMBER.search(core)
+    if number:
+        return _length(core[: number.start()]) < 3 and _length(ASIDE.sub("", core)) <= 5
+    words = core.split()
+    return (
+        _length(core) <= (3 if _has_case(core) else 2)
+        and all(WORD.fullmatch(word) for word in words)
+        and (len(words) == 1 or all(word in SMALL or not word[0].islower() for word in words))
+    )
+
+
+def _length(text: str) -> float:
+    """Words of a text; two characters of a script without capitals are one."""
+    uncased = sum(char.isalpha() and not _has_case(char) for char in text)
+    return uncased / 2 + sum(_has_case(word) or any(char.isdigit() for char in word) for word in text.split())
+
+
+def _inner(value: str) -> str:
+    """A value without the marks around it: `x`, **x**, "x", <https://x>."""
+    match = WRAPPED.fullmatch(value)
+    return (match["inner"] or match["link"]).strip() if match else value
+
+
+def _line(match: re.Match[str], declared: Mapping[str, str]) -> KeyLine:
+    name, whole = field_name(match["key"]), match["value"]
+    value = whole if declared.get(name) == whole else _inner(whole)
+    start = match.start("value") + whole.index(value)
+    return KeyLine(name, value, start, start + len(value), *match.span())
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -119,27 +174,32 @@ def _reads_as_name(key: str) -> bool:
     plain = [word.strip("()'\u2019").casefold() for word in words]
     return (
         is_name(key)
+        and key.count("(") + key.count("\uff08") == key.count(")") + key.count("\uff09")
         and len(words) <= MAX_WORDS
         and (len(words) == 1 or not key[0].islower())
-        and not {plain[0], plain[-1]} & _words("leads")
+        and (len(key) == 1 or not {plain[0], plain[-1]} & _words("leads"))
+        and not (len(words) == 1 and plain[0] in _words("headings"))
         and not _words("verbs").intersection(plain)
-        and not (len(words) > 1 and words[-1].isnumeric())  # Step 2, Section 4
+        and not (len(words) > 1 and (words[-1].isnumeric() or plain[0] in _words("orders")))  # Step 2, Use good ropes
         and all(len(word) <= MAX_UNCASED for word in words if not _has_case(word))
     )
 
 
 @cache
 def _words(kind: str) -> frozenset[str]:
-    """Words that no name begins or ends with (leads), and words that no name has (verbs), from prompts/keys.yaml."""
+    """The words of one kind in prompts/keys.yaml, which says what each kind is."""
     from notes_cli.documents import read_yaml  # needed where a text is read, not where it is spliced
 
     table = read_yaml(resource("prompts") / "keys.yaml")
     return frozenset(word for words in table[kind].values() for word in words.split())
 
 
-def _is_word(key: str) -> bool:
-    """Whether it is one word of a script that has capitals: such a key needs no more evidence than an English one."""
-    return " " not in key and _has_case(key)
+def _is_evident(match: re.Match[str]) -> bool:
+    """Whether a line needs no other beside it: the key is in bold or one word of a script that has capitals, or the
+    value has a digit or is a constant."""
+    key, value = match["key"], match["value"]
+    single = match["bold"] is not None or (" " not in key and _has_case(key))
+    return single or any(char.isdigit() for char in value) or CONSTANTS.fullmatch(value) is not None
 
 
 def _has_case(word: str) -> bool:

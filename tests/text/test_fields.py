@@ -124,8 +124,8 @@ def test_prose_and_code_name_no_field(line: str) -> None:
     assert find_fields(line, {}) == (line, (), [])
 
 
-def before(body: str) -> dict[str, set[str]]:
-    """The fields of lines as they were found when a key was one word of ASCII, values by name."""
+def plainly(body: str) -> dict[str, set[str]]:
+    """The lines with a key of one word of ASCII outside of fenced code: values by name."""
     line = r"^ {0,3}(?:[-*+] )?([A-Za-z][A-Za-z0-9_-]{0,63}):[ \t]+(\S(?:[^\n]{0,78}[^\s.!?:;,])?)[ \t]*$"
     fence = r"^ {0,3}(```+|~~~+)[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)"
     code = [match.span() for match in re.finditer(fence, body, re.M | re.S)]
@@ -151,15 +151,15 @@ PARTS += [
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=12))
-def test_what_was_a_field_is_one(lines: list[str]) -> None:
-    """Every line that gave a field its value does; others have names of another kind."""
+def test_a_plain_key_with_data_is_a_field(lines: list[str]) -> None:
+    """Wherever such a line is, but in code; other fields have names of another kind."""
     body = "\n".join(lines)
     _, fields, _ = find_fields(body, {})
     found: dict[str, set[str]] = {}
     for field in fields:
         found.setdefault(field.name, set()).add(field.value)
-    assert {name: values for name, values in found.items() if name in before(body)} == before(body)
-    assert all(not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", name) for name in found.keys() - before(body).keys())
+    assert {name: values for name, values in found.items() if name in plainly(body)} == plainly(body)
+    assert all(not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", name) for name in found.keys() - plainly(body).keys())
 
 
 LONG = 150_000
