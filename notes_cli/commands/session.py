@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
@@ -92,38 +92,49 @@ def ls(quiet: bool, json_: bool) -> None:
 
 @command.command("show")
 @click.argument("name", type=SessionName())
+@click.option("--pieces", is_flag=True, help="A table of the pieces of the prompt, as they are in the KV cache.")
 @_JSON
-def show(name: str, json_: bool) -> None:
-    """Show the pieces and edits of a session, and the turn that each belongs to."""
+def show(name: str, pieces: bool, json_: bool) -> None:
+    """Show a session turn by turn: questions, answers, what tools returned, corrections and edits."""
+    from notes_cli.commands.transcript import show
+
     stored = _sessions().find(name)
     state = stored.state
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
     if json_:
-        pieces = [_as_json(entry) for entry in state.entries]
-        output.as_json({"version": 1, **facts, "pending": list(state.pending.values()), "pieces": pieces})
+        listed = [_as_json(entry) for entry in state.entries]
+        output.as_json({"version": 1, **facts, "pending": list(state.pending.values()), "pieces": listed})
         return
-    rows = [
-        (
-            *(str(entry.turn), str(entry.position), str(entry.tokens)),
-            *map(output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), entry_why(entry))),
-        )
-        for entry in state.entries
-    ]
-    columns = ("turn", "position", "tokens", "piece", "name", "how", "text", "why")
-    output.table(columns, rows, right=columns[:3])
+    if pieces:
+        _table(state.entries)
+    else:
+        show(state)
     for field, value in state.fields.items():
         output.result(output.line(f"field {field} = {value}"))
     for said in state.pending.values():
-        output.result(output.line(f"errata before the next question: {said}"))
+        output.result(output.line(f"correction before the next question: {said}"))
     output.result(
         f"{_count(facts['turns'], 'turn')}, {_count(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
         f"{_model(facts)}"
     )
     if facts["whole"]:
-        output.result(
-            "the rows of this model cannot be moved: each turn keeps those of the whole session, those of the last "
-            "two are there, and after a second undo the text is decoded again"
+        output.sentence(
+            "The KV cache of this model cannot be moved: each turn keeps all of it, on disk are those of the last two "
+            "turns, and after a second undo the text is decoded again."
         )
+
+
+def _table(entries: Sequence[Entry]) -> None:
+    """The pieces of the prompt."""
+    rows = [
+        (
+            *(str(entry.turn), str(entry.position), str(entry.tokens)),
+            *map(output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), entry_why(entry))),
+        )
+        for entry in entries
+    ]
+    columns = ("turn", "position", "tokens", "piece", "name", "how", "text", "why")
+    output.table(columns, rows, right=columns[:3])
 
 
 @command.command("rm")

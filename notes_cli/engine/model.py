@@ -22,6 +22,8 @@ from notes_cli.engine.segment import Tokens
 from notes_cli.engine.source import open_sources
 from notes_cli.errors import ModelError
 
+# What a file calls its model by the folder of a training run, and what the model was published as.
+PUBLISHED = {"Smollm2 135M 8k Lc100K Mix1 Ep2": "SmolLM2-135M-Instruct"}
 ANCHORS = ("\n", "\t", ".", "\x01")  # texts that are put before a part of a text while it is tokenised
 
 
@@ -61,7 +63,8 @@ class Model:
             raise
         self.n_ctx_train = int(llama.llama_model_n_ctx_train(self._handle))
         self.architecture = self.metadata("general.architecture") or "unknown"
-        self.name = self.metadata("general.name") or path.stem
+        name = self.metadata("general.name") or path.stem
+        self.name = PUBLISHED.get(name, name)
         file_type = int(llama.llama_model_ftype(self._handle)) & ~1024  # the bit says "guessed"
         self.quantization = FILE_TYPES.get(file_type, f"type {file_type}")
 

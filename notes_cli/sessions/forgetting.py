@@ -413,6 +413,7 @@ class Forgetter:
                     "Name that turn, too",
                 )
         rest = State(
+            system=state.system,
             questions=questions,
             entries=[entry for entry in entries if entry not in about],
             skills=state.skills,
@@ -484,6 +485,7 @@ def _again(entry: Entry, first: int) -> Entry:
 def _as_line(rest: State) -> Line:
     """What is left, as a ledger keeps it."""
     return {
+        "system": rest.system,
         "questions": rest.questions,
         "pieces": [entry_line(entry) for entry in rest.entries],
         "skills": [asdict(skill) for skill in rest.skills],

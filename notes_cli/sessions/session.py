@@ -65,6 +65,7 @@ class Session:
         self.stored = stored
         self._live = Live(workspace, stored)
         self._question = ""  # of the turn at hand, as are its skills and what is said of fields
+        self._system = ""  # of the first turn
         self._skills: list[SkillText] = []
         self._said: dict[str, str] = {}
         self._marks: dict[str, tuple[str, ...]] = {}
@@ -177,7 +178,7 @@ class Session:
         """The first turn's prompt has been assembled in this notebook."""
         changes = changes_of(self.workspace, prompt) if prompt.method.record.edits_rows else {}
         self._live.hold(notebook)
-        self._question, self._since = prompt.question, self._live.changes
+        self._question, self._system, self._since = prompt.question, prompt.system or "", self._live.changes
         errata = [*prompt.said, *prompt.errata]
         names = iter([erratum.key for erratum in errata])
         notebook.pieces = [
@@ -331,6 +332,8 @@ class Session:
         skills = [asdict(skill) for skill in self._skills]
         line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._said}
         line |= {"marks": self._marks, "heard": self._heard}
+        if self.empty and self._system:
+            line["system"] = self._system
         if images := [asdict(image) for image in notebook.images if image.first >= start]:
             line["images"] = images
         self._live.commit(line, [(start, len(notebook))])

@@ -90,6 +90,7 @@ class State:
     """What a ledger comes to: undone lines are gone, edits are applied."""
 
     live: list[Line] = field(default_factory=list)  # turns, edits, compactions and forgettings that were not undone
+    system: str = ""  # the system text, as given
     questions: list[str] = field(default_factory=list)  # of each turn, as asked
     tokens: list[int] = field(default_factory=list)
     rows: list[tuple[str, int]] = field(default_factory=list)  # of each position: the file of its row, and which
@@ -166,6 +167,8 @@ class State:
         """Pieces came at the end."""
         start = len(self.tokens)
         self.questions.append(text_of(line, "question"))
+        if "system" in line:  # of the first turn
+            self.system = text_of(line, "system")
         skills = [SkillText.from_dict(skill) for skill in line["skills"]]
         self._join(skills)
         for piece in line["pieces"]:
@@ -255,6 +258,7 @@ class State:
         text_of(line, "method")
         self._replace(line)
         rest = line["rest"]
+        self.system = text_of(rest, "system")
         self.questions = [text_of({"": question}, "") for question in rest["questions"]]
         self.entries = [Entry.from_dict(piece) for piece in rest["pieces"]]
         if any(entry.end > len(self.tokens) or entry.turn > self.turns for entry in self.entries):

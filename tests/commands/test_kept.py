@@ -102,4 +102,4 @@ def test_a_session_goes_on_from_it(notes: Notes, skill: Path) -> None:
     assert notes(*ASK, "--session", "mine").code == 0
     notes("rm", "returns")
     assert notes("ask", "And why?", "--session", "mine", *CHOICES).code == 0
-    assert "kept as q8_0 (" in notes("session", "show", "mine").out
+    assert "kept as q8_0 (" in notes("session", "show", "mine", "--pieces").out

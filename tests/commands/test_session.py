@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from notes_cli.commands import transcript
 from notes_cli.config import paths
 from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.state import fold
 
 from ..limits import small_files
-from ..sessions.ledgers import forge
+from ..sessions.ledgers import forge, turn
 from .conftest import Notes, command_line, snapshot
 
 BEGIN = ("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 3)
@@ -112,7 +114,7 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
     assert "rows recomputed" in notes("edit", "mine", "--field", "tier=basic", "--method", "field").out
     shown = notes("session", "show", "mine")
     assert "field date = 2026-07-01\nfield tier = basic\n" in shown.out
-    assert "errata before the next question" in shown.out
+    assert "correction before the next question: " in shown.out
     assert notes(*GO_ON).code == 0
     pieces = notes("session", "show", "mine", "--json").json["pieces"]
     assert ["2026-07-01" in piece["text"] for piece in pieces if piece["kind"] == "erratum"] == [True]
@@ -230,6 +232,40 @@ def test_auto_says_why(notes: Notes, begun: Path) -> None:
     out = notes("edit", "mine", "--field", "tier=b").out
     assert out.startswith("tier=b: ") and "an erratum before the next question (field+erratum: the default" in out
     assert notes("edit", "mine", "--field", "tier=c", "--method", "erratum").out.endswith(" question (erratum)\n")
+
+
+def test_a_conversation_is_shown_as_one(notes: Notes, compiled: Path) -> None:
+    """Who says what in each turn, in the words that were asked, with corrections and edits where they came; nothing of
+    the chat template. The table of pieces is an option."""
+    asked = ("ask", "May I\n  return it?", "-s", "Be brief.", "--splice", "returns", "--session", "mine")
+    assert notes(*asked, "--choices", "yes,no").code == 0
+    assert notes("edit", "mine", "--field", "tier=basic", "--method", "erratum").code == 0
+    assert notes("ask", "And now?", "--session", "mine", "--choices", "yes,no").code == 0
+    assert notes("edit", "mine", "--field", "tier=silver", "--method", "erratum").code == 0
+    shown = notes("session", "show", "mine").out
+    lines = [line for line in shown.splitlines() if not line.startswith(("skill ", "assistant "))]
+    assert lines[:11] == [
+        *("turn 1", "system      Be brief.", "user        May I", "              return it?"),
+        *("edit        tier=basic (erratum): an erratum before the next question", "", "turn 2"),
+        "correction  Correction: the tier is now basic. This replaces the earlier tier.",
+        "user        And now?",
+        *("edit        tier=silver (erratum): an erratum before the next question", ""),
+    ]
+    assert "skill       returns, " in shown and "assistant   " in shown and "<|" not in shown
+    table = notes("session", "show", "mine", "--pieces").out
+    assert table.splitlines()[0].split() == ["turn", "position", "tokens", "piece", "name", "how", "text", "why"]
+
+
+def test_a_conversation_with_tools_and_thoughts() -> None:
+    """Results are the tools' part of a turn, a chain of thought is apart from its answer, and what was cut is named."""
+    thought = {"kind": "answer", "name": "", "text": "Hm.", "how": "decoded", "tokens": [1], "reason": "thought"}
+    end = {**thought, "text": "</think>", "reason": "thought_end"}
+    answer = {**thought, "text": " It is warm.", "reason": ""}
+    result = {**answer, "kind": "result", "name": "weather", "text": "<result>17</result>"}
+    lines = [turn(1, pieces=[thought, end, answer]), turn(2, question="weather: 17", pieces=[result, answer])]
+    state = fold(lines)
+    assert [*transcript.turn(state, 1)] == [("thought", "Hm."), ("assistant", "It is warm.")]
+    assert [*transcript.turn(state, 2)] == [("tool", "weather: 17"), ("assistant", "It is warm.")]
 
 
 def test_compacting(notes: Notes, begun: Path) -> None:
@@ -368,7 +404,7 @@ def test_a_recurrent_model_says_what_it_keeps(
     assert snapshot(home) == before
     assert notes("edit", "mine", "--field", "tier=b").code == 0
     assert notes(*GO_ON).code == 0
-    assert "each turn keeps those of the whole session" in notes("session", "show", "mine").out
+    assert "each turn keeps all of it" in notes("session", "show", "mine").out
 
 
 def test_settings_reach_the_commands_of_the_group(notes: Notes, begun: Path, home: Path) -> None:
