@@ -490,6 +490,7 @@ def _message(data: Any, where: str) -> Message:
     role = given.text("role")
     if role not in _ROLES:
         raise given.wrong("role", f"one of {', '.join(_ROLES)}", role)
+    silent = "content" in data and data["content"] in (None, [])
     parts = _parts(given.any("content"), where, images=role in ("user", "system", "developer"))
     calls = _calls(given.any("tool_calls"), where)
     if given.any("function_call"):
@@ -497,8 +498,10 @@ def _message(data: Any, where: str) -> Message:
     call = given.text("tool_call_id")
     given.ignore(_KEYS)
     given.end()
-    if not parts and not calls and role != "assistant":
-        raise Refused(400, f"{where} has no content", param=f"{where}.content", code="invalid_value")
+    if not parts and role != "assistant":
+        if not silent:
+            raise Refused(400, f"{where} has no content", param=f"{where}.content", code="invalid_value")
+        parts = (TextPart(""),)
     if role == "assistant":  # whose parts are one text
         parts = (TextPart("".join(part.text for part in parts if isinstance(part, TextPart))),) if parts else ()
     elif role != "tool":  # blank ones come to nothing, but for the last, which is the question
@@ -565,9 +568,11 @@ def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:
         function = Reader(call.any("function"), f"{where}[{number}].function")
         name, words = function.text("name"), function.any("arguments")
         try:
-            arguments = json.loads(words) if isinstance(words, str) else words
+            arguments = json.loads(words) if isinstance(words, str) and words.strip() else words
         except (ValueError, RecursionError):
-            arguments = None
+            raise function.wrong("arguments", "an object as JSON", words) from None
+        if arguments is None or arguments == [] or (isinstance(arguments, str) and not arguments.strip()):
+            arguments = {}  # as clients have the call of a tool that takes none
         if not isinstance(arguments, dict):
             raise function.wrong("arguments", "an object as JSON", words)
         found.append(ToolCall(call.text("id"), name, arguments))

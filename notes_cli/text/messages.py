@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from itertools import count
 from typing import Any
 
 from notes_cli.classes import dataclass
@@ -20,7 +21,8 @@ from notes_cli.text.untrusted import check_unicode
 ROLES = ("system", "user", "assistant", "tool")
 PLACES = ("early", "late")  # of skills: in the system message, or right before the question
 BETWEEN = "\n\n"  # the parts of one message
-NAME = expression(r"[A-Za-z0-9_.:/-]{1,128}")  # of tools, and ids of calls: templates print them as they are
+NAME = expression(r"[A-Za-z0-9_.:/-]{1,128}")  # of a tool that may be called
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}  # of a tool that takes no arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +164,24 @@ def check_once(names: Sequence[str]) -> None:
 
 
 def checked(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """The messages, with the name of the tool in each result, and without blank system messages. Whether they may come
-    in this order is for the template to say (prompt.py).
+    """The messages, with an id in each call and the name of the tool in each result, and without blank system messages.
+    Whether they may come in this order is for the template to say (prompt.py).
 
-    Raise NotesError for an unknown role, a part that a role cannot have, and calls and results that do not match.
+    A call may lack its result and a result its call, as in a history that an agent has shortened. A call without an id
+    gets one by its number, and a result without one belongs to the first call that has no result yet. Raise NotesError
+    for an unknown role and for a part that a role cannot have.
     """
     found: list[Message] = []
-    waiting: dict[str, str] = {}  # the tools of calls without a result yet, by the id of the call
+    waiting: list[ToolCall] = []  # calls without a result yet
+    numbers = count()
     for number, message in enumerate(messages, 1):
         _check_role(number, message)
         if message.role == "tool":
-            if message.tool_call_id not in waiting:
-                raise NotesError(f"message {number} is the result of a call {message.tool_call_id!r} that was not made")
-            called = waiting.pop(message.tool_call_id)
-            if message.name not in ("", called):
-                raise NotesError(f"message {number} is a result of {message.name!r}, but {called!r} was called")
-            message = replace(message, name=called)
-        elif waiting:
-            raise NotesError(f"the call of {', '.join(waiting.values())} has no result before message {number}")
-        waiting |= {call.id: call.name for call in _calls(number, message)}
+            message = _with_call(number, message, waiting)
+        elif message.tool_calls:
+            calls = tuple(_with_id(number, call, next(numbers)) for call in message.tool_calls)
+            message = replace(message, tool_calls=calls)
+            waiting = [*calls, *waiting]
         for part in message.parts:
             if isinstance(part, ImagePart):
                 raise NotesError(f"message {number} has an image that was not compiled: {part.picture.source}")
@@ -190,9 +191,29 @@ def checked(messages: Iterable[Message]) -> tuple[Message, ...]:
             found.append(message)
     if not found:
         raise NotesError("the conversation is empty: there is nothing to answer")
-    if waiting and found[-1].role == "tool":
-        raise NotesError(f"the call of {', '.join(waiting.values())} has no result")
     return tuple(found)
+
+
+def _with_call(number: int, message: Message, waiting: list[ToolCall]) -> Message:
+    """A result with the id and the name of its call, which is taken from those that wait. Raise NotesError where it
+    names another tool."""
+    call = next((one for one in waiting if message.tool_call_id in ("", one.id)), None)
+    if call is None:
+        return message
+    waiting.remove(call)
+    if message.name not in ("", call.name):
+        raise NotesError(f"message {number} is a result of {message.name!r}, but {call.name!r} was called")
+    return replace(message, name=call.name, tool_call_id=call.id)
+
+
+def _with_id(number: int, call: ToolCall, nth: int) -> ToolCall:
+    """A call with an id of its own if it has none: nine letters and digits, which every template takes. Raise
+    NotesError for one without a name."""
+    if not call.name:
+        raise NotesError(f"message {number} calls a tool without a name")
+    if not isinstance(call.arguments, Mapping):
+        raise NotesError(f"message {number}: the arguments of {call.name} must be an object")
+    return call if call.id else replace(call, id=f"call{nth:05d}")
 
 
 def _check_role(number: int, message: Message) -> None:
@@ -207,34 +228,34 @@ def _check_role(number: int, message: Message) -> None:
         raise NotesError(f"message {number} names a tool, so its role must be tool, not {role}")
 
 
-def _calls(number: int, message: Message) -> tuple[ToolCall, ...]:
-    """Its calls. Raise NotesError for a name or an id that is not plain, and for an id that is there twice."""
-    ids = Counter(call.id for call in message.tool_calls)
-    for call in message.tool_calls:
-        for what, name in (("id", call.id), ("name", call.name)):
-            if not NAME.fullmatch(name):
-                raise NotesError(
-                    f"message {number}: the {what} of a tool call must be letters, digits, _ - . : or /, not {name!r}"
-                )
-        if ids[call.id] > 1:
-            raise NotesError(f"message {number} has two tool calls of the id {call.id!r}")
-        if not isinstance(call.arguments, Mapping):
-            raise NotesError(f"message {number}: the arguments of {call.name} must be an object")
-    return message.tool_calls
-
-
 def checked_tools(tools: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Tool definitions, each `{"type": "function", "function": {...}}`. Raise NotesError for one without a plain name,
-    and for a name that is there twice."""
+    """Tool definitions, each `{"type": "function", "function": {...}}` with a name, a description and parameters.
+
+    Taken are OpenAI's form, with the outer object or without, MCP's (`inputSchema`) and Anthropic's (`input_schema`).
+    Raise NotesError for one without a plain name, and for a name that is there twice.
+    """
     found: dict[str, Mapping[str, Any]] = {}
     for number, tool in enumerate(tools, 1):
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
-        if not isinstance(name, str):
+        if not isinstance(function, Mapping) or not isinstance(name, str):
             raise NotesError(f"tool {number} is not a function with a name")
+        if (kind := tool.get("type", "function")) not in ("function", "custom"):
+            raise NotesError(f"tool {number} is of the type {kind!r}: only functions can be called")
         if not NAME.fullmatch(name):
             raise NotesError(f"tool {number}: its name must be letters, digits, _ - . : or /, not {name[:80]!r}")
         if name in found:
             raise NotesError(f"there are two tools of the name {name}")
-        found[name] = tool if "function" in tool else {"type": "function", "function": tool}
+        found[name] = {"type": "function", "function": _function(function)}
     return tuple(found.values())
+
+
+def _function(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function as templates take it: all of them may read its description and its parameters. What is meant for the
+    program that sends it is left out."""
+    schema = next((key for key in ("inputSchema", "input_schema") if key in given), "parameters")
+    left_out = ("type", "strict") if schema == "parameters" else {*given} - {"name", "description"}
+    found = {key: value for key, value in given.items() if value is not None and key not in left_out}
+    found.setdefault("description", "")
+    found["parameters"] = given.get(schema) or NO_PARAMETERS
+    return found

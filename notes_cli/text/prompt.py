@@ -88,7 +88,7 @@ def _is_answer(message: Message, turn: Sequence[Message], *, later: bool) -> boo
     """Whether a message was written after the generation prompt that follows these. `later`: they follow an answer."""
     if message.role != "assistant" or message.tool_calls or not turn or turn[-1].role == "assistant":
         return False
-    return later or any(one.role in ("user", "tool") for one in turn)
+    return later or any(one.role == "user" for one in turn)
 
 
 def _is_unusual(message: Message, messages: Sequence[Message]) -> bool:
@@ -124,6 +124,8 @@ def next_turn(
         raise NotesError("the last message is the assistant's: there is nothing to answer")
     if any(message.role == "system" for message in given):
         raise NotesError("a system message belongs to the first turn")
+    if given[0].role == "tool":
+        raise NotesError("a result of a tool follows the message with its call")
     template = template.with_tools(tools)
     if given[0].role == "assistant":
         if not given[0].tool_calls or any(message.role == "assistant" for message in given[1:]):

@@ -229,6 +229,8 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
         raise
     except Exception as error:  # of jinja2, or of Python about the code that jinja2 made
         return {"error": f"cannot be read: {_line(error)}"}
+    if "datetime" in source:
+        request["variables"].setdefault("datetime", template.globals["strftime_now"]("%b %d %Y"))
     steady = not any(word in source for word in ("random", "lipsum"))
     try:
         found = {"text": template.render(request["variables"])}
@@ -251,7 +253,7 @@ def _template(source: str, now: str | None) -> jinja2.Template:
     from jinja2 import nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 
     class Generation(Extension):
         """`{% generation %}`: marks the text of a model, for training. Here its body is rendered as it is."""
@@ -268,7 +270,7 @@ def _template(source: str, now: str | None) -> jinja2.Template:
     def strftime_now(form: str) -> str:
         return datetime.fromisoformat(now).strftime(form) if now else _today.tell(form)
 
-    env = ImmutableSandboxedEnvironment(
+    env = SandboxedEnvironment(  # some templates append to lists, which are those of one request
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
     env.filters["tojson"] = _tojson
@@ -278,8 +280,15 @@ def _template(source: str, now: str | None) -> jinja2.Template:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    """As Jinja's own, which escapes HTML, but models were not trained on that."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
+    """As Jinja's own, which escapes HTML, but models were not trained on that; and as llama.cpp's, which takes more."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **{"default": _json, **more})
+
+
+def _json(value: Any) -> Any:
+    """What JSON has in the place of what it has not: null for what is undefined, lists for what filters return."""
+    import jinja2  # it is there already
+
+    return None if isinstance(value, jinja2.Undefined) else [*value]
 
 
 def _line(error: Exception) -> str:

@@ -7,6 +7,7 @@ through it, between marks: untrusted.py.) It knows no tokens and no skills.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -22,13 +23,16 @@ from notes_cli.text.rendering import RenderError, Rendering, code_stamp, render
 from notes_cli.text.untrusted import (
     Way,
     as_given,
+    blurred,
     marked,
+    marked_where_different,
     marker,
     markers_in,
     neutral,
     no_text,
     sealed,
     stretches,
+    unmarked,
     unsealed,
     without_marks,
 )
@@ -85,6 +89,7 @@ class ChatTemplate:
         self._source, self._now = source or PLAIN, now
         self._known = {
             "tools": None,
+            "functions": "",
             "documents": None,
             **(options or {}),
             "bos_token": bos,
@@ -94,7 +99,7 @@ class ChatTemplate:
         self.reply = ""  # opens the answer, after the template's own words
         self.calling: str | None = None  # opens it where it may be a call of a tool, if that is something else
         self.earlier = self  # the template for earlier turns, whose answers are opened in another way
-        self._tools: Sequence[object] = []  # as they were given
+        self._tools: Sequence[Mapping[str, Any]] = []  # as they were given
 
     def with_options(self, options: Mapping[str, object]) -> ChatTemplate:
         """The same template with other variables."""
@@ -127,7 +132,7 @@ class ChatTemplate:
         probes = [
             tool | {"function": tool["function"] | {"name": mark}} for tool, mark in zip(safe, named, strict=True)
         ]
-        shown = self.with_options({"tools": probes})._render([{"role": "user", "content": marker(0)}], True)
+        shown = self._knowing(probes)._render([{"role": "user", "content": marker(0)}], True)
         there = markers_in(shown)
         left_out = [name for mark, name in named.items() if mark not in there]
         if left_out:
@@ -141,10 +146,17 @@ class ChatTemplate:
             other.earlier = self.earlier._with_tools(given)
         return other
 
-    def _with_tools(self, tools: Sequence[object], way: Way = marked) -> ChatTemplate:
-        other = self.with_options({"tools": [way(tool) for tool in tools]})
+    def _with_tools(self, tools: Sequence[Mapping[str, Any]], way: Way = marked) -> ChatTemplate:
+        if not tools:
+            return self
+        other = self._knowing([way(tool) for tool in tools])
         other._tools = tools
         return other
+
+    def _knowing(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        """The same template with these tools, also by the name that Firefunction's has for them."""
+        functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        return self.with_options({"tools": tools, "functions": functions})
 
     def render(self, messages: Sequence[Rendered], add_generation_prompt: bool = True) -> str:
         """The whole conversation as text. Raise ModelError if the template refuses or fails.
@@ -158,20 +170,28 @@ class ChatTemplate:
         """The text of messages, with marks around strings of tools, calls and results (untrusted.py). `messages` makes
         the messages, with such strings passed in one of three ways.
 
-        Raise ModelError also if the marks change what the template prints, or if what it prints outside of them depends
-        on the text inside.
+        Raise ModelError also where it cannot be found out which characters of the text are from such strings.
         """
         text = self.render(messages(marked))
         if marked(self._tools) == self._tools and messages(marked) == messages(as_given):
             return text
-        given, other = (self._with_tools(self._tools, way).render(messages(way)) for way in (as_given, neutral))
-        found, expected = stretches(text), stretches(other)
+
+        def passed(way: Way) -> str:
+            return self._with_tools(self._tools, way).render(messages(way))
+
+        given = passed(as_given)
+        found, expected = stretches(text), stretches(passed(neutral))
         own, others = ([part for part, own in each or () if own] for each in (found, expected))
-        if found is None or without_marks(text) != given or own != others:
+        if found is not None and without_marks(text) == given and own == others:
+            return text
+        # A template that looks at the ends of a text, or takes it apart, prints something else where there are marks.
+        plain = passed(unmarked)
+        apart = marked_where_different(plain, passed(blurred)) if without_marks(plain) == given else None
+        if apart is None:
             raise ModelError(
                 f"{self.name} takes apart what is in tools, calls or results, so it cannot be told from its own words"
             )
-        return text
+        return apart
 
     def cut(self, messages: Sequence[Rendered], markers: Sequence[str]) -> list[str]:
         """Render messages whose contents are the markers; return the template's texts before, between and after them.
@@ -205,9 +225,15 @@ class ChatTemplate:
         plain = self._known["tools"] is None and all(m.keys() == _PLAIN and no_text(m["content"]) for m in messages)
         memory = self._memory if plain else None
         try:
-            return _rendered(self._source, json.dumps(self._known | talk), self._now, int(time.time()), memory)
+            return self._text(self._known | talk, memory)
         except RenderError as error:
+            if self._known["tools"] is None:  # some loop over them: llama.cpp's renderer loops over nothing then
+                with contextlib.suppress(RenderError):
+                    return self._text(self._known | talk | {"tools": []}, memory)
             raise ModelError(f"{self.name} {error}") from error
+
+    def _text(self, variables: Mapping[str, object], memory: Memory | None) -> str:
+        return _rendered(self._source, json.dumps(variables), self._now, int(time.time()), memory)
 
     def cut_text(self, rendered: str, markers: Sequence[str]) -> list[str]:
         """As `cut`, for a text that is rendered already."""

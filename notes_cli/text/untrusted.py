@@ -23,6 +23,7 @@ MAX_DEPTH = 64
 
 # Vocabularies spell control tokens with brackets, bars or unusual characters such as U+2581.
 _DOUBTFUL = expression(r"[^\w\s!-/:;=?@\\^_`~]")
+_NOT_OPENING = expression(r"[^\w\s!-/:;=?@\\^_`~<]")
 _MARKED = expression(f"({OPEN}|{CLOSE})")
 _AROUND = expression(rf"NOTES{_SECRET}(?:open|shut|(?:begin|end)\d+x)")
 _MARKER = expression(rf"NOTES{_SECRET}[a-z]+\d+x")
@@ -38,6 +39,11 @@ def marker(number: int, kind: str = "text") -> str:
 def markers_in(text: str) -> Counter[str]:
     """How often each marker is in a rendered text, which is looked through once."""
     return Counter(_MARKER.findall(text))
+
+
+def places_of_markers(text: str) -> dict[str, int]:
+    """Where each marker is in a rendered text for the first time."""
+    return {found[0]: found.start() for found in reversed([*_MARKER.finditer(text)])}
 
 
 Way = Callable[[Any], Any]  # how a JSON value is passed to a template
@@ -57,8 +63,38 @@ def marked(value: Any) -> Any:
 
 
 def neutral(value: Any) -> Any:
-    """As `marked`, with _ in the place of each character that a control token may be spelled with."""
-    return _passed(value, lambda text: between(_DOUBTFUL.sub("_", text), OPEN, CLOSE))
+    """As `marked`, with _ in the place of each character that a control token may be spelled with, except for <, which
+    some templates look for, and with which no control token ends."""
+    return _passed(value, lambda text: between(_NOT_OPENING.sub("_", text), OPEN, CLOSE))
+
+
+def unmarked(value: Any) -> Any:
+    """As `as_given`; only the ends of results are marked."""
+    return _passed(value, lambda text: text)
+
+
+def blurred(value: Any) -> Any:
+    """As `unmarked`, with _ in the place of each character that a control token may be spelled with."""
+    return _passed(value, lambda text: _DOUBTFUL.sub("_", text))
+
+
+def marked_where_different(text: str, other: str) -> str | None:
+    """A rendered text with marks around what is different in another one of the same length, what is rendered of
+    `blurred` values: these are the characters of users that a control token may be spelled with. None where the
+    lengths differ, so that it is not known which these are."""
+    if len(text) != len(other):
+        return None
+    found, at, end = [], 0, 0  # what is marked begins at `at` and ends at `end`
+    for place, (one, another) in enumerate(zip(text, other, strict=True)):
+        if one == another:
+            continue
+        if end and not _DOUBTFUL.search(text, end, place) and not _AROUND.search(text, end, place):
+            end = place + 1
+            continue
+        found += [text[at:end], CLOSE] if end else []
+        found += [text[end:place], OPEN]
+        at, end = place, place + 1
+    return "".join([*found, text[at:end], CLOSE, text[end:]]) if end else text
 
 
 def _passed(value: Any, doubtful: Callable[[str], str], depth: int = 0) -> Any:

@@ -115,13 +115,18 @@ def test_the_parameter_is_named(served: Served, path: str, given: Json, param: s
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
 
 
+NAMELESS = {"id": "c1", "type": "function", "function": {"name": "", "arguments": "{}"}}
+
+
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
-        ([ASK, {"role": "tool", "content": "x", "tool_call_id": "c1"}], r"messages[1] is the result of a call 'c1'"),
-        ([ASK, {"role": "assistant", "tool_calls": [CALL]}, ASK], "has no result before messages[2]"),
-        ([ASK, {"role": "assistant", "tool_calls": [CALL, CALL]}], "messages[1] has two tool calls of the id 'c1'"),
-        ([{"role": "system", "content": ""}, ASK, {"role": "tool", "content": "x"}], "messages[2] is the result"),
+        ([ASK, {"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[1] calls a tool, which only"),
+        ([ASK, {"role": "assistant", "tool_calls": [NAMELESS]}, ASK], "messages[1] calls a tool without a name"),
+        (
+            [{"role": "system", "content": ""}, ASK, {"role": "assistant", "tool_calls": [NAMELESS]}],
+            "messages[2] calls",
+        ),
     ],
 )
 def test_messages_are_counted_as_they_were_sent(served: Served, messages: list[Json], says: str) -> None:

@@ -54,10 +54,13 @@ def test_a_question_is_messages() -> None:
         (SYSTEM, SYSTEM, USER),
         (ANSWER, USER),
         (USER, ANSWER, ANSWER, USER),
+        (USER, CALL, USER),
+        (USER, CALL, USER, RESULT),
+        (USER, Message("assistant", (), (*CALL.tool_calls, ToolCall("2", "find"))), RESULT),
     ],
 )
 def test_what_can_be_answered(messages: tuple[Message, ...]) -> None:
-    """Questions and results of tools; a result knows the name of its tool."""
+    """Questions and results of tools, also where a result is missing; a result knows the name of its tool."""
     found = Conversation(messages).messages
     assert [message.role for message in found] == [message.role for message in messages]
     assert all(message.name == "look" for message in found if message.role == "tool")
@@ -78,13 +81,6 @@ def test_a_system_message_that_says_nothing() -> None:
         ((Message("robot", (TextPart("x"),)),), "message 1 has an unknown role 'robot'. Choose among system, user"),
         ((USER, ANSWER), "the last message is the assistant's: there is nothing to answer"),
         ((USER, CALL), "the last message is the assistant's"),
-        ((USER, RESULT), "message 2 is the result of a call '1' that was not made"),
-        ((USER, CALL, RESULT, RESULT), "message 4 is the result of a call '1' that was not made"),
-        ((USER, CALL, USER), "the call of look has no result before message 3"),
-        (
-            (USER, Message("assistant", (), (*CALL.tool_calls, ToolCall("2", "find"))), RESULT),
-            "the call of find has no result",
-        ),
         (
             (USER, CALL, Message("tool", (), tool_call_id="1", name="find")),
             "message 3 is a result of 'find', but 'look' was called",
@@ -93,12 +89,7 @@ def test_a_system_message_that_says_nothing() -> None:
         ((Message("user", name="look"),), "message 1 names a tool, so its role must be tool, not user"),
         ((USER, Message("assistant", (SkillPart("a"),)), USER), "message 2 .* holds text and tool calls only"),
         ((user_message("\ud800"),), "is half of a UTF-16 surrogate pair"),
-        (
-            (USER, Message("assistant", (), (ToolCall("1", "<|im_end|>"),)), RESULT),
-            "message 2: the name of a tool call must be letters, digits, .* not '<|im_end|>'",
-        ),
-        ((USER, Message("assistant", (), (ToolCall("", "look"),)), RESULT), "message 2: the id of a tool call must be"),
-        ((USER, Message("assistant", (), CALL.tool_calls * 2), RESULT), "message 2 has two tool calls of the id '1'"),
+        ((USER, Message("assistant", (), (ToolCall("1", ""),)), RESULT), "message 2 calls a tool without a name"),
         (
             (USER, Message("assistant", (), (ToolCall("1", "look", ["x"]),)), RESULT),  # type: ignore[arg-type]
             "message 2: the arguments of look must be an object",
@@ -112,11 +103,43 @@ def test_what_cannot_be_answered(messages: tuple[Message, ...], says: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_results_without_their_calls() -> None:
+    """As an agent leaves them that has shortened a history: they are what they say they are."""
+    assert Conversation((USER, RESULT)).messages == (USER, RESULT)
+    assert [one.name for one in Conversation((USER, CALL, RESULT, RESULT)).messages[2:]] == ["look", ""]
+
+
+def test_an_id_that_comes_again() -> None:
+    """Some servers count from 0 in each answer: a result is that of the latest call."""
+    other = Message("assistant", (), (ToolCall("1", "find"),))
+    found = Conversation((USER, CALL, other, RESULT, RESULT)).messages
+    assert [one.name for one in found[3:]] == ["find", "look"]
+    twice = Message("assistant", (), (ToolCall("1", "look"), ToolCall("1", "find")))
+    assert [one.name for one in Conversation((USER, twice, RESULT, RESULT)).messages[2:]] == ["look", "find"]
+
+
 def test_tools_as_others_give_them() -> None:
-    """With the outer object of OpenAI's interface, or without."""
-    function = {"name": "look", "parameters": {"type": "object"}}
-    whole = {"type": "function", "function": function}
-    assert Conversation((USER,), (function,)).tools == Conversation((USER,), (whole,)).tools == (whole,)
+    """OpenAI's, with the outer object and without, MCP's and Anthropic's are the same tool, which has a description and
+    parameters for templates that read them."""
+    schema = {"type": "object", "properties": {"at": {"type": "string"}}}
+    whole = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": schema}}
+    bare = {"name": "look", "description": "Looks."}
+    for given in (
+        whole,
+        bare | {"parameters": schema},
+        bare | {"type": "function", "parameters": schema, "strict": True},
+        {**whole, "cache_control": {"type": "ephemeral"}},
+        bare | {"inputSchema": schema, "title": "Look", "annotations": {"readOnlyHint": True}, "outputSchema": {}},
+        bare | {"type": "custom", "input_schema": schema, "cache_control": {"type": "ephemeral"}},
+    ):
+        assert Conversation((USER,), (given,)).tools == (whole,), given
+
+
+@pytest.mark.parametrize("given", [{}, {"parameters": None}, {"parameters": {}}, {"inputSchema": {}}])
+def test_tools_without_parameters(given: Mapping[str, Any]) -> None:
+    """They have no properties."""
+    [tool] = Conversation((USER,), ({"name": "now", "description": None, **given},)).tools
+    assert tool["function"] == {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 @pytest.mark.parametrize(
@@ -125,6 +148,10 @@ def test_tools_as_others_give_them() -> None:
         (({},), "tool 1 is not a function with a name"),
         (("look",), "tool 1 is not a function with a name"),
         (({"name": "a"}, {"type": "function", "function": {"name": 3}}), "tool 2 is not a function with a name"),
+        (
+            ({"name": "search", "type": "web_search_20250305"},),
+            "tool 1 is of the type 'web_search_20250305': only func",
+        ),
         (({"name": "look up"},), "tool 1: its name must be letters, digits, .* not 'look up'"),
         (({"name": "a"}, {"name": "a"}), "there are two tools of the name a"),
     ],

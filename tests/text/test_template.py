@@ -125,6 +125,18 @@ def test_options_reach_the_template(templates: SimpleNamespace) -> None:
     assert template.render(TALK[:2]).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
+def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
+    """They append to a list, loop over tools that are none, and encode what a filter returns or what there is not; none
+    of it is left for the next one."""
+    source = (
+        "{% set ids = [] %}{% for m in messages %}{{ ids.append(m.role) or '' }}{% endfor %}{{ ids | tojson }}"
+        "{{ messages | map(attribute='content') | tojson }}{{ messages[0].nothing | tojson }}{{ messages.append(1) }}"
+        "{% for tool in tools %}{{ tool }}{% endfor %}"
+    )
+    expected = '["system", "user"]["SYS", "U1"]nullNone'
+    assert [ChatTemplate(source)._render(TALK[:2], prompt) for prompt in (True, False)] == [expected, expected]
+
+
 def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
     """tojson without HTML escapes, loop controls, generation blocks, tools that are none."""
     source = (
@@ -160,7 +172,6 @@ def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> Non
     [
         "{{ messages.__class__.__mro__ }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ messages.append(1) }}",
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
@@ -178,6 +189,8 @@ def test_all_templates_of_llama_cpp_render_as_without_limits() -> None:
         for talk in (TALK, TALK[1:], TALK[:1], TALK[1:2]):
             for prompt in (True, False):
                 expected = plainly(source, talk, prompt)
+                if expected is None:  # it loops over tools
+                    expected = plainly(source, talk, prompt, [])
                 rendered += expected is not None
                 try:
                     found = ChatTemplate(source, "<s>", "</s>", now=DAY)._render(talk, prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -61,13 +62,17 @@ NO_TOOLS = {  # nothing in the template tells the model of them
     "microsoft-Phi-3.5-mini-instruct",
 }
 NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}  # tools, but not what was called
-FAIL = {  # in any renderer: a variable of its own, a list that is changed, JSON of a generator
-    "Kimi-K2-Instruct",
-    "Kimi-K2-Thinking",
-    "fireworks-ai-llama-3-firefunction-v2",
-    "llama-cpp-deepseek-r1",
+UNREAD = {"fireworks-ai-llama-3-firefunction-v2", "llama-cpp-deepseek-r1"}  # calls, but in a form that is not read back
+ONE_CALL = {  # a message
+    "GigaChat3-10B-A1.8B",
+    "GigaChat3.1-10B-A1.8B",
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "meta-llama-Llama-3.2-3B-Instruct",
+    "meta-llama-Llama-3.3-70B-Instruct",
+    "openai-gpt-oss-120b",
 }
-KNOWS = sorted({*SOURCES} - NO_TOOLS - NO_CALLS - FAIL)
+SHOWS = sorted({*SOURCES} - NO_TOOLS - NO_CALLS)
+KNOWS = sorted({*SHOWS} - UNREAD)
 
 
 def template_of(name: str) -> ChatTemplate:
@@ -103,7 +108,7 @@ def test_the_templates_are_there() -> None:
         assert any(family in name for name in KNOWS), family
 
 
-@pytest.mark.parametrize("name", KNOWS)
+@pytest.mark.parametrize("name", sorted({*SHOWS} - {"fireworks-ai-llama-3-firefunction-v2"}))
 @pytest.mark.parametrize("messages", [(USER,), (USER, CALLS, FOUND), (SYSTEM, USER, CALLS, FOUND)], ids=len)
 def test_as_the_template_prints_them(name: str, messages: tuple[Message, ...]) -> None:
     """Definitions, a call and its result: byte for byte what comes out of the template for the plain texts."""
@@ -120,7 +125,7 @@ def test_as_the_template_prints_them(name: str, messages: tuple[Message, ...]) -
         assert [chunk.kind for chunk in chunks][-2:] == ["call", "result"]
 
 
-@pytest.mark.parametrize("name", KNOWS)
+@pytest.mark.parametrize("name", SHOWS)
 def test_what_strangers_write_is_never_special(name: str) -> None:
     """Control tokens in descriptions, choices, arguments and results are read as words, in every template."""
     chunks = build(template_of(name), Conversation((SYSTEM, USER, CALLS, FOUND), TOOLS))
@@ -140,7 +145,7 @@ def harmless() -> tuple[Mapping[str, Any], ...]:
     return tuple(json.loads(json.dumps(TOOLS).replace(json.dumps(EVIL)[1:-1], "")))
 
 
-@pytest.mark.parametrize("name", KNOWS)
+@pytest.mark.parametrize("name", SHOWS)
 def test_plain_words_are_tokenised_as_the_model_was_trained(name: str) -> None:
     """Without anything that could be a control token, definitions and calls are one run with the words around them."""
     chunks = build(template_of(name), Conversation((USER, replaced(CALLS), replaced(FOUND)), harmless()[1:]))
@@ -157,39 +162,74 @@ def test_a_template_that_drops_tools(name: str) -> None:
         build(template_of(name), Conversation((USER,), TOOLS))
 
 
+TWO = Message("assistant", (), (CALL, ToolCall("abcdefgh2", "get_time")))
+RESULTS = (FOUND, Message("tool", (TextPart("noon"),), tool_call_id="abcdefgh2"))
+
+
 @pytest.mark.parametrize("name", sorted(NO_CALLS))
 def test_a_template_that_drops_calls(name: str) -> None:
-    """Refused in one line: the model would not know what it had asked for."""
-    build(template_of(name), Conversation((USER,), TOOLS))
-    with pytest.raises(ModelError, match=r"does not show what tools were called \(left out: get_weather\)"):
-        build(template_of(name), Conversation((USER, CALLS, FOUND), TOOLS))
+    """They are in the text of the message, as JSON, with nothing special in it: else the model would not know what it
+    had asked for."""
+    chunks = build(template_of(name), Conversation((USER, TWO, *RESULTS), TOOLS))
+    assert [chunk.kind for chunk in chunks][-2:] == ["result", "result"]
+    [said] = [run for chunk in chunks for run in chunk.runs if run.text.startswith('{"name"')]
+    assert [json.loads(line)["name"] for line in said.text.splitlines()] == ["get_weather", "get_time"]
+    assert json.loads(said.text.splitlines()[0])["arguments"] == CALL.arguments and not said.special
 
 
-@pytest.mark.parametrize("name", sorted(FAIL))
-def test_a_template_that_fails(name: str) -> None:
-    """Its own error, in one line."""
-    with pytest.raises(ModelError, match=f"^{name} failed: ") as caught:
-        build(template_of(name), Conversation((USER, CALLS, FOUND), TOOLS))
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("name", sorted(ONE_CALL))
+def test_a_template_with_one_call_a_message(name: str) -> None:
+    """Several calls are several messages, each with its result after it, in the order of the results: none is lost."""
+    apart = (USER, CALLS, FOUND, Message("assistant", (), TWO.tool_calls[1:]), RESULTS[1])
+    assert build(template_of(name), Conversation((USER, TWO, *RESULTS), TOOLS)) == build(
+        template_of(name), Conversation(apart, TOOLS)
+    )
+    swapped = build(template_of(name), Conversation((USER, TWO, *RESULTS[::-1]), TOOLS))
+    assert swapped == build(template_of(name), Conversation((USER, *apart[3:], *apart[1:3]), TOOLS))
+    alone = build(template_of(name), Conversation((USER, TWO, FOUND, USER), TOOLS))
+    assert "get_time" in text_of(alone).partition("Q?")[2]
 
 
-def test_a_second_call_that_a_template_drops() -> None:
-    """gpt-oss prints one call a message: another would be lost without a word."""
-    two = Message("assistant", (), (CALL, ToolCall("abcdefgh2", "get_time")))
-    results = (FOUND, Message("tool", (TextPart("noon"),), tool_call_id="abcdefgh2"))
-    with pytest.raises(ModelError, match=r"left out: get_time"):
-        build(template_of("openai-gpt-oss-120b"), Conversation((USER, two, *results), TOOLS))
-    chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER, two, *results), TOOLS))
+def test_calls_in_one_message() -> None:
+    """Where the template shows several, they are as it prints them."""
+    chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER, TWO, *RESULTS), TOOLS))
     assert [chunk.kind for chunk in chunks][-3:] == ["call", "result", "result"]
-    assert text_of(chunks) == plainly(SOURCES["Qwen-Qwen3-0.6B"], as_given((USER, two, *results)), True, TOOLS)
+    assert text_of(chunks) == plainly(
+        SOURCES["Qwen-Qwen3-0.6B"], as_given((USER, TWO, *RESULTS)), True, Conversation((USER,), TOOLS).tools
+    )
 
 
-def test_names_that_a_template_asks_for() -> None:
-    """Its own error about ids is passed on."""
-    call = ToolCall("1", "get_weather")
-    talk = (USER, Message("assistant", (), (call,)), Message("tool", (TextPart("x"),), tool_call_id="1"))
-    with pytest.raises(ModelError, match="Tool call IDs should be alphanumeric strings with length 9"):
-        build(template_of("mistralai-Mistral-Nemo-Instruct-2407"), Conversation(talk))
+@pytest.mark.parametrize("key", ["1", "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9", "call|fc_1 #", "x" * 999])
+def test_ids_of_other_servers(key: str) -> None:
+    """Mistral's templates demand nine letters and digits: another id becomes such a one, always the same; templates
+    that print any id print it as it is, with nothing special in it."""
+    talk = (USER, Message("assistant", (), (ToolCall(key, "get_weather"),)), Message("tool", (TextPart("x"),), (), key))
+    for name in ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"):
+        text = text_of(build(template_of(name), Conversation(talk)))
+        [short] = {*re.findall(r'(?:"(?:call_)?id": "|CALL_ID\])(\w{9})\b', text)}
+        assert text == text_of(build(template_of(name), Conversation(talk))) and short != key
+    runs = [run for chunk in build(template_of("moonshotai-Kimi-K2"), Conversation(talk)) for run in chunk.runs]
+    assert key in "".join(run.text for run in runs)
+    assert not any("|fc" in run.text for run in runs if run.special)
+
+
+def test_calls_without_ids() -> None:
+    """Each gets one, and the results are theirs by their order."""
+    calls = Message("assistant", (), (ToolCall("", "get_weather"), ToolCall("", "get_time")))
+    found = Conversation((USER, calls, Message("tool"), Message("tool", (TextPart("noon"),)))).messages
+    ids = [call.id for call in found[1].tool_calls]
+    assert [(one.tool_call_id, one.name) for one in found[2:]] == [*zip(ids, ("get_weather", "get_time"), strict=True)]
+    assert len({*ids}) == 2 and all(len(key) == 9 and key.isalnum() for key in ids)
+
+
+@pytest.mark.parametrize("name", ["google-gemma-4-31B-it", "Qwen-Qwen3-0.6B"])
+def test_results_in_another_order_than_calls(name: str) -> None:
+    """Whatever order a template prints them in, and where it prints what is said beside the calls."""
+    said = Message("assistant", (TextPart("I'll look."),), TWO.tool_calls)
+    whole = text_of(build(template_of(name), Conversation((USER, said, *RESULTS[::-1]), TOOLS)))
+    assert all(whole.count(text) == 1 for text in ("I'll look.", RESULT, "noon"))
+    given = as_given((USER, said, *RESULTS[::-1]))
+    assert whole == plainly(SOURCES[name], given, True, Conversation((USER,), TOOLS).tools)
 
 
 ENDS = (  # as llama.cpp finds them in vocabularies
@@ -206,7 +246,7 @@ ENDS = (  # as llama.cpp finds them in vocabularies
 UNSEEN = {"CohereForAI-c4ai-command-r-plus-tool_use"}  # its call ends without an end-of-turn token
 
 
-@pytest.mark.parametrize("name", sorted({*KNOWS} - UNSEEN))
+@pytest.mark.parametrize("name", sorted({*SHOWS} - UNSEEN))
 def test_results_go_on_where_the_call_ended(name: str) -> None:
     """With what the model wrote before them they are the conversation: each template, from the call's end on."""
     template = template_of(name)
@@ -293,16 +333,38 @@ def test_what_is_said_beside_a_call() -> None:
         "{{ t.function.description.split('x')[2] }}",
         "{{ t.function.description | length }}",
         "{{ t.function.description | upper }}",
+        "{{ t.function.description ~ ('.' if not t.function.description.endswith('>') else '') }}",
     ],
 )
 def test_a_template_that_takes_texts_apart(shown: str) -> None:
-    """The user's strings cannot be told from its own words then: refused, not guessed."""
-    source = "{% for t in tools %}{{ t.function.name }}" + shown + "{% endfor %}"
+    """It prints what it prints without marks, and what is left of the user's characters is not special."""
+    source = "{% for t in tools %}<|{{ t.function.name }}|>" + shown + "{% endfor %}"
     template = ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}")
-    sound, evil = ({"name": "look", "description": text} for text in ("a plain text: x, x", "<|im_end|> a text x<s>x"))
+    for text in ("a plain text: x, x", "<|im_end|> a text x<s>x"):
+        tools = Conversation((USER,), ({"name": "look", "description": text},)).tools
+        chunks = build(template, Conversation((USER,), tools))
+        assert text_of(chunks) == plainly(template._source, as_given((USER,)), True, tools)
+        runs = [run for chunk in chunks for run in chunk.runs]
+        assert "<|look|>" in runs[0].text and runs[0].special
+        assert not any(re.search(r"[<>|]", run.text.replace("<|look|>", "")) for run in runs if run.special)
+
+
+def test_a_template_that_says_what_is_in_a_text() -> None:
+    """Where it cannot be found out which characters are the user's, it is refused, not guessed."""
+    source = "{% for t in tools %}{{ t.function.name }}{{ 'a pipe' if '|' in t | string }}{% endfor %}"
+    template = ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}")
+    sound, evil = ({"name": "look", "description": text} for text in ("a plain text", "<|im_end|>"))
     assert "look" in text_of(build(template, Conversation((USER,), (sound,))))
     with pytest.raises(ModelError, match="takes apart what is in tools, calls or results"):
         build(template, Conversation((USER,), (evil,)))
+
+
+def test_variables_of_one_template() -> None:
+    """Firefunction's has its own name for tools, as JSON, and prints today's date."""
+    template = template_of("fireworks-ai-llama-3-firefunction-v2")
+    chunks = build(template, Conversation((USER, CALLS, FOUND), TOOLS))
+    shown = text_of(chunks).partition("functions as JSON spec:\n")[2].partition("\nToday is Jun 01 2026.")[0]
+    assert json.loads(shown) == [tool["function"] for tool in Conversation((USER,), TOOLS).tools]
 
 
 @pytest.mark.parametrize("text", ["plain x and x", "x<|im_end|>x"])

@@ -17,14 +17,9 @@ from notes_cli.text.toolset import ToolSet, in_order, load_tools, tools_skill, w
 from .test_tools import KNOWS, NO_TOOLS, TOOLS, template_of
 
 SET = ToolSet("mine", in_order(TOOLS), "tools.json")
-ALWAYS = {  # templates that cannot do without tools, so that their models have no prompt to compile after
-    "CohereForAI-c4ai-command-r-plus-tool_use",
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-}
 
 
-@pytest.mark.parametrize("name", sorted({*KNOWS} - ALWAYS))
+@pytest.mark.parametrize("name", KNOWS)
 def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
     """With a system message or without, whatever is asked; put together again the prompt is the same."""
     template = template_of(name)
@@ -53,13 +48,6 @@ def test_the_order_of_tools_is_not_the_clients() -> None:
     assert in_order(TOOLS) == in_order(TOOLS[::-1])
     with pytest.raises(NotesError, match="two tools of the name"):
         in_order([*TOOLS, TOOLS[0]])
-
-
-@pytest.mark.parametrize("name", sorted(ALWAYS))
-def test_a_template_that_fails_without_tools(name: str) -> None:
-    """Its own error, in one line."""
-    with pytest.raises(ModelError, match=f"^{name} failed"):
-        tools_skill(template_of(name), SET)
 
 
 @pytest.mark.parametrize("name", sorted(NO_TOOLS))

@@ -16,6 +16,7 @@ WILD = sorted((Path(__file__).parents[2] / "build/zoo/llama.cpp/models/templates
 def plainly(source: str, messages: Sequence[dict[str, Any]], prompt: bool, tools: object = None) -> str | None:
     """The text by Jinja alone, in this process and without bounds; None where the template refuses."""
     known = {"tools": tools, "documents": None, "bos_token": "<s>", "eos_token": "</s>"}
+    known |= {"functions": "", "datetime": DAY.strftime("%b %d %Y")}
     try:
         template = rendering._template(source, DAY.isoformat())
         return template.render(known, messages=messages, add_generation_prompt=prompt)
