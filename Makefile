@@ -13,7 +13,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo test lint wheel processors sdist train bench experiments real models zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
+.PHONY: help setup dev demo test lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,12 +66,6 @@ processors: $(DEV) ## The wheel that `make wheel` has installed on other process
 sdist: $(DEV) ## Build the source distribution, install it without git, and ask it (3 minutes)
 	@$(BIN)/python -m pip install -q build
 	@$(BIN)/python -m bench.wheel --sdist
-
-experiments: $(DEV) ## What the paper measured, on MODEL=FILE with a report, or the reversed model (docs/results-reversed.md, half an hour); ONLY='name ...'
-	@$(BIN)/python -m bench.experiments $(ONLY) $(if $(MODEL),--model $(MODEL),--write docs)
-
-models: $(DEV) ## What `notes calibrate` finds of the models that need no download (docs/models.md)
-	@$(BIN)/python -m bench.models
 
 bench: $(DEV) ## Splice against prefill and memcpy, with a random model of the shape of Qwen3-0.6B
 	@$(BIN)/python -m bench.speed | tee docs/speed.txt

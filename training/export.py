@@ -16,7 +16,6 @@ from training.model import Block, Shape, Tiny
 from training.tokenizer import END, PAD, SPECIAL
 
 CONTEXT = 4096
-SMALL = ("ssm_a", "ssm_d", "ssm_conv1d.weight", "ssm_norm.weight")  # which llama.cpp wants in f32
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -126,7 +125,7 @@ def begin(
 def finish(out: gguf.GGUFWriter, named: dict[str, npt.NDArray[np.float32]], kind: str) -> None:
     """Write the file; `kind` is q8_0 or f16 (of matrices), or f32."""
     for name, array in named.items():
-        if kind == "q8_0" and array.ndim == 2 and not name.endswith(SMALL):
+        if kind == "q8_0" and array.ndim == 2:
             packed = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0)
             out.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         else:

@@ -1,8 +1,7 @@
-"""The tiny decoder (architecture `llama`, Q/K/V biases, tied output), and a start that helps it look up."""
+"""The tiny decoder: architecture `llama`, Q/K/V biases, tied output."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -158,117 +157,6 @@ def orthogonal(rows: int, columns: int, g: torch.Generator) -> Tensor:
     """Random rows of unit length, orthogonal where possible."""
     q, _ = torch.linalg.qr(torch.randn(max(rows, columns), min(rows, columns), generator=g))
     return q if rows >= columns else q.T
-
-
-BACK = (1, 2, 5, 7)  # where a rule's topic, value and field are, seen from its outcome
-FURTHER = (
-    6,
-    5,
-)  # where the topic of a question is, seen from the answer; where the value in a line of reasoning does
-SLOT, SLOTS = 32, 5
-
-
-@torch.no_grad()
-def start(model: Tiny, families: Sequence[Sequence[int]], lines: Sequence[Sequence[int]], seed: int) -> None:
-    """A start from which look-ups are learned in minutes (everything stays trainable).
-
-    The stream is the token's own identity (what the slots leave) and five slots of 32 for others.
-
-    * Embeddings: identity in its part, little elsewhere. `families` are spellings of a word ("date", " date")
-      and share most of it; `lines` are ordered numbers and get a common direction.
-    * Layer 0: heads that look some tokens back (`BACK`; Q and K biases on the fast rotary pairs) and put what
-      is there into the slots, through one projection that all heads share. Layer 1: two more (`FURTHER`).
-    * Layers 1 and up: heads that match what is here (or in a slot) against a slot of the key (slow rotary
-      pairs), and carry back the key's identity, or its slots of value and field.
-    """
-    s = model.shape
-    g = torch.Generator().manual_seed(seed)
-    own, D, pairs, R = s.width - SLOTS * SLOT, s.head, s.head // 2, s.heads // s.kv_heads
-    fast, slow = 12, 14
-
-    def rand(*size: int) -> Tensor:
-        return torch.randn(*size, generator=g)
-
-    def slot(i: int) -> slice:
-        return slice(own + SLOT * i, own + SLOT * (i + 1))
-
-    e = model.embed
-    e[:, :own] = 0.5 * rand(s.vocab, own)
-    e[:, own:] = 0.05 * rand(s.vocab, s.width - own)
-    for family in families:
-        shared = 0.5 * rand(own)
-        for i in family:
-            e[i, :own] = 0.9 * shared + 0.43 * e[i, :own]
-    for line in lines:
-        u, w1, w2 = orthogonal(3, own, g)
-        for n, i in enumerate(line):
-            t = torch.tensor(n / (len(line) - 1) * 2 - 1)
-            e[i, :own] = 0.7 * e[i, :own] + 2.0 * t * u + torch.sin(3 * t) * w1 + torch.cos(3 * t) * w2
-    model.norm.fill_(0.1)
-    shrink = orthogonal(SLOT, own, g)  # identity -> slot
-    probe = torch.eye(SLOT)[: 2 * slow]  # slot -> the slow pairs
-    rows = torch.cat([torch.arange(pairs - slow, pairs), torch.arange(2 * pairs - slow, 2 * pairs)])
-
-    def look_back(b: Block, kv: int, distances: Sequence[int], slots: Sequence[int]) -> None:
-        """Heads of group `kv` look at these distances and copy into these slots."""
-        b.k.weight[kv * D : (kv + 1) * D] *= 0.3
-        b.k.bias[kv * D : kv * D + fast] = 7.0
-        b.v.weight[kv * D : (kv + 1) * D] = 0
-        b.v.weight[kv * D : kv * D + SLOT, :own] = 0.5 * shrink
-        for i, (distance, into) in enumerate(zip(distances, slots, strict=True)):
-            at = (kv * R + i) * D
-            turn = -model.theta[:fast] * distance  # the key at this distance gets the best score
-            b.q.weight[at : at + D] *= 0.3
-            b.q.bias[at : at + fast] = 7.0 * turn.cos()
-            b.q.bias[at + pairs : at + pairs + fast] = 7.0 * turn.sin()
-            b.o.weight[:, at : at + D] = 0
-            b.o.weight[slot(into), at : at + SLOT] = 0.6 * torch.eye(SLOT)
-
-    def match(b: Block, kv: int, key: int, queries: Sequence[int], identity: bool = True) -> None:
-        """Heads of group `kv` match a slot of the key against slots of the query (-1: what is here).
-
-        They carry the key's identity, or else its slots of value and field.
-        """
-        b.k.weight[kv * D + rows] = 0
-        b.k.weight[kv * D + rows, slot(key)] = 1.9 * probe
-        for i, query in enumerate(queries):
-            at = (kv * R + i) * D
-            b.q.weight[at + rows] = 0
-            if query < 0:
-                b.q.weight[at + rows, :own] = 1.9 * probe @ shrink
-            else:
-                b.q.weight[at + rows, slot(query)] = 1.9 * probe
-        carried = torch.zeros(D, s.width)
-        if identity:
-            carried[: min(own, D), :own] = torch.eye(own)[:D]
-        else:
-            carried[:, slot(2).start : slot(3).stop] = torch.eye(D)
-        b.v.weight[kv * D : (kv + 1) * D] = 0.5 * carried
-        for i in range(R):
-            at = (kv * R + i) * D
-            b.o.weight[:, at : at + D] = 0.35 * carried.T
-
-    for layer, b in enumerate(model.blocks):
-        assert isinstance(b, Block)
-        for lin in (b.q, b.k, b.v):
-            lin.weight.copy_(rand(*lin.weight.shape) * 0.3 * s.width**-0.5)
-            lin.bias.zero_()
-        b.o.weight.copy_(rand(*b.o.weight.shape) * 0.02)
-        b.gate.weight.copy_(rand(*b.gate.weight.shape) * s.width**-0.5)
-        b.up.weight.copy_(rand(*b.up.weight.shape) * s.width**-0.5)
-        b.down.weight.zero_()
-        if layer == 0:
-            look_back(b, 0, BACK[:2], (0, 1))
-            look_back(b, 1, BACK[2:], (2, 3))
-        elif layer == 1:
-            match(b, 0, 1, (-1, 0))
-            look_back(b, 1, FURTHER, (4, 4))
-        elif layer % 2 == 0:
-            match(b, 0, 1, (-1, 3))
-            match(b, 1, 1, (4, 0), identity=False)
-        else:
-            match(b, 0, 1, (0, 3))
-            match(b, 1, 2, (-1, 4))
 
 
 def size(model: nn.Module) -> int:

@@ -8,14 +8,14 @@ from datetime import date, timedelta
 from typing import Any
 
 from notes_cli.text.erratum import Erratum, word
-from training import world
+from training import policies
 
 Json = dict[str, Any]
 SKILL, SYSTEM = "returns", "You work for Harbor Books."
 FIRST = date(2026, 5, 1)  # the date that the policy has when it is compiled, or prefilled
 SECTIONS = 9  # of the policy: 3,964 tokens with the tokenizer of the model that ships
 ROWS = 4  # values that a rule has outcomes for
-CUE = world.REASON_CUE
+CUE = policies.REASON_CUE
 WAYS = ("erratum", "edited", "said")  # by `notes`; in the policy; after the policy, as an erratum would be
 
 
@@ -30,28 +30,27 @@ class Asked:
 def policy(day: date = FIRST, seed: int = 1, sections: int = SECTIONS) -> str:
     """The policy as of a day, which is in its third line: rules about everything, of one shop after the other."""
     rng = random.Random(seed)
-    shops = ["Harbor Books", *(world.make_org(rng, held=True) for _ in range(sections - 1))]
+    shops = ["Harbor Books", *(policies.make_org(rng, held=True) for _ in range(sections - 1))]
     fields = {"date": FIRST.isoformat(), "tier": "gold", "amount": "120"}
-    for topic in world.TOPICS:
-        field = world.FIELD_OF[topic]
-        fields.setdefault(field, world.other_value(rng, world.kind_of(field), field, "", None))
+    for topic in policies.TOPICS:
+        field = policies.FIELD_OF[topic]
+        fields.setdefault(field, policies.other_value(rng, policies.kind_of(field), field, "", None))
     fields["date"] = day.isoformat()
     lines = ["# Returns policy of Harbor Books", "", *(f"{name}: {value}" for name, value in fields.items())]
     for shop in shops:
         lines += ["", f"## The rules of {shop}", ""]
-        for topic in world.TOPICS:
-            field = world.FIELD_OF[topic]
-            lines += world.make_rule(rng, world.kind_of(field), topic, field, ROWS, held=False, form=0).lines()
+        for topic in policies.TOPICS:
+            field = policies.FIELD_OF[topic]
+            lines += policies.make_rule(rng, policies.kind_of(field), topic, field, ROWS, held=False, form=0).lines()
     return "\n".join(lines)
 
 
 def questions(count: int, seed: int, first: int = 1) -> list[Asked]:
     """As many, each on a day of its own: the `first`-th after the policy's, and so on. None comes twice in 148."""
-    topics = list(world.TOPICS)
-    plain = [form.format(topic=topic) for topic in topics for form in world.PLAIN]
-    pool = [
-        text + cue for text in [*(text for topic in topics for text in world.VERBS[topic]), *plain] for cue in ("", CUE)
-    ]
+    topics = list(policies.TOPICS)
+    plain = [form.format(topic=topic) for topic in topics for form in policies.PLAIN]
+    asked = [*(text for topic in topics for text in policies.VERBS[topic]), *plain]
+    pool = [text + cue for text in asked for cue in ("", CUE)]
     rng, drawn = random.Random(seed), list[str]()
     while len(drawn) < count:
         drawn += rng.sample(pool, len(pool))

@@ -61,7 +61,7 @@ def command(
     command goes on with it.
 
     A line shows whether the model takes notes: whether a decision is made while a text is read, so that a field
-    corrected in place comes too late. --report writes that as a page, with all figures and a row for docs/models.md.
+    corrected in place comes too late. --report writes that as a page, with all figures.
 
     A case in YAML has text (or skill: FILE), question, choices, field, value (the new one) and right, the answers that
     are right with the old value and with the new one. See prompts/battery.yaml.

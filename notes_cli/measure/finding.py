@@ -16,7 +16,7 @@ from notes_cli.measure.composed import RECOMPUTE as ONE_PREFILL
 from notes_cli.measure.composition import SPLICED
 from notes_cli.measure.proof import LEAST, interval, told_of
 
-# What a page's last table has, which docs/models.md collects.
+# Columns of the last table of a report: a row for each model, to compare several.
 ROW = (
     *("model", "weights", "cache", "recompute", "field in place", "after a thought", "erratum", "after a thought"),
     *("skills apart", "read together", "uses", "finding"),
@@ -83,7 +83,7 @@ def page(profile: Profile, by: str) -> str:
     pairs = list(_pairs(profile))
     if pairs:
         parts.append(grid(PAIRS, pairs))
-    parts += ["## The row for docs/models.md", grid(ROW, [row(profile)])]
+    parts += ["## In one row, beside other models", grid(ROW, [row(profile)])]
     return "\n\n".join(parts) + "\n"
 
 

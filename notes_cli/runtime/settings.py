@@ -20,7 +20,7 @@ from notes_cli.text.erratum import shipped_wordings
 from notes_cli.text.names import name_of
 
 AUTO = "auto"
-# Measured on the reversed model (make experiments, docs/results-reversed.md).
+# Measured on tiny models (docs/findings.md).
 DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill that follows another context than at compile time
 DEFAULT_PLACE = "early"
 NEAR = 32  # tokens: with no more after a change, all of them are decoded, which is exact and costs as an erratum does

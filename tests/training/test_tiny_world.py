@@ -82,23 +82,3 @@ def test_an_outcome_inside_another_word() -> None:
     assert outcome("The tier is gold. So the shipping is free.", ["gold", "free", "freed"]) == "free"
     assert outcome("So it is freed", ["free", "freed"]) == "freed"
     assert outcome("I cannot tell from this.", ["free"]) == ""
-
-
-def test_a_topic_that_is_bound() -> None:
-    """It goes by the same field in every text, and its words are still of one role; unbound, by many."""
-    fields: dict[bool, dict[str, set[str]]] = {True: {}, False: {}}
-    for bound, found in fields.items():
-        rng = random.Random("bound")
-        level = world.Level(skills=(2, 2), rules=(1, 3), sample=1.0, bound=bound)
-        for _ in range(200):
-            drafts = world.make_drafts(rng, level)
-            names = [name for draft in drafts for name in draft.values]
-            assert len(names) == len(set(names))
-            for draft in drafts:
-                for rule in draft.rules:
-                    assert draft.values[rule.field] in {value for value, _ in rule.table}
-                    found.setdefault(rule.topic, set()).add(rule.field)
-    assert {topic: {name} for topic, name in world.GOES_BY.items()} == {
-        topic: fields[True][topic] for topic in world.GOES_BY
-    }
-    assert all(len(fields[False][topic]) > 3 for topic in world.GOES_BY)

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from training import world as first
+from training import policies
+from training.policies import REPLY, SYSTEM, USER
 from training.tiny import world
 from training.tokenizer import END, Encoder
-from training.world import REPLY, SYSTEM, USER
 
 KINDS = tuple(
     ["none"]
     + [f"{how} {kind}" for how in ("direct", "changed", "reason", "rethink") for kind in world.KINDS]
-    + ["what if", "recall", "recall changed", "cannot", "compare", "rest", "given"]
+    + ["what if", "recall", "recall changed", "cannot", "compare", "rest"]
 )
 KIND = {name: i for i, name in enumerate(KINDS)}
 PLAIN = 0.1
@@ -27,7 +27,7 @@ PLAIN = 0.1
 SAYS = re.compile(r"\{field\}(?: is(?: now)?|:) \{value\}")
 WORDINGS, MORE_WORDINGS = (
     tuple(form for form in forms if SAYS.search(form))
-    for forms in (first.wordings().values(), (*first.EXTRA_WORDINGS, *first.OLD_WORDINGS))
+    for forms in (policies.wordings().values(), (*policies.EXTRA_WORDINGS, *policies.OLD_WORDINGS))
 )
 
 
@@ -39,7 +39,6 @@ class Mix:
     recall: float = 0.1
     cannot: float = 0.0
     compare: float = 0.0
-    given: float = 0.0  # "What is the T if the F is V?", of tables alone
     suppose: float = 0.25  # of thoughts: about a value that only the question has
     errata: float = 0.5
     default: float = 0.8  # errata in the default wording
@@ -53,7 +52,6 @@ class Branch:
     ids: list[int] = field(default_factory=list)
     weight: list[float] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)
-    asked: list[tuple[int, str, str]] = field(default_factory=list)  # token before a direct answer; its field, value
 
     def add(self, ids: Sequence[int], weight: float = 0.0, kind: int = 0, rest: float = -1.0) -> None:
         """Append tokens. With `rest`, those after the first one count so much and as the rest of a word."""
@@ -97,7 +95,7 @@ class Teacher:
         return form.format(field=name, value=new, old=old)
 
     def another(
-        self, drafts: Sequence[world.Draft], values: dict[str, str], wanted: first.Rule, level: world.Level
+        self, drafts: Sequence[world.Draft], values: dict[str, str], wanted: policies.Rule, level: world.Level
     ) -> tuple[str, str]:
         """A field, mostly the one of the wanted rule, and a value other than its own."""
         rng = self.rng
@@ -118,7 +116,7 @@ class Teacher:
         return name, new
 
     def change(
-        self, drafts: Sequence[world.Draft], values: dict[str, str], wanted: first.Rule, level: world.Level, mix: Mix
+        self, drafts: Sequence[world.Draft], values: dict[str, str], wanted: policies.Rule, level: world.Level, mix: Mix
     ) -> str:
         """Change a field in `values`, and return its erratum."""
         name, new = self.another(drafts, values, wanted, level)
@@ -157,7 +155,7 @@ class Teacher:
         self,
         out: Branch,
         drafts: Sequence[world.Draft],
-        rule: first.Rule,
+        rule: policies.Rule,
         values: dict[str, str],
         before: dict[str, str],
         mix: Mix,
@@ -167,8 +165,8 @@ class Teacher:
         """One question and its answer."""
         rng, enc = self.rng, self.encoder.short
         pick = rng.random()
-        shares = (mix.recall, mix.cannot, mix.compare, mix.reason, mix.given)
-        case = next((i for i in range(5) if pick < sum(shares[: i + 1])), 5)
+        shares = (mix.recall, mix.cannot, mix.compare, mix.reason)
+        case = next((i for i in range(4) if pick < sum(shares[: i + 1])), 4)
         changed = values[rule.field] != before[rule.field]
 
         def put(question: str) -> None:
@@ -176,7 +174,7 @@ class Teacher:
 
         if case == 0:
             name = rng.choice(list(values)) if rng.random() < 0.5 else rule.field
-            put(rng.choice(first.RECALL).format(field=name))
+            put(rng.choice(policies.RECALL).format(field=name))
             again = values[name] != before[name]
             out.add(enc(values[name]), 0.7, KIND["recall changed" if again else "recall"], rest=0.3)
         elif case == 1:
@@ -188,8 +186,8 @@ class Teacher:
             out.add(enc(world.CANNOT), 1.0, KIND["cannot"], rest=PLAIN)
         elif case == 2:
             kind = rng.choice(("date", "amount"))
-            limit = first.make_date(rng) if kind == "date" else world.make_amount(rng)
-            made = first.Rule(kind, "", "", limit=limit)
+            limit = policies.make_date(rng) if kind == "date" else world.make_amount(rng)
+            made = policies.Rule(kind, "", "", limit=limit)
             given = world.near_to(rng, kind, limit, rng.random() < level.near)
             put(f"Is {given} {made.relation} {limit}?")
             out.add(enc("yes" if made.holds(given) else "no"), 1.0, KIND["compare"])
@@ -200,17 +198,12 @@ class Teacher:
                 name, value = self.another(drafts, values, rule, level)
                 values, named = {**values, name: value}, KIND["what if"]
                 question = world.WHAT_IF.format(field=name, value=value) + " " + question
-            put(question + rng.choice(first.REASON_CUES))
+            put(question + rng.choice(policies.REASON_CUES))
             for text, counts in world.thought(rule, values[rule.field]):
                 out.add(enc(text), 1.0 if counts else PLAIN, named if counts else 0, rest=0.3 if counts else PLAIN)
         else:
             value, named = values[rule.field], KIND[("changed " if changed else "direct ") + rule.kind]
-            if case == 4:
-                value, named = rng.choice(rule.table)[0], KIND["given"]
-                put(world.GIVEN.format(topic=rule.topic, field=rule.field, value=value))
-            else:
-                put(world.ask(rng, rule))
-            out.asked.append((len(out.ids) - 1, rule.field, value))
+            put(world.ask(rng, rule))
             out.add(enc(rule.outcome(value)), 1.5, named, rest=0.3)
         out.add(enc("<|im_end|>"), PLAIN)
 
@@ -219,7 +212,7 @@ class Teacher:
         rng = self.rng
         opening = SYSTEM
         if rng.random() < level.preamble:
-            opening += rng.choice(first.PREAMBLES).format(org=first.make_org(rng, False)) + "\n\n"
+            opening += rng.choice(policies.PREAMBLES).format(org=policies.make_org(rng, False)) + "\n\n"
         texts = [d.text() for d in drafts]
         if rng.random() < level.versions:
             old = drafts[0]

@@ -26,8 +26,8 @@ from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
+from training.policies import REASON_CUE
 from training.tiny import world
-from training.world import REASON_CUE
 
 SYSTEM = "You are a helpful assistant."
 Found = dict[str, list[bool]]

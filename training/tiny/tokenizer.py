@@ -16,106 +16,20 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from training import world
+from training import policies
 from training.tiny import words
 from training.tokenizer import SPECIAL, Encoder
 
 BLANK = "\u0120"  # how byte-level BPE writes a blank
 PIECES = 900
-WHOLE = [
-    "If",
-    "then",
-    "the",
-    "is",
-    "The",
-    "otherwise",
-    "before",
-    "over",
-    "not",
-    "now",
-    "this",
-    "This",
-    "earlier",
-    "given",
-    "above",
-    "out",
-    "of",
-    "date",
-    "has",
-    "changed",
-    "to",
-    "use",
-    "as",
-    "Correction",
-    "Update",
-    "Please",
-    "note",
-    "instead",
-    "Erratum",
-    "what",
-    "written",
-    "So",
-    "That",
-    "What",
-    "Which",
-    "applies",
-    "about",
-    "Tell",
-    "me",
-    "And",
-    "Is",
-    "or",
-    "May",
-    "Can",
-    "return",
-    "it",
-    "exchange",
-    "Do",
-    "get",
-    "refund",
-    "support",
-    "discount",
-    "access",
-    "an",
-    "invoice",
-    "pay",
-    "deposit",
-    "How",
-    "does",
-    "delivery",
-    "work",
-    "shipping",
-    "approval",
-    "warranty",
-    "Think",
-    "first",
-    "Explain",
-    "Give",
-    "reason",
-    "cannot",
-    "tell",
-    "from",
-    "Noted",
-    "assistant",
-    "user",
-    "system",
-    "You",
-    "are",
-    "helpful",
-    "Answer",
-    "yes",
-    "no",
-    "and",
-    "replaces",
-    "one",
-    "From",
-    "on",
-    "Change",
-    "was",
-    "policy",
-    "at",
-    "rules",
-]
+_WHOLE = (
+    "If then the is The otherwise before over not now this This earlier given above out of date has changed to use "
+    "as Correction Update Please note instead Erratum what written So That What Which applies about Tell me And Is "
+    "or May Can return it exchange Do get refund support discount access an invoice pay deposit How does delivery "
+    "work shipping approval warranty Think first Explain Give reason cannot tell from Noted assistant user system "
+    "You are helpful Answer yes no and replaces one From on Change was policy at rules"
+)
+WHOLE = _WHOLE.split()
 
 
 def digits() -> list[str]:
@@ -124,9 +38,9 @@ def digits() -> list[str]:
 
 
 def pools() -> list[str]:
-    """The words of the first world, which the sample skills use."""
-    found = [v for values in (*world.WORD_FIELDS.values(), *world.TOPICS.values()) for v in values]
-    return [*found, *world.WORD_FIELDS, *world.DATE_FIELDS, *world.AMOUNT_FIELDS, *world.TOPICS]
+    """The words of training/policies.py, which the sample skills use."""
+    found = [v for values in (*policies.WORD_FIELDS.values(), *policies.TOPICS.values()) for v in values]
+    return [*found, *policies.WORD_FIELDS, *policies.DATE_FIELDS, *policies.AMOUNT_FIELDS, *policies.TOPICS]
 
 
 def make(seed: int = 7, pieces: int = PIECES, numbers: Sequence[str] = tuple(digits())) -> Tokenizer:

@@ -9,9 +9,11 @@ positions.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,8 +28,6 @@ from training.tiny.lessons import KINDS, Batch, Mix, Teacher
 from training.tiny.marks import Marks
 from training.tiny.start import start
 from training.tokenizer import Encoder
-from training.train import Marks as Means
-from training.train import settle
 
 HERE = Path(__file__).resolve().parent
 
@@ -146,6 +146,33 @@ class Plan:
         return self.rate_at(step) * self.gentle * min(1.0, max(0.0, (step - self.first_steps) / self.ramp))
 
 
+class Accuracy:
+    """Running accuracy of each kind of answer."""
+
+    def __init__(self) -> None:
+        self.value: dict[str, float] = {}
+
+    def add(self, name: str, value: float, pace: float = 0.05) -> None:
+        """Take in one measurement."""
+        if value == value:
+            self.value[name] = value if name not in self.value else (1 - pace) * self.value[name] + pace * value
+
+    def take(self, kinds: Sequence[str], kind: Tensor, right: Tensor) -> None:
+        """Take in which tokens of a batch were right, each of a kind by its number; number 0 does not count."""
+        for number, name in enumerate(kinds):
+            chosen = right[kind == number]
+            if number and len(chosen):
+                self.add(name, chosen.float().mean().item())
+
+    def __str__(self) -> str:
+        return " ".join(f"{k.replace(' ', '_')}={v:.2f}" for k, v in sorted(self.value.items()))
+
+    def mean(self, *prefixes: str) -> float:
+        """Mean over kinds that begin with one of the prefixes."""
+        found = [v for k, v in self.value.items() if k.startswith(prefixes)]
+        return sum(found) / len(found) if found else 0.0
+
+
 def streams(net: model.Tiny, batch: Batch) -> list[Tensor]:
     """The stream after every layer, (texts, P + K * L, width) each: a text, then its branches."""
     device = net.embed.device
@@ -232,14 +259,14 @@ def train(
     ]
     opt = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
     learning = [param for group in groups for param in group["params"]]
-    marks, level, since, tokens, begin, spent = Means(), 0, 0, 0, 0, 0.0
+    accuracy, level, since, tokens, begin, spent = Accuracy(), 0, 0, 0, 0, 0.0
     if resume:
         found = torch.load(out / "resume.pt", weights_only=False, map_location=device)
         net.load_state_dict(torch.load(out / "tiny.pt", map_location=device)["state"])
         opt.load_state_dict(found["opt"])
         teacher.rng.setstate(found["rng"])
         begin, level, since, tokens, spent = (found[k] for k in ("step", "level", "since", "tokens", "spent"))
-        marks.value = found["marks"]
+        accuracy.value = found["accuracy"]
     if compiled:
         for block in net.blocks:
             block.compile(dynamic=True)
@@ -252,7 +279,7 @@ def train(
     def keep(step: int) -> None:
         save(net, out)
         state = {"opt": opt.state_dict(), "rng": teacher.rng.getstate(), "step": step, "level": level, "since": since}
-        state |= {"marks": marks.value, "tokens": tokens, "spent": spent + time.time() - began}
+        state |= {"accuracy": accuracy.value, "tokens": tokens, "spent": spent + time.time() - began}
         torch.save(state, out / "resume.part")
         os.replace(out / "resume.part", out / "resume.pt")
 
@@ -274,18 +301,18 @@ def train(
         opt.step()
         tokens += int(batch.prefix_len.sum()) + int((batch.branch > 0).sum())
         if use == level:
-            marks.take(KINDS, kind, right)
+            accuracy.take(KINDS, kind, right)
         since += 1
         if step % 25 == 24:
             say(
                 f"step {step + 1} stage {level} loss {loss.item():.3f} norm {norm.item():.1f} "
                 f"rate {plan.rate_at(step):.5f} "
-                f"{tokens / 1e6:.2f}M tokens {spent + time.time() - began:.0f}s {marks}"
+                f"{tokens / 1e6:.2f}M tokens {spent + time.time() - began:.0f}s {accuracy}"
             )
-        passed = marks.mean("direct", "changed", "reason", "rethink", "what if") > STAGES[level].pass_at
+        passed = accuracy.mean("direct", "changed", "reason", "rethink", "what if") > STAGES[level].pass_at
         if level < until and since > STAGES[level].least and (passed or since >= STAGES[level].patience):
             level, since = level + 1, 0
-            marks.value.clear()
+            accuracy.value.clear()
             say(f"step {step + 1} stage {level}: {STAGES[level].name}")
         if time.time() - saved > 180:
             keep(step + 1)
@@ -294,6 +321,17 @@ def train(
             keep(step + 1)
             return
     keep(plan.steps)
+
+
+def settle(threads: int) -> None:
+    """Make the CPU quick: no denormals; memory stays with the process (page faults cost a third)."""
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-4, 0)  # M_MMAP_MAX
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+        libc.mallopt(-2, 2**29)  # M_TOP_PAD
 
 
 def main() -> None:

@@ -8,40 +8,8 @@ from functools import cache
 from pathlib import Path
 
 LIST = Path(__file__).with_name("words.txt")
-ONSETS = [
-    "b",
-    "br",
-    "c",
-    "ch",
-    "cl",
-    "d",
-    "dr",
-    "f",
-    "fl",
-    "g",
-    "gr",
-    "h",
-    "j",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pl",
-    "pr",
-    "qu",
-    "r",
-    "s",
-    "sh",
-    "sl",
-    "st",
-    "t",
-    "th",
-    "tr",
-    "v",
-    "w",
-    "z",
-]
+_ONSETS = "b br c ch cl d dr f fl g gr h j k l m n p pl pr qu r s sh sl st t th tr v w z"
+ONSETS = _ONSETS.split()
 VOWELS = ["a", "a", "e", "e", "i", "o", "o", "u", "ai", "ea", "oo", "y"]
 CODAS = ["", "", "", "l", "m", "n", "r", "s", "t", "nd", "rt", "ck", "st", "x"]
 

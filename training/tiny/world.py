@@ -8,9 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 
-from training import world as first
+from training import policies
 from training.tiny import words
 
 CANNOT = "I cannot tell from this."
@@ -29,9 +28,7 @@ ODD = (  # no policy of this form answers these
     "What time is it?",
 )
 KINDS = ("table", "date", "amount")
-SAMPLES = {"table": tuple(first.WORD_FIELDS), "date": first.DATE_FIELDS, "amount": first.AMOUNT_FIELDS}
-GOES_BY = dict(zip(first.TOPICS, cycle(first.WORD_FIELDS), strict=False))  # where a topic always has the same field
-GIVEN = "What is the {topic} if the {field} is {value}?"
+SAMPLES = {"table": tuple(policies.WORD_FIELDS), "date": policies.DATE_FIELDS, "amount": policies.AMOUNT_FIELDS}
 WHAT_IF = "What if the {field} is {value}?"
 TAILED = ("What is the {topic}?", "What about the {topic}?", "And the {topic}?", "Tell me the {topic}.")
 
@@ -57,7 +54,6 @@ class Level:
     versions: float = 0.0  # texts with an older version of the first skill before it
     sample: float = 0.0  # rules in the words of the samples that ship, which have questions of their own
     plain: float = 0.0  # texts whose rules are sentences, not a list
-    bound: bool = False  # each topic goes by the same field in all texts; with `sample` 1 and tables alone
 
 
 @dataclass
@@ -67,7 +63,7 @@ class Draft:
     heading: str
     values: dict[str, str]
     kinds: dict[str, str]
-    rules: list[first.Rule]
+    rules: list[policies.Rule]
     lines: list[str]
     below: bool = False
 
@@ -105,8 +101,8 @@ class Names:
 
 POOL = tuple(
     dict.fromkeys(
-        [v for values in (*first.WORD_FIELDS.values(), *first.TOPICS.values()) for v in values]
-        + [*first.WORD_FIELDS, *first.TOPICS, *first.DATE_FIELDS, *first.AMOUNT_FIELDS]
+        [v for values in (*policies.WORD_FIELDS.values(), *policies.TOPICS.values()) for v in values]
+        + [*policies.WORD_FIELDS, *policies.TOPICS, *policies.DATE_FIELDS, *policies.AMOUNT_FIELDS]
     )
 )
 
@@ -115,11 +111,11 @@ def near_to(rng: random.Random, kind: str, limit: str, close: bool) -> str:
     """A value to compare with a limit: one of the same month or a few apart if `close`."""
     while True:
         if kind == "date":
-            value = f"{limit[:8]}{rng.randint(1, 28):02d}" if close else first.make_date(rng, limit)
+            value = f"{limit[:8]}{rng.randint(1, 28):02d}" if close else policies.make_date(rng, limit)
         else:
             n = int(limit)
             value = str(min(999, max(1, n + rng.randint(-9, 9)))) if close else make_amount(rng)
-        if value != limit and (close or not first.too_near(kind, value, limit)):
+        if value != limit and (close or not policies.too_near(kind, value, limit)):
             return value
 
 
@@ -129,7 +125,7 @@ def make_amount(rng: random.Random) -> str:
 
 
 def make_value(
-    rng: random.Random, names: Names, kind: str, rule: first.Rule | None, level: Level, old: str = ""
+    rng: random.Random, names: Names, kind: str, rule: policies.Rule | None, level: Level, old: str = ""
 ) -> str:
     """A value for a field, other than the old one; one of the rule's rows, or near or far from its limit."""
     while True:
@@ -138,7 +134,7 @@ def make_value(
         elif rule:
             new = near_to(rng, kind, rule.limit, rng.random() < level.near)
         else:
-            new = first.make_date(rng) if kind == "date" else make_amount(rng)
+            new = policies.make_date(rng) if kind == "date" else make_amount(rng)
         if new != old:
             return new
 
@@ -152,8 +148,8 @@ def make_rule(
     topic: str,
     have: Sequence[str],
     pools: tuple[Sequence[str], Sequence[str]] = ((), ()),
-) -> first.Rule:
-    """A rule about a field; a table takes `have` (values another table of this field has) first.
+) -> policies.Rule:
+    """A rule about a field; a table takes `have` (values another table of this field has) policies.
 
     `pools` are words for values and for outcomes.
     """
@@ -165,32 +161,27 @@ def make_rule(
         rng.shuffle(column)
         pairs = list(zip(values, column, strict=True))
         rng.shuffle(pairs)
-        return first.Rule(kind, topic, name, tuple(pairs))
-    limit = first.make_date(rng) if kind == "date" else make_amount(rng)
-    return first.Rule(kind, topic, name, limit=limit, yes=names.draw(pools[1]), no=names.draw(pools[1]))
+        return policies.Rule(kind, topic, name, tuple(pairs))
+    limit = policies.make_date(rng) if kind == "date" else make_amount(rng)
+    return policies.Rule(kind, topic, name, limit=limit, yes=names.draw(pools[1]), no=names.draw(pools[1]))
 
 
 def make_draft(rng: random.Random, names: Names, level: Level) -> Draft:
     """A random skill."""
     values: dict[str, str] = {}
     kinds: dict[str, str] = {}
-    rules: list[first.Rule] = []
+    rules: list[policies.Rule] = []
     for _ in range(rng.randint(*level.rules)):
         sample = level.sample > 0 and rng.random() < level.sample  # drawn only if wanted: texts of a seed stay
-        if rules and not level.bound and rng.random() < level.shared:
+        if rules and rng.random() < level.shared:
             old = rng.choice(rules)
             name, kind = old.field, old.kind
             have = [v for v, _ in old.table]
         else:
             kind, have = rng.choice(level.kinds), []
-            name = "" if level.bound else names.draw(SAMPLES[kind] if sample else ())
-        topics = [topic for topic in first.TOPICS if not level.bound or not {topic, GOES_BY[topic]} & names.taken]
-        if not topics:
-            break
-        topic = names.draw(topics if sample else ())
-        if level.bound:
-            names.taken.add(name := GOES_BY[topic])
-        pools = (first.WORD_FIELDS.get(name, ()), first.TOPICS.get(topic, ())) if sample else ((), ())
+            name = names.draw(SAMPLES[kind] if sample else ())
+        topic = names.draw(tuple(policies.TOPICS) if sample else ())
+        pools = (policies.WORD_FIELDS.get(name, ()), policies.TOPICS.get(topic, ())) if sample else ((), ())
         rule = make_rule(rng, names, level, kind, name, topic, have, pools)
         rules.append(rule)
         kinds[name] = kind
@@ -210,14 +201,14 @@ def make_draft(rng: random.Random, names: Names, level: Level) -> Draft:
     lines = [line for block in blocks for line in block]
     if rng.random() < 0.1:
         rng.shuffle(lines)
-    for filler in rng.sample(first.FILLERS, rng.randint(*level.fillers)):
+    for filler in rng.sample(policies.FILLERS, rng.randint(*level.fillers)):
         lines.insert(rng.randint(0, len(lines)), f"- {filler}")
     if level.plain and rng.random() < level.plain:
         lines = [line.removeprefix("- ") for line in lines]
     heading = ""
     if rng.random() < level.heading:
         title = rng.choice(rules).topic.capitalize()
-        heading = rng.choice(first.HEADINGS).format(title=title, org=first.make_org(rng, names.held))
+        heading = rng.choice(policies.HEADINGS).format(title=title, org=policies.make_org(rng, names.held))
     ordered = {k: values[k] for k in order}
     return Draft(heading, ordered, kinds, rules, lines, rng.random() < level.below)
 
@@ -228,11 +219,11 @@ def make_drafts(rng: random.Random, level: Level, held: bool = False) -> list[Dr
     return [make_draft(rng, names, level) for _ in range(rng.randint(*level.skills))]
 
 
-def ask(rng: random.Random, rule: first.Rule, easy: float = 0.5) -> str:
+def ask(rng: random.Random, rule: policies.Rule, easy: float = 0.5) -> str:
     """A question about the rule's topic."""
     pick = rng.random()
-    if rule.topic in first.VERBS and pick < 0.3:
-        return rng.choice(first.VERBS[rule.topic])
+    if rule.topic in policies.VERBS and pick < 0.3:
+        return rng.choice(policies.VERBS[rule.topic])
     if pick < 0.8 or len(rule.choices) < 2:
         return rng.choice(TAILED).format(topic=rule.topic)
     if pick < 0.9:
@@ -241,7 +232,7 @@ def ask(rng: random.Random, rule: first.Rule, easy: float = 0.5) -> str:
     return f"Which {rule.topic} applies?"
 
 
-def thought(rule: first.Rule, value: str) -> list[tuple[str, bool]]:
+def thought(rule: policies.Rule, value: str) -> list[tuple[str, bool]]:
     """A line of reasoning as pieces of text; true marks the ones that carry information."""
     said = [("The", False), (f" {rule.field}", True), (" is", False), (f" {value}", True), (". So the", False)]
     return [*said, (f" {rule.topic}", True), (" is", False), (f" {rule.outcome(value)}", True), (".", False)]
@@ -252,7 +243,7 @@ class Case:
     """One decision about one text, with the change that flips it."""
 
     draft: Draft
-    rule: first.Rule
+    rule: policies.Rule
     question: str
     old: str
     new: str

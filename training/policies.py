@@ -1,8 +1,6 @@
-"""The small world the tiny model lives in: skills, questions, errata and their right answers.
+"""What small policies are made of: words, names, wordings of questions and corrections, and rules with their answers.
 
-Pure Python. Everything random comes from a `random.Random` the caller seeds. New rule tables are drawn for
-every text, so only reading can answer. Training and held-out texts never share an organisation name or a rule
-(see `is_held_out`).
+Pure Python. Everything random comes from a `random.Random` that the caller seeds.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 WORD_FIELDS: dict[str, tuple[str, ...]] = {
@@ -40,7 +37,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "deposit": ("none", "fixed", "variable", "high", "low", "refundable"),
     "access": ("granted", "revoked", "guided", "public", "private", "timed"),
 }
-FIELD_OF: dict[str, str] = {
+FIELD_OF: dict[str, str] = {  # the field that decides a topic
     "return": "date",
     "exchange": "arrival",
     "warranty": "start",
@@ -54,8 +51,6 @@ FIELD_OF: dict[str, str] = {
     "invoice": "channel",
     "deposit": "category",
 }
-"""The field that decides a topic. Only early lessons let any field decide any topic."""
-TITLES: dict[str, str] = {t: t.capitalize() for t in TOPICS} | {"return": "Returns", "refund": "Refunds"}
 VERBS: dict[str, tuple[str, ...]] = {
     "return": ("May I return this?", "Can I return it?"),
     "exchange": ("May I exchange this?", "Can I exchange it?"),
@@ -110,50 +105,13 @@ HEADINGS: tuple[str, ...] = (
     "# {org}: {title} rules",
     "# {org}",
 )
-SYLLABLES: tuple[str, ...] = (
-    "Har",
-    "bor",
-    "Mil",
-    "ton",
-    "Vel",
-    "mar",
-    "Os",
-    "ric",
-    "Lun",
-    "den",
-    "Tar",
-    "vik",
-    "Bel",
-    "sen",
-    "Cor",
-    "dal",
-    "Fen",
-    "wick",
-    "Gor",
-    "lin",
-    "Nor",
-    "bury",
-    "Pel",
-    "ham",
-    "Quin",
-    "ster",
-    "Ros",
-    "mere",
-    "Sal",
-    "ford",
+_SYLLABLES = (
+    "Har bor Mil ton Vel mar Os ric Lun den Tar vik Bel sen Cor dal Fen wick Gor lin Nor bury Pel ham Quin ster Ros "
+    "mere Sal ford"
 )
-COMPANIES: tuple[str, ...] = (
-    "Books",
-    "Tools",
-    "Market",
-    "Trading",
-    "Outfitters",
-    "Foods",
-    "Garden",
-    "Supplies",
-    "Travel",
-    "Records",
-)
+SYLLABLES = tuple(_SYLLABLES.split())
+_COMPANIES = "Books Tools Market Trading Outfitters Foods Garden Supplies Travel Records"
+COMPANIES = tuple(_COMPANIES.split())
 EXTRA_WORDINGS: tuple[str, ...] = (
     "From now on the {field} is {value}.",
     "Correction: the {field} is {value}.",
@@ -219,83 +177,9 @@ class Rule:
             f" otherwise the {self.topic} is {self.no}."
         ]
 
-    def reason(self, value: str) -> list[tuple[str, bool]]:
-        """One line of reasoning as pieces of text; true marks the ones that carry information."""
-        said: list[tuple[str, bool]] = [
-            ("The", False),
-            (f" {self.field}", True),
-            (" is", False),
-            (f" {value}", True),
-        ]
-        if self.kind != "table":
-            said += [(". That is", False)]
-            said += (
-                [(f" {self.relation}", True)] if self.holds(value) else [(" not", True), (f" {self.relation}", True)]
-            )
-            said += [(f" {self.limit}", True)]
-        return [
-            *said,
-            (". So the", False),
-            (f" {self.topic}", True),
-            (" is", False),
-            (f" {self.outcome(value)}", True),
-            (".", False),
-        ]
-
-
-@dataclass(frozen=True)
-class SkillText:
-    """A skill as it is in a file (no front matter); every field is a `key: value` line."""
-
-    name: str
-    text: str
-    fields: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A skill with the rules that its text states."""
-
-    skill: SkillText
-    rules: tuple[Rule, ...]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One held-out decision, with the field change that flips it."""
-
-    skills: tuple[SkillText, ...]
-    target: int
-    kind: str
-    topic: str
-    question: str
-    choices: tuple[str, ...]
-    field: str
-    old: str
-    new: str
-    answer: str
-    answer_new: str
-    corrected: SkillText
-
-
-@dataclass(frozen=True)
-class Level:
-    """How hard a text is: ranges (lowest, highest), both included."""
-
-    skills: tuple[int, int]
-    rules: tuple[int, int]
-    rows: tuple[int, int]
-    spare: tuple[int, int]
-    fillers: tuple[int, int]
-    preamble: float = 0.5
-    far: bool = True  # values mostly well away from the limit
-
-
-FULL = Level(skills=(1, 3), rules=(1, 3), rows=(2, 5), spare=(0, 2), fillers=(0, 2))
-
 
 def is_held_out(key: str) -> bool:
-    """Whether a name or a rule is of the held-out tenth: training sees none, `held_out` uses no others."""
+    """True for the tenth of all names and rules that training never sees."""
     return zlib.crc32(key.encode()) % 10 == 0
 
 
@@ -376,164 +260,3 @@ def other_value(rng: random.Random, kind: str, field: str, old: str, rule: Rule 
 def kind_of(field: str) -> str:
     """table, date or amount: how the values of a field are read."""
     return "date" if field in DATE_FIELDS else "amount" if field in AMOUNT_FIELDS else "table"
-
-
-def make_draft(
-    rng: random.Random,
-    level: Level,
-    topics: list[str],
-    fields: list[str],
-    held: bool,
-    kinds: Sequence[str] = ("table", "date", "amount"),
-    loose: bool = False,
-) -> Draft:
-    """A random skill; takes its topics and fields from the lists, so that skills of one prompt share none."""
-    rules: list[Rule] = []
-    mine: dict[str, str] = {}
-    form = int(rng.random() < 0.3)
-    for _ in range(rng.randint(*level.rules)):
-        kind = rng.choice(kinds)
-        old = [f for f in mine if kind_of(f) == "table"]
-        if not loose:
-            free = [t for t in topics if kind_of(FIELD_OF[t]) == kind and FIELD_OF[t] in fields]
-            if not free:
-                continue
-            topic = rng.choice(free)
-            field = FIELD_OF[topic]
-            topics.remove(topic)
-            fields.remove(field)
-            rule = make_rule(rng, kind, topic, field, rng.randint(*level.rows), held, form)
-            mine[field] = other_value(rng, kind, field, "", rule, level.far)
-            rules.append(rule)
-            continue
-        if kind == "table" and old and rng.random() < 0.3:
-            field = rng.choice(old)
-        else:
-            pool = [f for f in fields if kind_of(f) == kind]
-            if not pool:
-                continue
-            usual = {"date": "date", "amount": "amount"}.get(kind, "tier")
-            field = usual if usual in pool and rng.random() < 0.4 else rng.choice(pool)
-            fields.remove(field)
-        topic = topics.pop()
-        rule = make_rule(rng, kind, topic, field, rng.randint(*level.rows), held, form)
-        if field in mine and mine[field] not in dict(rule.table):
-            table = ((mine[field], rule.table[0][1]), *rule.table[1:])
-            again = replace(rule, table=table)
-            if is_held_out(rule_key(again)) != held:
-                continue
-            rule = again
-        if field not in mine:
-            mine[field] = other_value(rng, kind, field, "", rule, level.far)
-        rules.append(rule)
-    for _ in range(rng.randint(*level.spare)):
-        if fields:
-            field = fields.pop(rng.randrange(len(fields)))
-            mine[field] = other_value(rng, kind_of(field), field, "", None)
-    org = make_org(rng, held)
-    text = lay_out(rng, level, org, rules, mine)
-    return Draft(SkillText(re.sub(r"\W+", "-", org.lower()), text, dict(mine)), tuple(rules))
-
-
-def lay_out(rng: random.Random, level: Level, org: str, rules: Sequence[Rule], fields: dict[str, str]) -> str:
-    """Heading, field lines, rule lines and a little filler."""
-    title = TITLES[rng.choice(rules).topic] if rules and rng.random() < 0.7 else TITLES[rng.choice(list(TOPICS))]
-    heading = rng.choice(HEADINGS).format(title=title, org=org)
-    keys = [f"{k}: {v}" for k, v in fields.items()]
-    rng.shuffle(keys)
-    blocks = [rule.lines() for rule in rules]
-    rng.shuffle(blocks)
-    body = [line for block in blocks for line in block]
-    if rng.random() < 0.1:
-        rng.shuffle(body)
-    for filler in rng.sample(FILLERS, rng.randint(*level.fillers)):
-        body.insert(rng.randint(0, len(body)), f"- {filler}")
-    head = [] if rng.random() < 0.1 else [heading, ""]
-    if rng.random() < 0.85:
-        return "\n".join([*head, *keys, "", *body])
-    cut = rng.randint(0, len(keys))
-    return "\n".join(
-        [*head, *keys[:cut], *([""] if cut else []), *body, *([""] if cut < len(keys) else []), *keys[cut:]]
-    )
-
-
-def make_drafts(
-    rng: random.Random,
-    level: Level,
-    held: bool = False,
-    kinds: Sequence[str] = ("table", "date", "amount"),
-    loose: bool = False,
-) -> list[Draft]:
-    """The skills of one prompt. No two share a field or a topic; every one has a rule."""
-    while True:
-        topics = rng.sample(list(TOPICS), len(TOPICS))
-        fields = [*WORD_FIELDS, *DATE_FIELDS, *AMOUNT_FIELDS]
-        drafts = [make_draft(rng, level, topics, fields, held, kinds, loose) for _ in range(rng.randint(*level.skills))]
-        if all(d.rules for d in drafts):
-            return drafts
-
-
-def ask(rng: random.Random, rule: Rule) -> str:
-    """A question about the rule's topic, without a cue."""
-    pick = rng.random()
-    if pick < 0.2:
-        return rng.choice(VERBS[rule.topic])
-    if pick < 0.35:
-        a, b = rng.sample(rule.choices, 2) if len(rule.choices) > 1 else rule.choices * 2
-        return f"Is the {rule.topic} {a} or {b}?"
-    return rng.choice(PLAIN).format(topic=rule.topic)
-
-
-def correct(skill: SkillText, field: str, value: str) -> SkillText:
-    """The skill with another value in place."""
-    old = f"{field}: {skill.fields[field]}"
-    lines = [f"{field}: {value}" if line == old else line for line in skill.text.split("\n")]
-    return SkillText(skill.name, "\n".join(lines), {**skill.fields, field: value})
-
-
-def held_out(n: int, seed: int = 20260614) -> list[Case]:
-    """`n` decisions over texts training never saw: other organisations, other rules, other seeds.
-
-    Kinds and the number of skills (1, 2, 3) take turns, so every nine cases cover all of them.
-    """
-    rng = random.Random(f"held-out {seed}")
-    cases: list[Case] = []
-    while len(cases) < n:
-        kind = ("table", "date", "amount")[len(cases) % 3]
-        count = 1 + len(cases) // 3 % 3
-        drafts = make_drafts(rng, replace(FULL, skills=(count, count)), held=True)
-        found = [(i, r) for i, d in enumerate(drafts) for r in d.rules if r.kind == kind and len(r.choices) > 1]
-        if not found:
-            continue
-        target, rule = rng.choice(found)
-        skill = drafts[target].skill
-        old = skill.fields[rule.field]
-        for _ in range(100):
-            new = other_value(rng, kind, rule.field, old, rule)
-            if rule.outcome(new) != rule.outcome(old):
-                break
-        else:
-            continue
-        cases.append(
-            Case(
-                tuple(d.skill for d in drafts),
-                target,
-                kind,
-                rule.topic,
-                ask(rng, rule),
-                rule.choices,
-                rule.field,
-                old,
-                new,
-                rule.outcome(old),
-                rule.outcome(new),
-                correct(skill, rule.field, new),
-            )
-        )
-    return cases
-
-
-def decision(reasoned_answer: str, choices: Sequence[str]) -> str | None:
-    """The outcome a line of reasoning ends with (the last one named), or None."""
-    found = re.findall(r"\b(" + "|".join(map(re.escape, choices)) + r")\b", reasoned_answer)
-    return found[-1] if found else None

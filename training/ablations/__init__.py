@@ -1,1 +1,0 @@
-"""Small readers of tables, trained alike but for their size or one thing in their lessons."""
