@@ -171,7 +171,8 @@ def unknown(root: Path) -> list[str]:
 def missing(root: Path) -> list[str]:
     """Files and folders that CONTRIBUTING names and that there are not."""
     text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    named = [name for name in re.findall(r"`([a-z_]+/[\w./-]*)", text) if not name.startswith("build/")]
+    named = re.findall(r"`([a-z_]+/[\w./-]*)", text) + re.findall(r"^([a-z_]+/[\w./-]*) ", text, re.M)
+    named = [name for name in named if not name.startswith("build/")]
     return [name for name in named if not any((base / name).exists() for base in (root, root / "notes_cli"))]
 
 
