@@ -248,11 +248,10 @@ class Context:
         self._pool.collect()
         return native.call("notes_used", self.handle)
 
-    def room(self, sequence: int | None = None, *, vacant: int = 0) -> int:
-        """How many tokens this sequence can still take at its end; without one, a new sequence. `vacant`: so many
-        positions before its end still need a cell."""
+    def room(self, sequence: int | None = None) -> int:
+        """How many tokens this sequence can still take at its end; without one, a new sequence."""
         left = self.n_ctx - (0 if sequence is None else self.length(sequence))
-        return min(left, self.cells - self.used - vacant) if self.unified else left
+        return min(left, self.cells - self.used) if self.unified else left
 
     def _empty(self, number: int) -> None:
         """Drop all rows of a sequence. The data of recurrent state goes with the last one: see `clear`."""
@@ -437,27 +436,6 @@ class Context:
         if len(where) != len(what):
             raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
         self._compute([sequence], "notes_rewrite", sequence, int32(where), int32(what), len(where), _OUTPUT[output])
-
-    def complete(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
-        """Decode tokens at vacant positions, ascending, in one pass: between rows that are there, and after the last.
-        If that fails the sequence is as it was."""
-        length, last = self.length(sequence), positions[-1]
-        try:
-            if last >= length:  # `rewrite` goes no further than the last row, so there is one meanwhile
-                blank = empty(self.layers, 1, "f16")
-                for layer in blank:
-                    layer.k.fill(0)
-                    layer.v.fill(0)
-                self.splice(sequence, last, tokens[-1:], blank, last)
-            self.rewrite(sequence, positions, tokens, output)
-        except BaseException:  # an interrupt comes after the call that it waited for
-            self.truncate(sequence, length)
-            raise
-
-    @property
-    def completes(self) -> bool:
-        """Whether rows can come before those that they follow (`complete`)."""
-        return not (self.model.recurrent or self._drops) and not (self.supports("rewrite") or self.supports("splice"))
 
     def splice(
         self,

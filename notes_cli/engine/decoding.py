@@ -32,12 +32,7 @@ def decode(
     for notebook in notebooks:
         notebook.check_intact()
     size = min(context.stride, limit or context.stride)
-    if any(notebook.vacant for notebook in notebooks):
-        if len(notebooks) == 1 and not every:
-            return _complete(notebooks[0], size)
-        for notebook in notebooks:
-            notebook.settle()
-    shares = fair([len(notebook.pending) for notebook in notebooks], size)
+    shares = fair([notebook.batch for notebook in notebooks], size)
     parts = [(notebook, count) for notebook, count in zip(notebooks, shares, strict=True) if count]
     outputs: dict[int, Output] = {}
     for notebook, count in parts:
@@ -58,21 +53,6 @@ def decode(
         for notebook in notebooks:
             notebook.seconds["decode"] += time.perf_counter() - started
     return _advance(parts, outputs, every)
-
-
-def _complete(notebook: Notebook, size: int) -> dict[int, list[Logits] | EngineError]:
-    """Decode what a splice did not wait for with what comes after it; by itself where both do not fit."""
-    count = min(len(notebook.pending), size - len(notebook.vacant))
-    if count <= 0 or notebook.context.room(notebook.sequence, vacant=len(notebook.vacant)) <= count:
-        notebook.settle()
-        return decode([notebook], size)
-    output: Output = "last" if count == len(notebook.pending) else "none"
-    started = time.perf_counter()
-    try:
-        notebook.complete(count, output)
-    finally:
-        notebook.seconds["decode"] += time.perf_counter() - started
-    return _advance([(notebook, count)], {notebook.sequence: output}, ())
 
 
 def _advance(

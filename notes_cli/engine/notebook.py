@@ -1,8 +1,8 @@
 """A notebook: one sequence in a context, an ordered list of pieces with their tokens, positions and K/V.
 
 Pieces are text that is decoded, segments that are spliced in, errata and answers. Decoding is put off until a
-splice or logits need it, so that neighbouring pieces share one pass over the weights. Of a few tokens before a splice
-it can be put off further (`splice`), so that they share the pass of what follows: rows are vacant until then.
+splice or logits need it, so that neighbouring pieces share one pass over the weights. Which tokens share a batch
+changes the last bits of their rows, so it follows from the tokens and splices alone (`divide`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from notes_cli.engine.writing import Writer
 from notes_cli.errors import EngineError, Help, Progress, UnsupportedError
 
 if TYPE_CHECKING:
-    from notes_cli.engine.context import Output
     from notes_cli.engine.eye import Seen
 
 
-WAITING = 64  # tokens that may wait for what follows a splice; more take as long by themselves
 Stopped = Literal["end", "length", "context"]  # why an answer ends: by itself, at max_tokens, or with the context
 
 
@@ -65,7 +63,7 @@ class Notebook:
         self._tokens: list[int] = self._lease.tokens if self._lease else []
         self._images: list[Image] = []
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
-        self._vacant: list[int] = []  # those of them whose rows are still to come: what a splice did not wait for
+        self._divided = 0  # tokens before this one go into no batch with it and those after it
         self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
         self.bound: int | None = None  # tokens that it may have at most, where others need room, too
 
@@ -129,7 +127,6 @@ class Notebook:
         the same rows in the same cells, until one of the two is rewritten; a `dry` one has none. Raise UnsupportedError
         where sequences cannot share, EngineError for more rows than there are."""
         dry = dry or self.dry
-        self.settle()
         if length is None:
             self.flush()
             length = len(self)
@@ -141,6 +138,16 @@ class Notebook:
         other._images = [image for image in self._images if image.last <= length]
         other._done, other._logits = length, self._logits if length == len(self) else None
         other.pieces = self._cut_pieces(length)
+        return other
+
+    def share_rows(self) -> Notebook:
+        """A second notebook with the same tokens, which shares the rows that are there; what is pending each decodes by
+        itself. Raise UnsupportedError where sequences cannot share."""
+        rows = self.length(self._done)
+        other = Notebook(self.context, self.context.share(self.sequence, rows) if rows else None, dry=self.dry)
+        other._tokens += self._tokens
+        other._images, other.pieces = [*self._images], [*self.pieces]
+        other._done, other._divided, other._logits = self._done, self._divided, self._logits
         return other
 
     def _cut_pieces(self, length: int) -> list[Piece]:
@@ -173,14 +180,11 @@ class Notebook:
         self._check_room(len(segment))
         self.append(segment.tokens[:seam], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
 
-    def splice(
-        self, segment: Segment, *, seam: int = 0, rotate: bool = True, opened: bool = False, later: bool = False
-    ) -> None:
+    def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True, opened: bool = False) -> None:
         """Put a segment at the end: its first `seam` tokens are decoded again, the rows of the rest are placed.
 
-        `opened`: the seam is there already. `later`: few tokens that are pending may stay so, if this context can
-        decode them with what comes after the segment. The caller has compared identities. `rotate=False` is the
-        control, which must give wrong rows.
+        `opened`: the seam is there already. The caller has compared identities. `rotate=False` is the control, which
+        must give wrong rows.
         """
         seam = min(seam, segment.repairable)
         if not opened:
@@ -188,10 +192,7 @@ class Notebook:
         rest = len(segment) - seam
         if not rest:
             return
-        later = later and self._may_wait and not segment.media  # whose rows may share positions
-        waiting = range(self._done, len(self)) if later else range(0)
-        if not waiting:
-            self.flush()
+        self.flush()
         at, position = len(self), self.position(len(self))
         started = time.perf_counter()
         if not self.dry:
@@ -213,20 +214,13 @@ class Notebook:
         self.pieces.append(replace(placed, blocks=len(segment.blocks), **_kept(segment)))
         self._images += images_of(segment.media, at - seam, segment.axes)
         self._tokens += [int(token) for token in segment.tokens[seam:]]
-        self._vacant += waiting
         self._done = len(self)
         self._logits = None
-
-    @property
-    def _may_wait(self) -> bool:
-        few = len(self.pending) + len(self._vacant) <= WAITING
-        return few and not self.dry and not self._images and self.context.completes
 
     def show(
         self, seen: Seen, kind: str = "image", name: str = "", reason: Reason = Reason.PLAIN, detail: str = ""
     ) -> None:
         """Put an image at the end, looked at just now: the tokens around its rows, and the rows, are decoded."""
-        self.settle()
         self._check_room(len(seen.tokens))
         self.pieces.append(Piece(kind, name, len(self), len(seen.tokens), "decoded", reason, detail))
         start, begin, done = len(self), self.position(len(self)), 0
@@ -320,29 +314,22 @@ class Notebook:
         """The tokens that wait to be decoded."""
         return self._tokens[self._done :]
 
+    def divide(self) -> None:
+        """What comes next goes into no batch with what is pending now."""
+        self._divided = len(self)
+
     @property
-    def vacant(self) -> Sequence[int]:
-        """Rows before those of a splice that are still to be decoded."""
-        return self._vacant
+    def batch(self) -> int:
+        """How many of the pending tokens may go into the next batch."""
+        return len(self.pending) if self._done >= self._divided else self._divided - self._done
 
-    def settle(self) -> None:
-        """Decode what a splice did not wait for, by itself. If that fails it is still to be decoded."""
-        if self._vacant:
-            self.context.complete(self.sequence, self._vacant, self._words(self._vacant))
-            self._vacant = []
-
-    def complete(self, count: int, output: Output) -> None:
-        """Decode what a splice did not wait for in one pass with the first `count` pending tokens."""
-        rows = [*self._vacant, *range(self._done, self._done + count)]
-        try:
-            self.context.complete(self.sequence, rows, self._words(rows), output)
-        except BaseException:
-            self.context.truncate(self.sequence, self._done)
-            raise
-        self._vacant = []
-
-    def _words(self, rows: Sequence[int]) -> Tokens:
-        return np.array([self._tokens[row] for row in rows], np.int32)
+    def flush_divided(self, progress: Progress | None = None) -> None:
+        """Decode what is pending before the place where it was divided, as `flush` does, and leave the rest pending."""
+        total = max(0, self._divided - self._done)
+        while self._done < self._divided:
+            decode([self], self.context.n_ubatch if progress else None)
+            if progress:
+                progress(total - max(0, self._divided - self._done), total)
 
     def advance(self, count: int, logits: NDArray[np.float32] | EngineError | None = None) -> None:
         """The first `count` pending tokens have rows now; `logits` are those after the last of all tokens, or why there
@@ -362,7 +349,6 @@ class Notebook:
     def set_aside(self, length: int) -> None:
         """Give up the rows from position `length` on, so that others have their cells; their tokens are pending
         again. They must have been decoded. Raise EngineError where rows cannot go back."""
-        self.settle()
         if length < self._done:
             if any(image.last > length for image in self._images):
                 raise EngineError("the rows of an image cannot be decoded again as tokens")
@@ -405,7 +391,6 @@ class Notebook:
             decode([self], min(next(sizes, self.context.n_ubatch), self.context.n_ubatch) if progress else None)
             if progress:
                 progress(total - len(self.pending), total)
-        self.settle()
         self.check_intact()
         if isinstance(self._logits, EngineError):
             raise self._logits
@@ -487,7 +472,6 @@ class Notebook:
 
     def read(self, start: int, end: int, dtype: str) -> tuple[tuple[LayerRows, ...], NDArray[np.int32] | None]:
         """Rows [start, end), rotated as they are, and their positions on three axes where images share them."""
-        self.settle()
         at = self.position(start)
         if any(start <= image.first < end and image.grid is not None for image in self._images):
             return self.context.read_axes(self.sequence, at, end - start, base=at, dtype=dtype)
@@ -497,9 +481,7 @@ class Notebook:
         """Go back to the first `length` tokens. Raise EngineError for a cut inside of an image."""
         if not 0 <= length <= len(self):
             raise EngineError(f"cannot go back to {length} tokens, the notebook has {len(self)}")
-        if any(row < length for row in self._vacant):
-            self.settle()
-        self._vacant = []
+        self._divided = min(self._divided, length)
         at = self.position(length)
         if length < self._done:
             if not self.dry:
@@ -555,8 +537,7 @@ class Notebook:
         """How many more tokens there is room for, those that are pending counted as there."""
         if self.dry:
             return self.size - len(self)
-        left = self.context.room(self.sequence, vacant=len(self._vacant))
-        return min(self.size - len(self), left - len(self.pending))
+        return min(self.size - len(self), self.context.room(self.sequence) - len(self.pending))
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add tokens at the end of the last piece. Raise EngineError where there is no room for them."""

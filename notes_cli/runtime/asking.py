@@ -27,7 +27,7 @@ from notes_cli.runtime.thinking import ENDLESS_ROOM, ROOM, THINK, Chosen, Speake
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import of_fields
 
-PARALLEL = 16  # questions at once of many (bench/batch.py)
+PARALLEL = 16  # questions at once of many
 ENDLESS = 2**31 - 1  # tokens: no limit but the context's
 
 
@@ -286,7 +286,6 @@ def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: 
         **draft.how,
         dry=dry,
         room=room_for(workspace, request, draft.settings.think),
-        later=True,
     )
     return Plan.of(draft, notebook)
 

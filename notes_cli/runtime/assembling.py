@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from notes_cli.engine.context import Context
     from notes_cli.engine.eye import Seen
 
+APART = 64  # pending tokens before what is asked that are decoded apart from it: more take as long by themselves
 _OTHER_LEFT = "preceded by a different context than at compile time"
 
 
@@ -49,7 +50,6 @@ def assemble(
     strict: bool = False,
     exact: bool = False,
     parts: Parts | None = None,
-    later: bool = False,
     counted: bool = False,
 ) -> Notebook:
     """Put the prompt into a fresh notebook of the workspace, with room for `room` more tokens.
@@ -58,8 +58,8 @@ def assemble(
     `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing. `strict`:
     raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`tell_unspliced`).
     `exact`: place rows only where they are those of a prefill of the whole prompt, and decode all others.
-    `parts`: these of the prompt's, if not all. `later`: what is asked is decoded next, and with it the few tokens that
-    precede a skill. `counted`: somebody asks, so that what is spliced, and saved, goes into the records of uses.
+    `parts`: these of the prompt's, if not all. `counted`: somebody asks, so that what is spliced, and saved, goes into
+    the records of uses.
     """
     parts = parts_of(workspace, prompt) if parts is None else parts
     workspace.make_room(parts.count + cells_meanwhile(prompt, parts), room)
@@ -71,7 +71,6 @@ def assemble(
         dry=dry,
         strict=strict,
         exact=exact,
-        later=later,
         counted=counted,
     )
     return run(going)
@@ -89,7 +88,6 @@ def assembling(
     strict: bool = False,
     exact: bool = False,
     begun: Notebook | None = None,
-    later: bool = False,
     counted: bool = False,
 ) -> Task[Notebook]:
     """`assemble` as a task of a loop, in the room that there is: what precedes a splice is decoded with what others
@@ -112,8 +110,10 @@ def assembling(
     place = Placing(seam, rotate, strict, exact, partial(workspace.look, dry=dry))
     notebook = workspace.notebook(dry=dry) if begun is None else begun
     try:
-        there = len(notebook)
-        for chunk, ids in parts.each:
+        there, last = len(notebook), len(parts.chunks) - parts.asking
+        for number, (chunk, ids) in enumerate(parts.each, -1):  # BOS is the one before the first
+            if number == last:
+                divide(notebook)
             done, there = min(there, len(ids)), max(0, there - len(ids))
             ids = ids[done:]
             if not len(ids):
@@ -135,7 +135,7 @@ def assembling(
             elif changed and prompt.method.record.edits_rows:
                 amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
-                yield from place.task(notebook, segment, later)
+                yield from place.task(notebook, segment)
     except BaseException:
         notebook.close()
         raise
@@ -144,6 +144,13 @@ def assembling(
             pieces = notebook.pieces if counted else ()
             workspace.used(segment.name, spliced(pieces, segment.name), saved(pieces, [segment]))
     return notebook
+
+
+def divide(notebook: Notebook) -> None:
+    """What is asked comes next. Many tokens that are pending before it are decoded apart from it, few together with it:
+    so are those of the same prompt whose beginning several questions share (runtime/batch.py)."""
+    if len(notebook.pending) > APART:
+        notebook.divide()
 
 
 def spliced(pieces: Sequence[Piece], name: str) -> int:
@@ -194,8 +201,8 @@ class Placing:
     def __call__(self, notebook: Notebook, segment: Segment) -> None:
         run(self.task(notebook, segment))
 
-    def task(self, notebook: Notebook, segment: Segment, later: bool = False) -> Task[None]:
-        """The same as a task of a loop. `later`: as Notebook.splice has it."""
+    def task(self, notebook: Notebook, segment: Segment) -> Task[None]:
+        """The same as a task of a loop."""
         same_left = np.array_equal(notebook.tokens, segment.context)
         context = notebook.context
         inexact = _inexact(context, segment, same_left) if self.exact else None
@@ -218,10 +225,9 @@ class Placing:
         elif refusal is None:
             seam = 0 if same_left else self.seam
             notebook.open_splice(segment, seam)
-            later = later and not self.exact  # what waits gets later cells, and attention sums in the order of cells
-            if notebook.pending and not notebook.dry and not later:
+            if notebook.pending and not notebook.dry:
                 yield [notebook]
-            notebook.splice(segment, seam=seam, rotate=self.rotate, opened=True, later=later)
+            notebook.splice(segment, seam=seam, rotate=self.rotate, opened=True)
         elif self.strict:
             raise UnsupportedError(
                 f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))

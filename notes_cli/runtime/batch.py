@@ -1,7 +1,9 @@
 """Many questions at once: what their prompts have in common is put together once, and they are decoded side by side.
 
 Requests that differ in the question and in how it is answered share a *stem*: all of the prompt that precedes the words
-of the question. Each goes on from there in a sequence of its own, in the same cells as the others (copy on write).
+of the question. Each goes on from there in a sequence of its own, in the same cells as the others (copy on write). Of
+the stem's end it decodes again what `notes ask` would decode in one batch with the question, so that a question that
+is decoded alone has the very logits of `notes ask`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 
 from notes_cli.engine.decision import variants_of
-from notes_cli.engine.loop import AHEAD, Task, serve
+from notes_cli.engine.loop import AHEAD, Task, one_by_one, serve
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import EngineError, NotesError, Notice
@@ -29,7 +31,7 @@ from notes_cli.runtime.asking import (
     answering,
     room_for,
 )
-from notes_cli.runtime.assembling import How, assemble, cells_meanwhile, saved, tell_unspliced
+from notes_cli.runtime.assembling import APART, How, assemble, cells_meanwhile, divide, saved, tell_unspliced
 from notes_cli.runtime.opening import SkillRef, open_segments
 from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
 from notes_cli.runtime.settling import Settings, check_no_results, held_to, settled
@@ -67,13 +69,18 @@ class _Stem:
     def tokens(self) -> int:
         return 0 if self.notebook is None else len(self.notebook)
 
+    @property
+    def rows(self) -> int:
+        """Tokens of it whose rows are shared."""
+        return 0 if self.notebook is None else self.notebook.rows
+
     def ready(self, chunks: Sequence[Chunk]) -> bool:
         """Whether its notebook is there, and is the beginning of a prompt of these chunks (some templates tell the
         time)."""
         return self.notebook is not None and self.notebook.intact and list(chunks[:-1]) == list(self.chunks)
 
     def assemble(self, workspace: Workspace, place: _Place, listener: Listener) -> None:
-        """Put the notebook together, if it is not there, and decode what of it is not spliced."""
+        """Put the notebook together, if it is not there, and decode what of it is decoded apart from a question."""
         parts = place.parts
         if parts is None:
             return
@@ -81,10 +88,12 @@ class _Stem:
         self.chunks = parts.chunks[:-1]
         self.notebook = assemble(workspace, self.prompt, **self.how, parts=parts.stem)
         self.saved = saved(self.notebook.pieces, self.prompt.segments)
+        if not parts.stem.asking:  # else it was divided there
+            divide(self.notebook)
         tell_unspliced(self.notebook, listener.notice)
         try:
             with listener.watch("reading what the prompts share", len(self.notebook.pending)) as update:
-                self.notebook.flush(update)
+                self.notebook.flush_divided(update)
         except BaseException:
             self.close()
             raise
@@ -106,6 +115,7 @@ class _Place:
     looks: int  # cells for what it tries out, before it chooses
     begun: float
     before: int  # tokens of the stem
+    again: int  # of them, those that it decodes itself at most
     parts: Parts | None  # of the whole prompt, where the stem is not there yet
     meanwhile: int  # cells that it takes to put the stem together
     grammar: str | None
@@ -198,9 +208,8 @@ class _Batch:
         stem = place.stem
         assert stem.notebook is not None
         try:
-            shared = len(stem.notebook)
-            # None of its tokens: there is nothing to share.
-            with stem.notebook.share() if shared else self._workspace.notebook() as notebook:
+            shared = stem.rows
+            with stem.notebook.share_rows() as notebook:
                 place.notebook, notebook.bound = notebook, place.bound
                 notebook.seconds["splice"] = stem.notebook.seconds["splice"]
                 stem.notebook.seconds["splice"] = 0.0  # it was the first one's, and so is what it saved
@@ -211,7 +220,7 @@ class _Batch:
                     notebook.append(place.question, "question")
                 counts = replace(Counts.of(notebook), shared=shared)
                 plan = Plan(notebook, stem.settings, counts, self._begun, place.begun, gain, place.grammar)
-                return (yield from answering(self._workspace, place.request, plan))
+                return (yield from one_by_one(answering(self._workspace, place.request, plan)))
         finally:
             self._places.remove(place)
 
@@ -221,14 +230,16 @@ class _Batch:
         grammar = held_to(workspace, request)
         stem = self._stem(request)
         prompt = replace(stem.prompt, question=request.question)
-        chunks = at_question(chunks_of(workspace, prompt))
+        chunks = chunks_of(workspace, prompt)
+        whole, chunks = len(chunks), at_question(chunks)
         if stem.ready(chunks):
-            parts, before, meanwhile = None, stem.tokens, 0
+            parts, before, again, meanwhile = None, stem.tokens, stem.tokens - stem.rows, 0
             question = workspace.tokenize(chunks[-1])
             question = question if len(chunks) > 1 else workspace.with_bos(question)
         else:
-            parts = parts_of(workspace, prompt, chunks)
+            parts = replace(parts_of(workspace, prompt, chunks), asking=1 + len(chunks) - whole)
             before, meanwhile, question = parts.stem.count, cells_meanwhile(prompt, parts), parts.tokens[-1]
+            again = min(before, APART + sum(len(tokens) for tokens in parts.tokens[whole - 1 : -1]))
         total = before + len(question)
         workspace.check_length(total + 1)
         return _Place(
@@ -237,6 +248,7 @@ class _Batch:
             looks=sum(map(len, _looks(workspace, request.choices))),
             begun=begun,
             before=before,
+            again=again,
             parts=parts,
             meanwhile=meanwhile,
             grammar=grammar,
@@ -245,7 +257,7 @@ class _Batch:
     def _seen_to(self, place: _Place) -> bool:
         """Whether there is room for the place, and for its stem. Raise EngineError where there will never be."""
         own, stem = (
-            place.bound - place.before + place.looks,
+            place.bound - place.before + place.again + place.looks,
             0 if place.parts is None else place.before + place.meanwhile,
         )
         beside = (place.parts is not None) + (AHEAD if place.looks else 0)  # sequences
@@ -265,7 +277,7 @@ class _Batch:
         else:
             tokens = place.before + place.meanwhile + len(place.question)
             spare = place.bound - place.before - len(place.question) + place.looks
-            self._workspace.make_room(tokens, spare, held=place.stem.tokens)
+            self._workspace.make_room(tokens, spare, held=place.stem.rows)
         return True
 
     @property

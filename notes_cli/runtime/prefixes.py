@@ -2,7 +2,9 @@
 
 Rows are those of another prompt only if the tokens are the same from the beginning on, and all of them came about in
 the same way: decoded, spliced from the same segment with the same seam, or reused only where that is exact. Where a
-skill begins to differ, nothing of it is taken. Who may not share with whom is told apart by a salt.
+skill begins to differ, nothing of it is taken. Of a first question few tokens are not taken either where decoding
+begins a batch anyway: another question after the same skill is decoded as it is alone, to the last bit. Who may not
+share with whom is told apart by a salt.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
+from notes_cli.runtime.assembling import APART
 from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
@@ -39,6 +42,18 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def begin(self, length: int) -> int:
+        """Where to go on if so many first tokens are there: after them, or, if nothing has been answered yet, where a
+        batch begins that is decoded alone, if that is at most APART tokens before."""
+        talk = self.prompt.conversation
+        if talk and any(message.role == "assistant" for message in talk.messages):
+            return length
+        batch = max((last for _, last in self.splices if last <= length), default=0)
+        asked = len(self) - sum(map(len, self.parts.tokens[len(self.parts.tokens) - self.parts.asking :]))
+        if asked <= length and asked - batch > APART:
+            batch = asked
+        return batch if length - batch <= APART else length
 
     def live(self, length: int) -> list[Piece]:
         """The pieces of so many first tokens that are there already, whatever they were to who left them there."""
@@ -135,11 +150,13 @@ class Prefixes:
 
     def _whole(self, one: Prefix, layout: Layout, length: int) -> int:
         """As much of that as can be gone on from."""
-        if one.notebook.context.model.recurrent and not (length == len(one.notebook) == one.notebook.rows):
-            return 0  # a state is after its last token
+        if one.notebook.context.model.recurrent:  # a state is after its last token
+            whole = length == len(one.notebook) == one.notebook.rows and length >= layout.pinned
+            return length if whole and not any(first < length < last for first, last in layout.splices) else 0
         for first, last in layout.splices:
             if first < length < last:
                 length = first
+        length = layout.begin(length)
         return 0 if length < layout.pinned else length
 
     def begin(self, one: Prefix, length: int, layout: Layout, *, dry: bool = False) -> Notebook:

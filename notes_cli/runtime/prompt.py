@@ -73,11 +73,12 @@ class Parts:
     tokens: tuple[Tokens, ...]
     opening: Tokens  # BOS, where the first chunk is a skill
     changes: Mapping[str, Change]  # by skill
+    asking: int = 1  # how many chunks at the end are what is asked, with the template's words around it
 
     @property
     def stem(self) -> Parts:
         """All but the last chunk, what is asked."""
-        return replace(self, chunks=self.chunks[:-1], tokens=self.tokens[:-1])
+        return replace(self, chunks=self.chunks[:-1], tokens=self.tokens[:-1], asking=self.asking - 1)
 
     @property
     def each(self) -> Iterator[tuple[Chunk, Tokens]]:

@@ -307,16 +307,16 @@ class Own:
     def _hold(self, at: _At, needed: _Needed, notebook: Notebook) -> None:
         """Keep its room, and tell how far reading has come, where that takes long."""
         at.job.grants = [needed.grant(at.room, notebook)]
-        end = pending = 0
+        begin = end = 0
 
         def stepped() -> None:
-            nonlocal end, pending
-            if notebook.rows >= end:
-                pending = len(notebook.pending)
-                if pending < LONG:
+            nonlocal begin, end
+            if notebook.rows >= end:  # at most a micro-batch of it has been read
+                begin = max(end, notebook.rows - notebook.context.n_ubatch)
+                if len(notebook) - begin < LONG or not notebook.pending:
                     return
                 end = len(notebook)
-            self._tell({"reading": [pending - max(0, end - notebook.rows), pending]})
+            self._tell({"reading": [notebook.rows - begin, end - begin]})
 
         at.job.stepped = stepped
 

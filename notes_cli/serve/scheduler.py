@@ -375,8 +375,10 @@ class Scheduler:
     def _step(self) -> None:
         self.tally.steps += 1
         held = self._held()
-        answering = sum(len(running.looks) for running in self._loop.running)
-        self._loop.step(self.limits.chunk + answering, held)
+        looks = [look for running in self._loop.running for look in running.looks]
+        # One that reads alone is decoded in the batches of `notes ask`.
+        alone = len(looks) == 1
+        self._loop.step(self.workspace.context.n_ubatch if alone else self.limits.chunk + len(looks), held)
         for job in self._jobs:
             job.stepped()
         self._ended()

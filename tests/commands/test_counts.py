@@ -16,6 +16,7 @@ import pytest
 import notes_cli as notes
 from notes_cli.engine import native
 from notes_cli.engine.options import ContextOptions
+from notes_cli.runtime.assembling import APART
 from notes_cli.text import rendering, template
 
 from .conftest import TEXT, run_here
@@ -206,7 +207,7 @@ def opened(model: Path, home: Path, tmp_path: Path) -> Iterator[notes.Model]:
 
 # Calls of the library: at most so many. `used` and `can_move` look something up; the others compute or move rows.
 SPLICE = {"splice_file": 1, "can_move": 1}
-PROMPT = {"splice": 1, "rewrite": 1, "used": 12}  # what precedes a skill and what follows it, in one pass
+PROMPT = {"append": 2, "used": 12}  # what precedes a skill, and what follows it
 LOOKING = {"used": 10, "watch": 4, "layers": 2, "frequencies": 6}  # twice a context, and each of three layers
 
 
@@ -234,11 +235,11 @@ def test_an_answer_decodes_what_is_new(opened: notes.Model, counted: Counted, er
     assert counts.total == plain.counts.total + counts.erratum + between + opening
     assert bool(counts.erratum) == bool(errata)
     assert counted.decoded + counted.rewritten == counts.total - counts.spliced + LIMIT
-    assert counted.passes == 1 + LIMIT, "over the weights: the prompt's, and one for each token"
+    apart = counts.erratum > APART  # from the question, as many tokens take as long
+    assert counted.passes == 2 + apart + LIMIT, "over the weights: before and after the skill, one for each token"
     row = segment.nbytes // (len(segment) + segment.base - segment.first)
-    blank = row  # of Context.complete
-    assert counted.traffic == (segment.nbytes, row * counts.spliced + blank)
-    within(counted.calls, {**SPLICE, **PROMPT, "append": LIMIT})
+    assert counted.traffic == (segment.nbytes, row * counts.spliced)
+    within(counted.calls, {**SPLICE, **PROMPT, "append": PROMPT["append"] + apart + LIMIT})
 
 
 @pytest.mark.parametrize(("method", "rewritten"), [("field", 10), ("erratum", 0)])

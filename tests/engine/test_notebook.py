@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 from reference import nmse
 
-from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import WAITING, Notebook
+from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import EngineError, UnsupportedError
+from notes_cli.errors import EngineError
 
 from ..refused import refused
-from .conftest import LoadZoo
 
 LEFT = np.arange(10, 18, dtype=np.int32)
 SKILL = np.arange(60, 100, dtype=np.int32)
@@ -113,166 +111,75 @@ def close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
     return max(nmse(one, other) for one, other in zip(found, expected, strict=True)) < 1e-5
 
 
-def assembled(context: Context, segment: Segment, *, later: bool, seam: int = 2) -> Notebook:
-    """A text and the segment twice, each behind other tokens than it was compiled after."""
-    notebook = Notebook(context)
-    notebook.append([1, 2, 3])
-    notebook.splice(segment, seam=seam, later=later)
-    notebook.append([4, 5])
-    notebook.splice(segment, seam=seam, later=later)
-    return notebook
-
-
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The hooks that computed."""
-    calls: list[str] = []
-    hook = native._hook
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each call decodes."""
+    found: list[int] = []
+    append = Context.append
 
-    def counting(name: str, arguments: tuple[Any, ...]) -> Any:
-        if name in ("notes_append", "notes_rewrite"):
-            calls.append(name)
-        return hook(name, arguments)
+    def counted(self: Context, tokens: Any, *given: Any) -> None:
+        found.append(sum(map(len, tokens.values())))
+        append(self, tokens, *given)
 
-    monkeypatch.setattr(native, "_hook", counting)
-    return calls
-
-
-@pytest.mark.parametrize("asked", [ASK, np.arange(20, 80, dtype=np.int32)])
-def test_what_precedes_a_splice_is_decoded_with_what_follows(
-    context: Context, segment: Segment, counted: list[str], asked: np.ndarray
-) -> None:
-    """In one pass: rows and logits are those of decoding it first, and so is what can be told of the pieces."""
-    first, waiting = (assembled(context, segment, later=later) for later in (False, True))
-    for notebook in (first, waiting):
-        counted.clear()
-        notebook.append(asked, "question")
-        notebook.logits()
-    assert counted == ["notes_rewrite"]
-    assert waiting.pieces == first.pieces and len(waiting) == len(first) == context.length(waiting.sequence)
-    assert close(rows_of(waiting), rows_of(first))
-    assert close([waiting.logits()], [first.logits()])
-    wrong = Notebook(context)  # the control: what precedes the skill is seen
-    wrong.append([3, 2, 1])
-    wrong.splice(segment, seam=2)
-    wrong.append([5, 4])
-    wrong.splice(segment, seam=2)
-    wrong.append(asked)
-    assert not close([wrong.logits()], [first.logits()])
+    monkeypatch.setattr(Context, "append", counted)
+    return found
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda book: book.flush(),
-        lambda book: book.share().close(),
-        lambda book: book.read(0, 2, "f16"),
-        lambda book: book.set_aside(len(book) - 1),
-        lambda book: book.truncate(len(book) - 1),
-        lambda book: book.lookahead([7, 8]),
-        lambda book: book.rewrite([20], np.array([9], np.int32)),
-    ],
-)
-def test_rows_that_wait_are_there_for_whoever_needs_them(
-    context: Context, segment: Segment, use: Callable[[Notebook], object]
-) -> None:
-    """Nothing that looks at rows finds vacant ones."""
-    first, waiting = (assembled(context, segment, later=later) for later in (False, True))
-    for notebook in (first, waiting):
-        use(notebook)
-        notebook.append(ASK)
-        notebook.logits()
-    assert waiting.tokens.tolist() == first.tokens.tolist()
-    assert close(rows_of(waiting), rows_of(first))
-    assert close([waiting.logits()], [first.logits()])
-
-
-def test_cut_off_before_it_was_decoded(context: Context, segment: Segment) -> None:
-    """What waited and is cut off is never decoded, and other tokens take its place."""
-    notebook = assembled(context, segment, later=True)
+def test_a_notebook_is_divided(notebook: Notebook, batches: list[int]) -> None:
+    """What comes next goes into a batch of its own, whoever decodes, and the logits are those of the last token."""
+    notebook.append(LEFT)
+    notebook.divide()
+    notebook.append(ASK)
+    found = notebook.logits()
+    assert batches == [len(LEFT), len(ASK)]
     notebook.truncate(0)
     notebook.append([*LEFT, *ASK])
-    plain = Notebook(context)
-    plain.append([*LEFT, *ASK])
-    assert close([notebook.logits()], [plain.logits()])
+    assert close([notebook.logits()], [found])
+    assert batches[2:] == [len(LEFT) + len(ASK)]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, EngineError])
-def test_stopped_while_all_of_it_is_decoded(
-    context: Context, segment: Segment, monkeypatch: pytest.MonkeyPatch, when: str, error: type[BaseException]
-) -> None:
-    """No row that is none stays, what was to be decoded still is, and the next time it is right."""
-    first, waiting = (assembled(context, segment, later=later) for later in (False, True))
-    for notebook in (first, waiting):
-        notebook.append(ASK)
-    rewrite = context.rewrite
-
-    def stopped(*given: Any) -> None:
-        if when == "after":
-            rewrite(*given)
-        raise error("stopped")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(context, "rewrite", stopped)
-        with pytest.raises(error):
-            waiting.logits()
-    assert waiting.pending == list(ASK) and waiting.intact
-    assert context.length(waiting.sequence) == len(waiting) - len(ASK)
-    assert close([waiting.logits()], [first.logits()])
-    assert close(rows_of(waiting), rows_of(first))
+def test_a_part_of_it_is_decoded(notebook: Notebook, batches: list[int]) -> None:
+    """Up to where it was divided; without that nothing is."""
+    notebook.append(LEFT)
+    notebook.flush_divided()
+    assert batches == []
+    notebook.divide()
+    notebook.append(ASK)
+    told: list[tuple[int, int]] = []
+    notebook.flush_divided(lambda done, total: told.append((done, total)))
+    assert batches == [len(LEFT)] and list(notebook.pending) == list(ASK)
+    assert told == [(len(LEFT), len(LEFT))]
 
 
-def test_many_tokens_do_not_wait(notebook: Notebook, segment: Segment, counted: list[str]) -> None:
-    """They take as long by themselves, and a text after the skill may be shorter than they are."""
-    notebook.append(np.arange(100, 101 + WAITING))
-    notebook.splice(segment, later=True)
-    assert counted == ["notes_append"] and not notebook.vacant
+def test_rows_are_shared_and_the_rest_is_decoded_by_each(notebook: Notebook, batches: list[int]) -> None:
+    """Two that go on from one: the same tokens, pieces and logits, and what was decoded is not decoded again."""
+    notebook.append(LEFT)
+    notebook.flush()
+    notebook.append([1, 2], "erratum")
+    with notebook.share_rows() as first, notebook.share_rows() as second:
+        for other in (first, second):
+            assert other.tokens.tolist() == notebook.tokens.tolist() and other.pieces == notebook.pieces
+            other.append(ASK)
+        assert np.array_equal(first.logits(), second.logits())
+        assert batches == [len(LEFT), 2 + len(ASK), 2 + len(ASK)]
+    notebook.append(ASK)
+    assert np.array_equal(notebook.logits(), first_logits(notebook))
 
 
-def test_without_room_they_are_decoded_by_themselves(context: Context, segment: Segment, counted: list[str]) -> None:
-    """One pass takes one cell more than the tokens do."""
-    waiting = assembled(context, segment, later=True)
-    waiting.append(np.arange(waiting.room) % 200)
-    waiting.logits()
-    assert counted[0] == "notes_rewrite" and set(counted[1:]) == {"notes_append"}
-    assert context.length(waiting.sequence) == len(waiting)
+def first_logits(notebook: Notebook) -> np.ndarray:
+    """Of the same tokens in the same batches."""
+    with Notebook(notebook.context) as other:
+        other.append(LEFT)
+        other.flush()
+        other.append(notebook.tokens[len(LEFT) :])
+        return other.logits()
 
 
-def test_what_waits_takes_its_room_once(context: Context, segment: Segment) -> None:
-    """Rows before those of a splice are below its end already: they need cells, and no more positions."""
-    decoded, waiting = Notebook(context), assembled(context, segment, later=True)
-    decoded.append(waiting.tokens)
-    assert waiting.vacant and waiting.room == context.n_ctx - len(waiting)
-    decoded.close()
-    waiting.append(np.arange(waiting.room) % 200)
-    assert np.isfinite(waiting.logits()).all() and len(waiting) == context.n_ctx
-    with pytest.raises(EngineError, match="too small"):
-        waiting.append([1])
-
-
-@pytest.mark.parametrize("name", ["qwen2vl-dense", "qwen3-dense"])
-def test_a_context_does_not_grow_while_rows_wait(load_zoo: LoadZoo, name: str) -> None:
-    """It cannot keep what is not there yet; nothing is lost by that, with positions on three axes or one."""
-    with Context(load_zoo(name), ContextOptions(n_ctx=256, n_threads=1)) as context:
-        with Notebook(context) as alone:
-            alone.append([*LEFT, *range(40, 80)])
-            alone.flush()
-            rows, _ = alone.read(len(LEFT), len(alone), "f16")
-            segment = Segment(
-                *("s", "", "", alone.tokens[len(LEFT) :], len(LEFT), np.array(LEFT, np.int32), ()),
-                *(context.identity("0"), rows),
-            )
-        waiting = Notebook(context)
-        waiting.append(LEFT)
-        waiting.flush()
-        waiting.append([9, 10, 11])
-        waiting.splice(segment, later=True)
-        with pytest.raises(UnsupportedError, match="cannot be made larger"):
-            Notebook(context)
-        assert waiting.intact and waiting.vacant
-        waiting.append(ASK)
-        assert np.isfinite(waiting.logits()).all()
+def test_one_without_rows_is_shared(notebook: Notebook) -> None:
+    """There is nothing to share, and its tokens are those of both."""
+    notebook.append(ASK)
+    with notebook.share_rows() as other:
+        assert np.array_equal(other.logits(), notebook.logits())
 
 
 def test_a_spliced_row_has_no_logits(notebook: Notebook, segment: Segment) -> None:

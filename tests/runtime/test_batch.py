@@ -20,7 +20,6 @@ from notes_cli.runtime.asking import ENDLESS, SILENT, Answer, Request, ask
 from notes_cli.runtime.batch import AT_MOST, STEMS, WAITING, ask_many
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.prompt import at_question
 from notes_cli.text.skill import Skill, load_skill
 
 from ..conftest import MakeWorkspace
@@ -127,7 +126,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_no_token_of_a_skill_is_decoded_or_placed_twice(
     make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stem is read once, and each question besides; cells at the peak are those of one stem and the questions."""
+    """What precedes the skill and its rows are there once, and what follows is decoded with each question; cells at the
+    peak are those."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     requests = [Request(f"Why {number:02}?", [segment], system="Be kind.", max_tokens=1) for number in range(20)]
@@ -143,8 +143,9 @@ def test_no_token_of_a_skill_is_decoded_or_placed_twice(
 
     monkeypatch.setattr(Context, "append", watched)
     answers = [answer for _, answer in ask_many(workspace, requests, 20)]
-    question = len(workspace.tokenize(workspace_chunk(workspace, requests[0])))
-    shared = single.counts.total - question
+    [skill_at] = [piece for piece in single.pieces if piece.how == "spliced"]
+    shared = skill_at.position + skill_at.tokens
+    question = single.counts.total - shared
     assert all(isinstance(one, Answer) and one.counts.shared == shared for one in answers)
     assert all(isinstance(one, Answer) and one.counts.spliced == len(segment) - 1 for one in answers)
     assert placed == [1]
@@ -152,14 +153,6 @@ def test_no_token_of_a_skill_is_decoded_or_placed_twice(
     asked = sum(one.tokens for one in answers if isinstance(one, Answer))
     assert len(tokens) - (shared - single.counts.spliced) - 20 * question in range(asked + 1)
     assert max(peak) in range(shared + 20 * question, shared + 20 * (question + 1) + 1)
-
-
-def workspace_chunk(workspace: Workspace, request: Request) -> Any:
-    """The last chunk of a request's prompt: the question, without the template's words before it."""
-    from notes_cli.runtime.prompt import Prompt, chunks_of
-
-    prompt = Prompt(request.question, request.splice, system=request.system)  # type: ignore[arg-type]
-    return at_question(chunks_of(workspace, prompt))[-1]
 
 
 def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Skill) -> None:
@@ -196,7 +189,7 @@ def test_logits_that_are_not_numbers_fail_their_question_alone(
 
     def broken(self: Context, index: int = -1) -> Any:
         calls.append(1)
-        if len(calls) == 3:  # the first are those of what the questions share
+        if len(calls) == 2:
             raise EngineError("tiny llama computes logits that are not numbers")
         return logits(self, index)
 

@@ -65,15 +65,6 @@ def test_logits_are_those_of_a_prefill(
         assert error(moved, wanted) > 1e-4
 
 
-def test_what_precedes_a_skill_does_not_wait(workspace: Workspace, skill: Skill) -> None:
-    """What is decoded after a splice gets later cells than the skill, and rounds otherwise. Control: it waits."""
-    prompt = Prompt("Why?", [compile_skill(workspace, skill)])
-    with assemble(workspace, prompt, later=True) as plain:
-        assert plain.vacant
-    with assemble(workspace, prompt, later=True, exact=True) as exact:
-        assert not exact.vacant
-
-
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_edits_are_exact_or_refused(workspace: Workspace, skill: Skill, method: str) -> None:
     """A method that leaves rows of the old value is refused; any other gives the logits of a prefill of its text."""

@@ -156,8 +156,8 @@ def test_decoded_images_share_no_prefix(seeing: Workspace, tmp_path: Path) -> No
         with assemble(seeing, prompts[0], splice=splice) as notebook:
             notebook.flush()
             prefixes.add(notebook, layouts[0], "")
-            assert prefixes.find(layouts[0], "")[1] > 3 + len(images[0])
-            assert prefixes.find(layouts[1], "")[1] == 3  # the opening of the system message
+            assert prefixes.find(layouts[0], "")[1] == 3 + len(images[0])  # and the question is decoded as alone
+            assert prefixes.find(layouts[1], "")[1] == 0  # the opening of the system message is no batch of its own
 
 
 def test_numbers_of_what_is_placed_are_forgotten_in_time(
@@ -238,18 +238,6 @@ def test_an_image_may_be_shown_twice(seeing: Workspace, tmp_path: Path) -> None:
     names = [piece.name for piece in plan.notebook.pieces if piece.how == "spliced"]
     assert names == ["photo", "photo-2", "photo-3"]
     assert ask(seeing, request).counts.spliced == 3 * 18 - 2  # two are at other places
-
-
-@pytest.mark.parametrize("order", [("photo",), ("note", "photo"), ("photo", "note"), ("note", "photo", "note-2")])
-def test_what_precedes_an_image_waits_for_nothing(seeing: Workspace, tmp_path: Path, order: tuple[str, ...]) -> None:
-    """Where the few tokens before a skill are decoded with the question, an image among the skills has the rows and
-    the logits that it has where they are decoded before."""
-    known = {"photo": compiled(seeing, photo(tmp_path))}
-    for name in ("note", "note-2"):
-        (tmp_path / f"{name}.txt").write_text("Answer in one word.")
-        known[name] = compiled(seeing, load_skill(tmp_path / f"{name}.txt"))
-    prompt = Prompt("What is the total?", [known[name] for name in order], system="Be brief.")
-    assert nmse(logits(seeing, prompt, later=True), logits(seeing, prompt)) < 1e-5
 
 
 def test_many_questions_about_an_image(seeing: Workspace, tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ def test_explain(own: Served) -> None:
     assert own.scheduler.tally.decoded == decoded
     assert own.http.post("/v1/chat/completions", json=asked).json()["notes"]["pieces"] == before["pieces"]
     again = own.http.post("/v1/notes/explain", json=asked).json()
-    assert again["counts"]["decoded"] == 1 and again["pieces"][0]["how"] == "live"
+    hows = [(piece["kind"], piece["how"]) for piece in again["pieces"]]
+    assert hows == [("text", "live"), ("splice", "live"), ("question", "decoded")]
 
 
 def test_a_skill_may_have_the_name_of_a_path(own: Served) -> None:

@@ -195,7 +195,7 @@ def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest
     """While a prompt is read, others who come and go leave the sequences of its answers alone: the context need not be
     made again for them, which not every model allows."""
     monkeypatch.setattr("notes_cli.serve.scheduler.IDLE", 1)
-    options = ContextOptions(n_ctx=4096, n_threads=1)
+    options = ContextOptions(n_ctx=4096, n_threads=1, n_ubatch=1)
     with started(library, Limits(parallel=4, chunk=1), context=options) as served:
         context = served.scheduler.workspace.context
         there = served.at_context(lambda: context.free + context.held)
