@@ -22,8 +22,8 @@ from notes_cli.serve.refusals import Refused
 from notes_cli.text.erratum import OfField, of_fields
 from notes_cli.text.grammar import check_grammar
 from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall
-from notes_cli.text.schema import ANY_OBJECT, schema_grammar
-from notes_cli.text.tools import call_schema
+from notes_cli.text.schema import ANY_OBJECT, calls_grammar, schema_grammar
+from notes_cli.text.tools import parameters_of, strict_ones
 from notes_cli.text.toolset import in_order
 from notes_cli.text.untrusted import as_given
 
@@ -418,8 +418,8 @@ def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], s
             raise Refused(400, f"tool_choice must be {wanted}", param="tool_choice", code="invalid_value")
         name = Reader(named.any("function"), "tool_choice.function").text("name")
     with _told_of("tool_choice"):
-        schema = call_schema(tools, name)
-    return tools, _read("tool_choice", lambda: schema_grammar(schema))
+        parameters = parameters_of(tools, name)
+    return tools, _read("tools", lambda: calls_grammar(parameters, strict_ones(listed)))
 
 
 @contextmanager

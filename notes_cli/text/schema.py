@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -88,12 +88,26 @@ def schema_grammar(schema: Any) -> str:
     return _Converter(schema).grammar()
 
 
+def calls_grammar(parameters: Mapping[str, Any], strict: Collection[str] = ()) -> str:
+    """The grammar of one call as JSON, `{"name": ..., "arguments": {...}}`. `parameters`: schemas by names of tools.
+
+    A tool that names no parameters is called with `{}`. For the tools in `strict` each keyword is enforced, and
+    GrammarError, with the tool and the place in its schema, is raised where that cannot be done; for the others the
+    arguments are held to what has a rule here, and the model has read the rest in the definition.
+    """
+    return _Converter(None).calls(parameters, strict)
+
+
 def read_schema(text: str) -> Any:
     """A schema from its text. Raise GrammarError if that is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+
+
+class _TooLarge(GrammarError):
+    """A schema that takes more work, or more rules, than are allowed."""
 
 
 class _Converter:
@@ -105,13 +119,36 @@ class _Converter:
         self._named: dict[str, str] = {}  # rules by what they say
         self._referred: dict[str, str] = {}  # rules by $ref
         self._values: dict[int, tuple[Any, set[Any]]] = {}  # those that a schema lists, by the schema's id
+        self._loose = False  # whether keywords without a rule are left out
         self._steps = self._letters = 0
 
     def grammar(self) -> str:
+        return self._from(self._root(self._schema))
+
+    def calls(self, parameters: Mapping[str, Any], strict: Collection[str]) -> str:
+        """The grammar of one call; each schema is one by itself, whose references begin at its own head."""
+        found = []
+        for name, schema in parameters.items():
+            self._schema, self._referred, self._loose = _arguments(schema), {}, name not in strict
+            try:
+                members = {"name": text_rule(json.dumps(name)), "arguments": self._root(self._schema)}
+            except _TooLarge as error:
+                raise GrammarError(f"the tool {name}: {error.what}") from error
+            except GrammarError as error:
+                remedy = 'Without "strict" its arguments are held to the rest of its schema'
+                raise GrammarError(f"the tool {name}: {error.what}", remedy) from error
+            written = [(f"{text_rule(_quoted(key, '') + ':')} ws {rule}", True) for key, rule in members.items()]
+            found.append(self._rule(self._members(written, "", name), name))
+        return self._from(" | ".join(found))
+
+    def _root(self, schema: Any) -> str:
         try:
-            root = self._visit(self._schema, "", 0)
+            return self._visit(schema, "", 0)
         except RecursionError:
-            raise GrammarError("the JSON schema is nested too deeply, or has a number that is too long") from None
+            raise _TooLarge("the JSON schema is nested too deeply, or has a number that is too long") from None
+
+    def _from(self, root: str) -> str:
+        """The grammar of all rules that one leads to."""
         needed = self._needed(root)
         rules = {name: rule for name, rule in self._rules.items() if name in needed}
         return "\n".join([f"{ROOT} ::= {root}", *(f"{name} ::= {rule}" for name, rule in rules.items())]) + "\n"
@@ -132,7 +169,7 @@ class _Converter:
         """Raise GrammarError where a stranger's schema takes more work than any that is meant."""
         self._steps += steps
         if self._steps > MAX_STEPS:
-            raise GrammarError(f"the JSON schema is too large: it takes more than {MAX_STEPS:,} steps to read")
+            raise _TooLarge(f"the JSON schema is too large: it takes more than {MAX_STEPS:,} steps to read")
 
     def _rule(self, body: str, at: str) -> str:
         """The name of a rule that says this, called after its place in the schema. Raise GrammarError where there is
@@ -142,7 +179,7 @@ class _Converter:
             self._letters += len(body)
             if self._letters > MAX_TEXT or len(self._rules) > MAX_RULES:
                 most = f"{MAX_RULES:,} rules or {MAX_TEXT:,} characters"
-                raise GrammarError(f"the JSON schema is too large: its grammar has more than {most}")
+                raise _TooLarge(f"the JSON schema is too large: its grammar has more than {most}")
             place = "-".join(re.findall(r"[A-Za-z0-9]+", at.replace("/properties/", "/")))[-40:].strip("-")
             self._named[body] = name = f"r{len(self._rules)}-{place}".rstrip("-")
             self._rules[name] = body
@@ -150,6 +187,18 @@ class _Converter:
 
     def _visit(self, schema: Any, at: str, depth: int) -> str:
         """A symbol for the values that a schema allows. `at`: where it is."""
+        for fewer in [schema, *_looser(schema)] if self._loose else [schema]:
+            try:
+                return self._enforced(fewer, at, depth)
+            except _TooLarge:
+                raise
+            except GrammarError:
+                if not self._loose:
+                    raise
+        return "value" if at else "object"  # arguments are at the head
+
+    def _enforced(self, schema: Any, at: str, depth: int) -> str:
+        """A symbol for the values that a schema allows, each keyword enforced."""
         if depth > MAX_DEPTH:
             raise _wrong(at, f"is nested more than {MAX_DEPTH} levels deep")
         at = at[-PLACE:]  # names of strangers may be long, and each level would have them all once more
@@ -613,6 +662,35 @@ def _same_length(low: str, high: str) -> list[str]:
         digit = f'"{first}"' if first == last else f"[{first}-{last}]"
         found.append(f"{digit} {times('[0-9]', len(zeros), len(zeros)) if zeros else ''}".rstrip())
     return found + ends
+
+
+_COMBINED = {"anyOf", "oneOf", "allOf"}
+_EXACT = {"uniqueItems", "minProperties", "maxProperties", "pattern", "format", "minLength", "maxLength", "multipleOf"}
+
+
+def _looser(schema: Any) -> Iterator[Any]:
+    """Schemas that allow all that one does, and more: with ever fewer of its keywords."""
+    if not isinstance(schema, dict):
+        return
+    if "$ref" in schema:
+        yield {"$ref": schema["$ref"]}
+    kept = {key: value for key, value in schema.items() if key in _KNOWN - _EXACT}
+    yield {("anyOf" if key == "oneOf" else key): value for key, value in kept.items()}
+    yield {key: value for key, value in kept.items() if key not in _COMBINED}
+    kind = schema.get("type", "object" if "properties" in schema else None)
+    if kind is not None:
+        yield {"type": kind}
+
+
+def _arguments(parameters: Any) -> Any:
+    """The schema of a tool's arguments: `{}` where it names none, for what is written there would be made up."""
+    none = {"type": "object", "additionalProperties": False}
+    if not isinstance(parameters, dict):
+        return none
+    said = {key for key, value in parameters.items() if value or key == "additionalProperties"}
+    if not said - _NOTES - {"type"}:
+        return none
+    return {**parameters, "type": "object"} if "type" in parameters else parameters
 
 
 def _constants(schema: Mapping[str, Any]) -> list[Any] | None:

@@ -21,7 +21,6 @@ Found = tuple[str, Mapping[str, Any], str]  # the name, the arguments, and an id
 Schemas = Mapping[str, Mapping[str, Any]]  # the parameters of each tool, by its name
 Reader = Callable[[str, Schemas], Iterator[Found]]
 
-ANY = {"type": "object"}  # arguments of a tool that says nothing of them
 _M3 = "]<]minimax[>["
 _SPACE = re.compile(r"\s*")
 
@@ -72,13 +71,18 @@ def calls_in(answer: str, form: Form | None, tools: Sequence[Mapping[str, Any]])
         found = [*form.read((form.prefix if place == 0 else "") + answer[place:], schemas)]
     except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, RecursionError):
         return Said(answer)
-    if not found or any(name not in schemas or not isinstance(given, Mapping) for name, given, _ in found):
+    found = [(name, {} if given is None else given, key) for name, given, key in found]
+    if not found or not all(_is_call(name, given, schemas) for name, given, _ in found):
         return Said(answer)
     ids = [key for _, _, key in found if NAME.fullmatch(key)]
     if len({*ids}) < len(found):  # nine letters and digits are an id for every template
         ids = [secrets.token_hex(5)[:9] for _ in found]
     calls = tuple(ToolCall(key, name, given) for key, (name, given, _) in zip(ids, found, strict=True))
     return Said(_bare_text(answer[:place], form).strip(), calls)
+
+
+def _is_call(name: Any, given: Any, schemas: Schemas) -> bool:
+    return isinstance(name, str) and name in schemas and isinstance(given, Mapping)
 
 
 def _bare_text(text: str, form: Form) -> str:
@@ -127,14 +131,19 @@ class Listening:
         return new
 
 
-def call_schema(tools: Sequence[Mapping[str, Any]], name: str = "") -> Any:
-    """A JSON schema of calls, of one tool if it is named, in the form FORCED. Raise NotesError if it is not there."""
+def parameters_of(tools: Sequence[Mapping[str, Any]], name: str = "") -> Schemas:
+    """The parameters of the tools that may be called, or of the one that must be. Raise NotesError if it is not
+    there."""
     functions = [tool["function"] for tool in checked_tools(tools) if name in ("", tool["function"]["name"])]
     if not functions:
         raise NotesError(f"there is no tool {name!r} to call" if name else "there is no tool to call")
-    kept = [{"name": {"const": one["name"]}, "arguments": one.get("parameters") or ANY} for one in functions]
-    calls = [{"type": "object", "properties": one, "required": ["name", "arguments"]} for one in kept]
-    return {"anyOf": calls} if len(calls) > 1 else calls[0]
+    return {one["name"]: one["parameters"] for one in functions}
+
+
+def strict_ones(tools: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The names of the tools whose parameters must be enforced as they are, as OpenAI's interface has it."""
+    functions = [tool.get("function", tool) for tool in tools]
+    return {function["name"] for function in functions if function.get("strict") is True}
 
 
 def may_call(answer: str, form: Form) -> int:
@@ -187,7 +196,9 @@ def _object(one: Any) -> Found:
     for name in ("name", "tool_name"):
         if name in one:
             given: Any = next((one[key] for key in ("arguments", "parameters") if key in one), {})
-            return one[name], json.loads(given) if isinstance(given, str) else given, str(one.get("id", ""))
+            if isinstance(given, str):
+                given = json.loads(given) if given.strip() else None
+            return one[name], given, str(one.get("id") or "")
     (only,) = one.items()
     return only[0], only[1], ""
 

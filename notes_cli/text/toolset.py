@@ -40,7 +40,8 @@ def in_order(tools: Iterable[Mapping[str, Any]]) -> Tools:
 
 
 def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
-    """Read tools from a file: a JSON list of them, or an object that has it under `tools`. Raise SkillError."""
+    """Read tools from a file: a JSON list of them, in any form of `checked_tools`, or an object that has it under
+    `tools`, also in the `result` of an MCP server's reply to tools/list. Raise SkillError."""
     path = Path(source)
     try:
         with path.open("rb") as file:
@@ -52,6 +53,8 @@ def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
         found = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise SkillError(f"{path} is not JSON: {' '.join(str(error).split())[:200]}") from error
+    if isinstance(found, dict) and isinstance(found.get("result"), dict):
+        found = found["result"]
     listed = found.get("tools") if isinstance(found, dict) else found
     if not isinstance(listed, list) or not listed:
         raise SkillError(f"{path} holds no tools", 'Write a JSON list of them, or {"tools": [...]}')

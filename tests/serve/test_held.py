@@ -205,6 +205,56 @@ def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
         jsonschema.validate(json.loads(calls[0][2]), schemas[calls[0][1]])
 
 
+@pytest.mark.parametrize("function", [{}, {"parameters": {}}, {"parameters": {"type": "object", "properties": {}}}])
+def test_a_call_that_has_no_arguments(qwen: Served, script: Script, function: Json) -> None:
+    """None are made up where the call must be, and null is none where the model writes it."""
+    now = [{"type": "function", "function": {"name": "now", **function}}]
+    for seed in range(3):
+        _, calls, _ = told(create(qwen, tools=now, tool_choice="required", temperature=2, seed=seed), False)
+        assert [call[1:] for call in calls] == [("now", "{}")]
+    script('<tool_call>\n{"name": "now", "arguments": null}\n</tool_call>')
+    text, calls, reason = told(create(qwen, tools=now), False)
+    assert (text, [call[1:] for call in calls], reason) == ("", [("now", "{}")], "tool_calls")
+
+
+def test_a_catalogue_with_a_keyword_that_is_not_enforced(qwen: Served) -> None:
+    """One of twenty tools: a call must be one of them; only a tool that is strict is refused, with the place in its own
+    schema."""
+    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    odd = tool("label", tags=tags)
+    catalogue = [*(tool(f"tool{number:02}", n={"const": number}) for number in range(19)), odd]
+    _, calls, _ = told(create(qwen, tools=catalogue, tool_choice="required"), False)
+    schemas = {one["function"]["name"]: one["function"]["parameters"] for one in catalogue}
+    jsonschema.validate(json.loads(calls[0][2]), schemas[calls[0][1]])
+    named = {"type": "function", "function": {"name": "label"}}
+    _, [call], _ = told(create(qwen, tools=catalogue, tool_choice=named), False)
+    assert call[1] == "label" and isinstance(json.loads(call[2])["tags"], list)
+    odd["function"]["strict"] = True
+    says = r"the tool label: the JSON schema uses 'uniqueItems', which is not supported \(at /properties/tags\)"
+    with pytest.raises(openai.BadRequestError, match=says):
+        create(qwen, tools=catalogue, tool_choice="required")
+    create(qwen, tools=catalogue, max_tokens=1)
+
+
+def test_a_history_with_calls_and_no_tools(qwen: Served) -> None:
+    """As an agent sends it to have it summarised; also with tools that nobody may call."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "<a>"}'}}
+    talk: list[Any] = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": None},
+        {"role": "user", "content": "Summarise it."},
+    ]
+    alone = create(qwen, messages=talk, max_tokens=1).usage.prompt_tokens
+    assert alone == create(qwen, messages=talk, tools=TOOLS, tool_choice="none", max_tokens=1).usage.prompt_tokens
+    for arguments in ("", None, "null", {}):
+        call["function"] = {"name": "get_weather", "arguments": arguments}  # type: ignore[assignment]
+        reply = qwen.chat(talk, max_tokens=1)
+        assert reply["usage"]["prompt_tokens"] < alone
+    call["function"] = {"name": "get_weather"}
+    qwen.chat(talk, max_tokens=1)
+
+
 def test_tools_cost_nothing_the_second_time(qwen: Served) -> None:
     """In any order; tools that nobody may call are not there at all."""
     first, *others = (

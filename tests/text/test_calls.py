@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.text.messages import Conversation, Message, TextPart, ToolCall, user_message
 from notes_cli.text.prompt import build
-from notes_cli.text.tools import calls_in, form_of, may_call
+from notes_cli.text.tools import FORCED, calls_in, form_of, may_call
 
 from .test_tools import KNOWS, NO_CALLS, NO_TOOLS, ONE_CALL, SOURCES, UNREAD, template_of
 
@@ -140,6 +140,29 @@ def test_other_spellings_of_models() -> None:
         assert found and {call.name for call in found} == {"get_time"} and found[0].arguments == {}, text
     assert solar and not any(may_call(begun, solar) for begun in ("<|begin|>", "<|begin|>assistant"))
     assert may_call("<|begin|>assistant<|content|>", solar)
+
+
+@pytest.mark.parametrize("given", ["null", '""', '" "', '"null"', "{}", '"{}"'])
+def test_a_call_without_arguments(given: str) -> None:
+    """However a model writes that there are none."""
+    qwen, kimi, llama = (
+        form_of(SOURCES[name]) for name in ("Qwen-Qwen3-0.6B", "moonshotai-Kimi-K2", "meta-llama-Llama-3.1-8B-Instruct")
+    )
+    for form, text in (
+        (qwen, f'<tool_call>\n{{"name": "get_time", "arguments": {given}}}\n</tool_call>'),
+        (llama, f'{{"name": "get_time", "parameters": {given}}}'),
+        (FORCED, f'{{"name": "get_time", "arguments": {given}}}'),
+    ):
+        assert [(call.name, call.arguments) for call in calls_in(text, form, TOOLS).calls] == [("get_time", {})], text
+    section = "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>null"
+    assert calls_in(section, kimi, TOOLS).calls[0].arguments == {}
+
+
+@pytest.mark.parametrize("name", ['["get_time"]', "3", "null", '{"get_time": 1}'])
+def test_a_name_that_is_no_text(name: str) -> None:
+    """The answer stays text."""
+    text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
+    assert calls_in(text, form_of(SOURCES["Qwen-Qwen3-0.6B"]), TOOLS).text == text
 
 
 def test_the_documents_list_them() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from notes_cli.errors import GrammarError
 from notes_cli.text.grammar import check_grammar
-from notes_cli.text.schema import read_schema, schema_grammar
+from notes_cli.text.schema import calls_grammar, read_schema, schema_grammar
 
 from ..engine.schemas import REFUSED, TAKEN
 
@@ -110,3 +111,86 @@ def test_values_that_are_equal() -> None:
     with pytest.raises(GrammarError, match="write 'anyOf'"):
         schema_grammar({"oneOf": [{"enum": [1, "a"]}, {"const": 1.0}]})
     assert "true" in schema_grammar({"oneOf": [{"const": 1}, {"const": True}]})
+
+
+def calls(**parameters: Any) -> str:
+    return calls_grammar(parameters)
+
+
+NOTHING = calls(now={"type": "object", "properties": {}, "additionalProperties": False})
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"type": "object"}, {"properties": {}}, {"type": "object", "properties": {}, "required": []}],
+)
+def test_a_tool_without_parameters(parameters: Any) -> None:
+    """It is called with {}: what else is written there would be made up."""
+    assert calls(now=parameters) == NOTHING
+    assert "arguments" in NOTHING and "string" not in NOTHING
+    free = {"type": "object", "additionalProperties": True}
+    assert "string" in calls(now=free)
+
+
+def test_references_in_the_schemas_of_tools() -> None:
+    """They begin at the head of their own schema, as in each that Pydantic writes."""
+    one, other = (
+        {"$defs": {"P": {"const": word}}, "properties": {"p": {"$ref": "#/$defs/P"}}, "required": ["p"]}
+        for word in ("one", "other")
+    )
+    grammar = calls(a=one, b=other, c=one)
+    check_grammar(grammar)
+    assert "one" in grammar and "other" in grammar
+    check_grammar(calls(tree={"properties": {"kids": {"type": "array", "items": {"$ref": "#"}, "uniqueItems": True}}}))
+
+
+@pytest.mark.parametrize(("schema", "says"), REFUSED, ids=str)
+def test_a_keyword_without_a_rule_in_a_tool(schema: Any, says: str) -> None:
+    """It is left out where it is, and the rest is enforced: one tool of a catalogue costs no request. Where `strict`
+    asks for all of it, the error has the tool and the place in its own schema."""
+    tool = {"type": "object", "properties": {"odd": schema, "even": {"const": "kept"}}, "required": ["odd", "even"]}
+    grammar = calls_grammar({"fine": {}, "odd": tool})
+    check_grammar(grammar)
+    assert "kept" in grammar
+    with pytest.raises(GrammarError, match=r"^the tool odd: the JSON schema ") as caught:
+        calls_grammar({"fine": {}, "odd": tool}, {"odd"})
+    assert re.search(says.partition(r".*\(at")[0], str(caught.value)) or "$ref" in str(schema)
+    assert "(at /properties/odd" in str(caught.value) and 'Without "strict"' in str(caught.value)
+    check_grammar(calls_grammar({"fine": {}, "odd": tool}, {"fine"}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "kept"),
+    [
+        ({"type": "array", "items": {"const": "kept"}, "uniqueItems": True}, "kept"),
+        ({"type": "object", "properties": {"a": {"const": "kept"}}, "if": {}, "then": {}}, "kept"),
+        ({"properties": {"a": {"const": "kept"}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "kept"),
+        ({"oneOf": [{"const": "kept"}, {"type": "string"}]}, "kept"),
+        ({"$defs": {"a": {"const": "kept"}}, "$ref": "#/$defs/a", "maxLength": 9}, "kept"),
+        ({"type": "string", "format": "semver"}, "string"),
+        ({"type": "integer", "minimum": 3, "multipleOf": 3}, "[3-9]"),
+        ({"type": "float"}, "value"),
+        ({"$ref": "https://example.org/schema"}, "value"),
+        (False, "value"),
+    ],
+)
+def test_what_is_left_of_a_schema(schema: Any, kept: str) -> None:
+    """As much as has a rule."""
+    head = schema if isinstance(schema, dict) and "$defs" in schema else {}
+    tool = {"$defs": head.get("$defs", {}), "properties": {"a": schema}, "required": ["a"]}
+    grammar = calls(odd=tool)
+    check_grammar(grammar)
+    assert kept in grammar
+
+
+def test_arguments_are_an_object() -> None:
+    """Whatever a tool's schema says."""
+    for schema in ({"type": "string", "format": "x"}, {"$ref": "#/nowhere"}, [], "x", {"not": {}}):
+        grammar = calls(odd=schema)
+        assert re.search(r'arguments\\":" ws (object|r\d+) ', grammar), grammar
+
+
+def test_a_catalogue_that_is_too_large() -> None:
+    """Refused with the tool at which it is."""
+    with pytest.raises(GrammarError, match=r"^the tool second: the JSON schema is too large"):
+        calls(first={"properties": {"a": _SMALL}}, second={"properties": {"a": {"enum": list(range(250_000))}}})

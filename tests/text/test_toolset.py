@@ -77,3 +77,20 @@ def test_a_file_of_tools(tmp_path: Path, wrap: Any) -> None:
     (tmp_path / "My tools.json").write_text(json.dumps(wrap(bare)))
     found = load_tools(tmp_path / "My tools.json")
     assert (found.name, found.tools) == ("my-tools", SET.tools)
+
+
+def test_files_of_other_programs(tmp_path: Path) -> None:
+    """An MCP server's reply, the tools of a request to Anthropic's or to OpenAI's responses: the same tools, which are
+    compiled as requests have them."""
+    kept = ("name", "description")
+    plain: list[Any] = [tool["function"] for tool in TOOLS]
+    mcp = [{**{key: one[key] for key in kept}, "inputSchema": one["parameters"], "title": "T"} for one in plain]
+    anthropic = [{**{key: one[key] for key in kept}, "input_schema": one["parameters"]} for one in plain]
+    responses = [{"type": "function", **one, "strict": True} for one in plain]
+    for given in (mcp, {"tools": mcp}, {"jsonrpc": "2.0", "id": 1, "result": {"tools": mcp}}, anthropic, responses):
+        (tmp_path / "tools.json").write_text(json.dumps(given))
+        found = load_tools(tmp_path / "tools.json")
+        assert found.tools == SET.tools
+        skill = tools_skill(template_of("Qwen-Qwen3-0.6B"), found)
+        chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((user_message("Q?"),), SET.tools))
+        assert with_splice(chunks, skill.text, "tools")
