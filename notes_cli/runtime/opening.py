@@ -120,7 +120,10 @@ def open_skill(
     if why and skill.picture:  # pictures of one name are many: this one has a name of its own
         skill = replace(skill, name=f"{skill.name[:40]}-{skill.picture.sha256[:16]}")
         why = taken(workspace, skill)
-    if dry and stale(workspace, skill, workspace.library.path(skill.name, workspace.identity)):
+    if dry:
+        path = workspace.library.path(skill.name, workspace.identity)
+        if why is None and not stale(workspace, skill, path):
+            return workspace.open(path)
         say(Notice(f"{given} would be compiled first, as {skill.name}"))
         return plan(workspace, skill)
     remedy: Remedy | None = Help.KEEP_AS_OTHER(source=given)

@@ -27,6 +27,7 @@ from notes_cli.runtime.asking import (
     Stream,
     answer,
     answering,
+    explain,
     room_for,
     stream,
 )
@@ -131,7 +132,7 @@ class Session:
         if request.results:
             self._check_results(request)
         grammar = held_to(self.workspace, request)
-        segments = open_asked(self.workspace, request, listener)
+        segments = self._open(request, listener)
         self._check_images(segments)
         self._heard = now()
         draft = settled(
@@ -158,6 +159,27 @@ class Session:
             notebook = assemble(self.workspace, prompt, **draft.how, room=room)
             self.begin(prompt, notebook)
         return Plan.of(draft, notebook)
+
+    def _open(self, request: Request, listener: Listener) -> list[Segment]:
+        """The skills of a request. Where one cannot be compiled in so small a context, raise EngineError with a size
+        for the whole turn."""
+        try:
+            return open_asked(self.workspace, request, listener)
+        except EngineError as error:
+            if not _asks_for_more(error):
+                raise
+            # Errata may be of skills that are there already, and take at most a token a byte and their frame.
+            alone = request if self.empty else replace(request, errata=())
+            errata = 0 if self.empty else sum(64 + len(text.encode()) for text in request.errata)
+            try:
+                explain(self.workspace, alone)
+            except EngineError as whole:
+                if not _asks_for_more(whole):
+                    raise
+                assert whole.remedy
+                size = whole.remedy.values["tokens"] + len(self.state.tokens) + errata
+                raise EngineError(whole.what, Help.LARGER_CONTEXT(tokens=-(-size // 256) * 256)) from error
+            raise
 
     def answering(
         self, request: Request, listener: Listener = SILENT, assembled: Callable[[Plan], object] = lambda plan: None
@@ -387,6 +409,10 @@ class Session:
         """Back to before the last turn, edit, compaction or cut, to the very rows. Raise SessionError where there is
         none."""
         return self._live.undo()
+
+
+def _asks_for_more(error: EngineError) -> bool:
+    return error.remedy is not None and error.remedy.help is Help.LARGER_CONTEXT
 
 
 def _marks(segments: Iterable[Segment]) -> dict[str, tuple[str, ...]]:

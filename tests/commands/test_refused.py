@@ -168,6 +168,7 @@ def test_context_too_small(notes: Notes, refuse: Refuse, compiled: Path) -> None
         (size,) = re.findall(r"tokens do not fit 256\. Give it -c (\d+) or more", error)
         assert "context" not in notes(*command, "-c", size).err
 
+
 @pytest.mark.parametrize(
     "shape",
     [
@@ -206,14 +207,39 @@ def test_a_larger_context_is_right_at_once(
     assert int(size) <= 6144
 
 
-def test_a_larger_context_for_a_text_is_right_at_once(notes: Notes, tmp_path: Path) -> None:
-    """Of a text that is compiled for the question: it has room for the question and its answer, too."""
-    path = tmp_path / "long.md"
-    path.write_text("The rule of the shop is a long one. " * 40)
-    said = notes("ask", "Why? " * 30, "--splice", path, "-n", 500, "-c", 256)
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("-n", 500),
+        ("--explain",),
+        ("--place", "late"),
+        ("--erratum", "date=2026-07-01"),
+        ("--field", "date=2026-07-01", "--method", "suffix"),
+        ("--decode", "two"),
+        ("--session", "new"),
+        ("--session", "mine", "--erratum", "The shop is closed today. " * 9),
+    ],
+    ids=lambda shape: " ".join(map(str, shape))[:40],
+)
+def test_a_larger_context_for_texts_is_right_at_once(
+    notes: Notes, tmp_path: Path, shape: tuple[object, ...], kept: bool
+) -> None:
+    """Of texts that are compiled for the question, or were before (`kept`): it has room for all of them, for the
+    question and its answer, and for what a session has already."""
+    files = []
+    for name in ("one", "two", "three"):
+        files += ["--splice", path := tmp_path / f"{name}.md"]
+        path.write_text("- date: 2026-06-01\n" * (name == "two") + f"The rule {name} of the shop is a long one. " * 30)
+        assert not kept or notes("compile", path).code == 0
+    if "mine" in shape:
+        assert notes("ask", "Why? " * 40, "--session", "mine", "-n", 2).code == 0
+    ask = ("ask", "Why? " * 30, *files, *shape)
+    said = notes(*ask, "-c", 512)
+    assert said.code == 1
     (size,) = re.findall(r"Give it -c (\d+) or more", said.err)
-    found = notes("ask", "Why? " * 30, "--splice", path, "-n", 500, "-c", size)
-    assert found.code == 0 and "the context" not in found.err
+    found = notes(*ask, "-c", size)
+    assert found.code == 0 and "the context" not in found.err and int(size) <= 6144
 
 
 def test_unknown_field(notes: Notes, refuse: Refuse, compiled: Path) -> None:
