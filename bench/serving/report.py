@@ -29,7 +29,8 @@ def sentence(phase: Phase, found: Figures) -> str:
 
 def write(folder: Path, done: Measured) -> None:
     """Both files."""
-    (folder / KEPT).write_text(json.dumps(list(_records(done)), indent=1) + "\n", encoding="utf-8")
+    lines = ",\n".join(map(json.dumps, _records(done)))
+    (folder / KEPT).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     put_between(folder / "serving.md", BEGIN, END, f"\n\n{tables(done)}\n\n")
 
 
