@@ -19,7 +19,8 @@ from notes_cli.serve.refusals import Refused, refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.text.blocks import Blocks
-from notes_cli.text.skill import FRONT_MATTER, parse_skill
+from notes_cli.text.header import find_header
+from notes_cli.text.skill import parse_skill
 
 _PLACE = re.compile(r"\{\{[^{}]*\}\}")  # a value takes its place, which may be shorter
 
@@ -82,9 +83,9 @@ def sizes(data: Any) -> list[Size]:
     text = data.get("text") if isinstance(data, dict) else None
     if not isinstance(text, str):
         return []
-    text = text.replace("\r\n", "\n").lstrip("\n")
-    head = FRONT_MATTER.match(text)
-    return of_texts("text", "".join(_PLACE.sub("", text[head.end() if head else 0 :]).split()))
+    text = text.replace("\r\n", "\n")
+    header = find_header(text)
+    return of_texts("text", "".join(_PLACE.sub("", text[header.body if header else 0 :]).split()))
 
 
 def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -> Callable[[], Json]:

@@ -248,7 +248,7 @@ def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list
     for line in lines:
         if not within(code, line.start) and not any(_is_mark(match, names) for match in _marks_in(line)):
             found.setdefault(line.name, []).append(Hole(line.start, line.end, line.name))
-    warnings = []
+    several: dict[str, int] = {}
     for name in list(found):
         values = {body[hole.start : hole.end] for hole in found[name]}
         if name in declared and values != {declared[name]}:
@@ -258,9 +258,15 @@ def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list
                 "Keep one of them",
             )
         if len(values) > 1:
-            warnings.append(f"{name!r} has {len(values)} different values in the text, so it is not taken as a field")
+            several[name] = len(values)
             del found[name]
-    return found, warnings
+    if len(several) > 1:
+        shown = listed(list(map(repr, several)), most=3)
+        return found, [f"{shown} have different values in the text, so they are not taken as fields"]
+    return found, [
+        f"{name!r} has {count} different values in the text, so it is not taken as a field"
+        for name, count in several.items()
+    ]
 
 
 def _marks_in(line: KeyLine) -> Iterator[re.Match[str]]:

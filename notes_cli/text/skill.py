@@ -7,12 +7,11 @@ refuses what it would have to guess. fields.py finds the fields. It knows no tok
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from notes_cli.classes import dataclass
 from notes_cli.errors import Help, SkillError, reason
@@ -20,19 +19,16 @@ from notes_cli.expressions import expression
 from notes_cli.images import SUFFIXES, Picture, looks_like_image, read_picture
 from notes_cli.text import names
 from notes_cli.text.fields import Field, Hole, clean_value, fences, fill, find_fields, within
-from notes_cli.text.keys import FIELD_NAME, field_name, is_name, listed
+from notes_cli.text.header import MAX_HEADER, find_header, read_header
+from notes_cli.text.keys import listed
 from notes_cli.text.pictures import Link, Shown, find_images, load_images
 
 MAX_BYTES = 64 << 20  # far more than any context holds; a model file given by mistake is refused, not read
-MAX_HEADER = 64 << 10  # characters of front matter, because reading YAML is slow
-MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the text
-MAX_VALUE = 1000  # characters of one of them
 MAX_DESCRIPTION = 1024
+UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
+SURROGATE = expression(r"[\ud800-\udfff]")  # a byte that is not UTF-8, in a text that was decoded around it
 TEXTS = (".md", ".markdown", ".txt")  # files of a folder that is compiled without a SKILL.md
 SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock, and keep its size and times
-OPENING = r"---[ \t]*\n"
-OPENS = expression(OPENING)  # a text that begins so has front matter, or a mistake in it
-FRONT_MATTER = expression(OPENING + r"(?P<yaml>.*?)^---[ \t]*(?:\n|\Z)", re.M | re.S)
 
 # Files that a text refers to: [text](target), and paths into the usual folders of Agent Skills.
 LINK = expression(
@@ -235,10 +231,9 @@ def read_card(folder: Path) -> tuple[str, str]:
             data = file.read(2 * MAX_HEADER)
     except OSError as error:
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
-    text = data.decode("utf-8", errors="ignore").removeprefix("\ufeff").replace("\r\n", "\n").lstrip("\n")
-    header = _split(text, str(path))[0] if OPENS.match(text) else {}
-    name = _called(_string(header, "name", str(path)) or folder.absolute().name, str(path))
-    return name, " ".join(_string(header, "description", str(path)).split())
+    encoding = "utf-16" if data.startswith(UTF16) else "utf-8"
+    header = read_header(_lines(data.decode(encoding, errors="replace")), str(path))
+    return _called(header.name or folder.absolute().name, str(path)), header.description
 
 
 def stamp_of(found: os.stat_result) -> tuple[int, ...]:
@@ -280,30 +275,24 @@ def skill_sources(word: str) -> list[str]:
 def parse_skill(text: str, *, source: str, default: str, name: str | None = None, where: str = "") -> Skill:
     """Make a skill from the text of a file. `default` is its name if the front matter has none; `where` is what
     messages call the text, if not by its source."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
     where = where or source
-    header: dict[str, Any] = {}
-    warnings: list[str] = []
-    if OPENS.match(text.lstrip("\n")):
-        header, text = _split(text.lstrip("\n"), where)
-        if not _string(header, "description", where):
-            warnings.append(f"{where}: no description in the front matter")
-    body = text.strip()
+    header = read_header(_lines(text), where)
+    warnings = list(header.warnings)
+    body = header.body.strip()
     if not body:
         raise SkillError(f"{where} has no text", "A skill needs something to say")
-    wanted = name or _string(header, "name", where) or default
+    wanted = name or header.name or default
     called = _called(wanted, where)
     if called != names.typed(wanted.lower()):  # a change to lower case needs no warning
         warnings.append(f"{where}: the name {wanted!r} may only have {names.RULE}; it becomes {called!r}")
-    description = " ".join(_string(header, "description", where).split())
-    if len(description) > MAX_DESCRIPTION:
+    if len(header.description) > MAX_DESCRIPTION:
         warnings.append(f"{where}: the description is longer than {MAX_DESCRIPTION} characters")
     try:
-        body, fields, more = find_fields(body, *_declared(header))
+        body, fields, more = find_fields(body, header.fields, header.hoisted)
     except SkillError as error:
         raise SkillError(f"{where}: {error.what}", error.remedy) from None
     warnings += [f"{where}: {warning}" for warning in more]
-    return Skill(called, description, body, fields, source, tuple(warnings))
+    return Skill(called, header.description, body, fields, source, tuple(warnings))
 
 
 def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
@@ -333,11 +322,25 @@ def _decode(data: bytes, source: str) -> str:
         raise SkillError(f"{source} is larger than {MAX_BYTES >> 20} MiB", "Is it a text?")
     if data.startswith(b"GGUF"):
         raise SkillError(f"{source} is a GGUF file, as models and compiled skills are, and no text")
+    if data.startswith(UTF16):
+        try:
+            return data.decode("utf-16")
+        except UnicodeDecodeError:
+            raise SkillError(f"{source} begins as UTF-16 text, but is none", "Convert it to UTF-8 first") from None
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
+        text = data.decode("utf-8", errors="surrogateescape")
+        header = find_header(_lines(text))
+        if header and not SURROGATE.search(_lines(text), header.body):
+            return data.decode("utf-8", errors="replace")  # in the front matter alone, which is not compiled
         what = f"{source} is not UTF-8 text: invalid byte at offset {error.start}"
         raise SkillError(what, "Convert it first") from None
+
+
+def _lines(text: str) -> str:
+    """The text with \\n at the ends of its lines."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _skill_file(folder: Path) -> Path:
@@ -361,72 +364,3 @@ def linked_files(text: str, folder: Path) -> list[str]:
         if linked or (path and (folder / path).is_file()):
             found.append(target or path)
     return list(dict.fromkeys(found))
-
-
-def _split(text: str, source: str) -> tuple[dict[str, Any], str]:
-    """Front matter and body. All scalars stay as they are written: a date is a text, and 012 is 012."""
-    match = FRONT_MATTER.match(text)
-    if match is None:
-        raise SkillError(f"{source}: the front matter that line 1 opens is not closed", "Add a line ---")
-    if len(match["yaml"]) > MAX_HEADER:
-        raise SkillError(f"{source}: the front matter is longer than {MAX_HEADER >> 10} KiB", "Move text below it")
-    try:
-        from notes_cli.documents import parse_yaml  # needed where a text is read, not where it is spliced
-
-        header = parse_yaml("\n" + match["yaml"])  # the line of --- counts in line numbers
-    except ValueError as error:
-        raise SkillError(f"{source}: the front matter is not valid YAML: {error}") from error
-    header = {} if header in (None, "") else header
-    if not isinstance(header, dict):
-        raise SkillError(f"{source}: the front matter must consist of `key: value` lines")
-    return header, text[match.end() :]
-
-
-def _string(header: dict[str, Any], key: str, source: str) -> str:
-    value = header.get(key, "")
-    if not isinstance(value, str):
-        raise SkillError(f"{source}: {key} in the front matter must be text")
-    return value.strip()
-
-
-def _declared(header: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The values under `fields:` in the front matter, and the names of the hoisted fields."""
-    declared = header.get("fields", "")
-    if declared == "":
-        return {}, []
-    if not isinstance(declared, dict):
-        raise SkillError("fields in the front matter must be `name: value` lines")
-    if len(declared) > MAX_FIELDS:
-        raise SkillError(f"the front matter declares more than {MAX_FIELDS:,} fields")
-    values: dict[str, str] = {}
-    hoisted: list[str] = []
-    for name, value in declared.items():
-        name = field_name(name)
-        if not FIELD_NAME.fullmatch(name) and not is_name(name):
-            raise SkillError(
-                f"field name {name[:80]!r} must be a word of letters, digits, _ and -, or a few such words"
-            )
-        if name in values:
-            raise SkillError(f"field {name!r} is in the front matter twice", "Keep one of them")
-        if isinstance(value, dict):
-            value, hoist = _mapping(name, value)
-            hoisted += [name] if hoist else []
-        if not isinstance(value, str):
-            raise SkillError(f"the value of field {name!r} must be text or a number")
-        values[name] = clean_value(name, value)
-        if len(values[name]) > MAX_VALUE:
-            raise SkillError(f"the value of field {name!r} is longer than {MAX_VALUE:,} characters")
-    return values, hoisted
-
-
-def _mapping(name: str, given: dict[str, Any]) -> tuple[Any, bool]:
-    """The value and `hoist` of a field that is written as `{value: ..., hoist: true}`."""
-    for key in given:
-        if key not in ("value", "hoist"):
-            raise SkillError(f"field {name!r} has an unknown key {key!r} in the front matter", "Known: value, hoist")
-    hoist = given.get("hoist", "false")
-    if hoist not in ("true", "false"):
-        raise SkillError(f"hoist of field {name!r} must be true or false, not {hoist!r}")
-    if "value" not in given:
-        raise SkillError(f"field {name!r} has no value in the front matter", f"Write {{value: ..., hoist: {hoist}}}")
-    return given["value"], hoist == "true"

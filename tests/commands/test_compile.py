@@ -207,7 +207,7 @@ def test_a_damaged_file_is_compiled_again(notes: Notes, skill: Path, compiled: P
         ("", "has no text"),
         (" \n\n", "has no text"),
         ("---\ndescription: x\n---\n", "has no text"),
-        ("---\nname: [\n---\nx", "front matter is not valid YAML"),
+        ("---\nname: x\n", "front matter that line 1 opens is not closed"),
         ("days: 3\nThe {{dyas}}.", "no such field has a value. Did you mean 'days'"),
     ],
 )

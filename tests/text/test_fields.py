@@ -306,6 +306,9 @@ def test_a_key_with_two_values_is_no_field() -> None:
     text, fields, warnings = find_fields("status: a\nstatus: b\nplan: c", {})
     assert spans(text, fields) == {"plan": ["c"]}
     assert "'status' has 2 different values in the text" in warnings[0]
+    assert find_fields("a: 1\na: 2\nb: 1\nb: 2\nb: 3\n", {})[2] == [
+        "'a', 'b' have different values in the text, so they are not taken as fields"
+    ]
 
 
 @pytest.mark.parametrize(
