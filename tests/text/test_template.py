@@ -189,8 +189,6 @@ def test_all_templates_of_llama_cpp_render_as_without_limits() -> None:
         for talk in (TALK, TALK[1:], TALK[:1], TALK[1:2]):
             for prompt in (True, False):
                 expected = plainly(source, talk, prompt)
-                if expected is None:  # it loops over tools
-                    expected = plainly(source, talk, prompt, [])
                 rendered += expected is not None
                 try:
                     found = ChatTemplate(source, "<s>", "</s>", now=DAY)._render(talk, prompt)

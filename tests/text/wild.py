@@ -17,8 +17,11 @@ def plainly(source: str, messages: Sequence[dict[str, Any]], prompt: bool, tools
     """The text by Jinja alone, in this process and without bounds; None where the template refuses."""
     known = {"tools": tools, "documents": None, "bos_token": "<s>", "eos_token": "</s>"}
     known |= {"functions": "", "datetime": DAY.strftime("%b %d %Y")}
-    try:
-        template = rendering._template(source, DAY.isoformat())
-        return template.render(known, messages=messages, add_generation_prompt=prompt)
-    except Exception:
-        return None
+    template = None
+    for given in (known, known | {"tools": []})[: 2 if tools is None else 1]:  # some loop over tools that are none
+        try:
+            template = template or rendering._template(source, DAY.isoformat())
+            return template.render(given, messages=messages, add_generation_prompt=prompt)
+        except Exception:
+            continue
+    return None
